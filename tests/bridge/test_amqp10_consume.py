@@ -53,7 +53,7 @@ def fill(rig: Rig, count: int, name: str = "q", first: int = 0) -> None:
 def counts(rig: Rig, name: str = "q") -> tuple[int, int, int]:
     """Ready, acquired, settled."""
     queue = rig.queue(name)
-    return queue.ready, queue.acquired, queue.settled
+    return queue.ready, queue.acquired, queue.account.settled
 
 
 def numbers(peer: Peer) -> list[int]:
@@ -317,7 +317,7 @@ def test_fc_20_what_an_outcome_does(
     link = peer.receiver(peer.session(), "w", credit=1, rcv=mode)
     peer.settle(peer.got[0], state)
     queue = rig.queue("w")
-    assert (queue.ready, queue.acquired, queue.settled) == (ready, 0, settled)
+    assert (queue.ready, queue.acquired, queue.account.settled) == (ready, 0, settled)
     assert rig.queue("dead").ready == dead
     assert failed(rig, "w") == failures
     if mode == 1:

@@ -193,7 +193,7 @@ def test_numbers_stay_in_step_with_deliveries_from_queues() -> None:
     for got in peer.got:
         if not got.settled:
             peer.settle(got, Accepted())
-    assert rig.queue("q").settled == 3
+    assert rig.queue("q").account.settled == 3
 
 
 def written(peer: Peer) -> list[str]:

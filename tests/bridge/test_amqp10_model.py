@@ -250,7 +250,15 @@ class World:
             held = [got for got in side.held if not self._browses(side, got)]
             assert unsettled[-1]["unacked"] == len(held), (unsettled, len(held))
         queues = [
-            (q.name, q.ready, q.acquired, q.settled, q.dead_lettered, dict(q.dropped), q.entered)
+            (
+                q.name,
+                q.ready,
+                q.acquired,
+                q.account.settled,
+                q.account.dead_lettered,
+                dict(q.account.dropped),
+                q.entered,
+            )
             for q in self.rig.broker.queues.values()
         ]
         for side in self.sides:

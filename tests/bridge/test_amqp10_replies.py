@@ -100,7 +100,7 @@ def test_numbers_stay_in_step_with_deliveries_from_queues(rig: Rig) -> None:
     for got in asker.got:
         if not got.settled:
             asker.settle(got, Accepted())
-    assert rig.queue("work").settled == 4
+    assert rig.queue("work").account.settled == 4
 
 
 def test_when_nobody_waits_any_more_the_answer_is_released(rig: Rig) -> None:

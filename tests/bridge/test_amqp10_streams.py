@@ -185,7 +185,12 @@ def test_dl_17_whatever_the_outcome_the_stream_keeps_its_messages(state: Deliver
         peer.settle(got, state)
     assert offsets(peer) == [0, 1]  # and nothing comes again
     queue = rig.queue("s")
-    assert (queue.ready, queue.acquired, queue.settled, queue.dead_lettered) == (2, 0, 0, 0)
+    assert (queue.ready, queue.acquired, queue.account.settled, queue.account.dead_lettered) == (
+        2,
+        0,
+        0,
+        0,
+    )
     other = rig.connect10()
     read(other)
     assert [failures(got) for got in other.got] == [0, 0]

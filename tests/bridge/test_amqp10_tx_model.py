@@ -148,7 +148,7 @@ class History:
         model = self.model
         staged = sum(one.staged_under is not None for one in model.held)
         assert ready(self.rig) == [str(one) for one in model.ready], self.log
-        assert queue.staged == staged, self.log
+        assert queue.account.staged == staged, self.log
         assert queue.acquired == len(model.held) - staged, self.log
         assert not [one for one in self.peer.events if isinstance(one, LinkDetached)], self.log
 

@@ -61,7 +61,7 @@ def test_tx_15_a_commit_applies_the_outcome(rig: Rig, chunk: int, settled: bool)
     for got, outcome in zip(peer.got, (ACCEPTED, REJECTED, RELEASED, FAILED), strict=True):
         retire(peer, got, id, outcome, settled)
     assert counts(rig, "work") == (0, 0, 0)
-    assert rig.queue("work").staged == 4
+    assert rig.queue("work").account.staged == 4
     assert not [one for one in peer.events if isinstance(one, DispositionReceived)]
     control.commit(id)
     assert counts(rig, "work") == (2, 0, 1)
@@ -135,7 +135,7 @@ def test_tx_15_settling_may_come_after_the_outcome(rig: Rig, state: str) -> None
     for got, id in zip(peer.got, (first, second), strict=True):
         retire(peer, got, id, ACCEPTED, settled=False)
         dispose(peer, got, said.get(state, under(id, ACCEPTED)), settled=True)
-    assert rig.queue("q").staged == 2
+    assert rig.queue("q").account.staged == 2
     control.roll_back(first)
     assert ready(rig) == ["0"]
     control.commit(second)
@@ -150,7 +150,7 @@ def test_tx_15_settled_under_a_transaction_without_an_outcome(rig: Rig) -> None:
     id = control.declare()
     dispose(peer, peer.got[0], under(id), settled=True)
     dispose(peer, peer.got[1], under(id), settled=False)  # says nothing
-    assert rig.queue("q").staged == 1
+    assert rig.queue("q").account.staged == 1
     control.commit(id)
     assert counts(rig) == (0, 1, 1)
 
@@ -169,7 +169,7 @@ def test_tx_15_an_outcome_may_change_before_the_discharge(rig: Rig, same: bool, 
     after = one if same else two
     dispose(peer, peer.got[1], under(after, RELEASED), settled=False, last=peer.got[2])
     dispose(peer, peer.got[2], under(after, ACCEPTED), settled=True)
-    assert rig.queue("q").staged == 5
+    assert rig.queue("q").account.staged == 5
     control.commit(one)
     assert counts(rig) == ((1, 0, 4) if same else (0, 0, 3))
     if not same:
@@ -202,9 +202,9 @@ def test_tx_15_a_range_over_several_links_and_transactions(rig: Rig) -> None:
     one, two = control.declare(), control.declare()
     dispose(peer, peer.got[1], under(two, ACCEPTED), settled=True)
     dispose(peer, peer.got[0], under(one, ACCEPTED), settled=True, last=peer.got[4])
-    assert (rig.queue("q").staged, rig.queue("r").staged) == (3, 2)
+    assert (rig.queue("q").account.staged, rig.queue("r").account.staged) == (3, 2)
     control.commit(one)
-    assert (rig.queue("q").settled, rig.queue("r").settled) == (2, 2)
+    assert (rig.queue("q").account.settled, rig.queue("r").account.settled) == (2, 2)
     control.roll_back(two)
     assert ready(rig) == ["1"]
     assert counts(rig, "r") == (0, 1, 2)
@@ -238,7 +238,7 @@ def test_tx_16_discharge_works_after_the_consuming_link_was_detached(rig: Rig) -
     link.detach()
     peer.pump()
     assert counts(rig) == (1, 0, 0)
-    assert rig.queue("q").staged == 3
+    assert rig.queue("q").account.staged == 3
     control.commit(one)
     assert counts(rig) == (1, 0, 2)
     control.roll_back(two)

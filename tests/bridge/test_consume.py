@@ -141,7 +141,7 @@ def test_an_unknown_tag_among_acks_leaves_the_earlier_ones_settled() -> None:
     ((_, close),) = peer.ask(BasicAck(1), BasicAck(2), BasicAck(3), BasicAck(4))
     assert isinstance(close, ChannelClose)
     assert close.reply_text == "PRECONDITION_FAILED - unknown delivery tag 4"
-    assert rig.broker.vhosts["/"].queues["q"].settled == 3
+    assert rig.broker.vhosts["/"].queues["q"].account.settled == 3
 
 
 def test_acking_twice_is_an_unknown_tag() -> None:
@@ -175,7 +175,7 @@ def test_reject_drops_or_returns() -> None:
         ("c", 3, b"1", True)
     ]
     queue = rig.broker.vhosts["/"].queues["q"]
-    assert (queue.ready, queue.acquired, sum(queue.dropped.values())) == (0, 1, 1)
+    assert (queue.ready, queue.acquired, sum(queue.account.dropped.values())) == (0, 1, 1)
 
 
 @pytest.mark.parametrize("synchronous", [True, False])

@@ -287,7 +287,7 @@ def test_nsq_to_amqp_1_0() -> None:
     }  # fmt: skip
     for got in peer.got:
         peer.settle(got, Accepted())
-    assert queue.settled == 3
+    assert queue.account.settled == 3
     rig.broker.check()
 
 

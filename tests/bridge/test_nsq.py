@@ -97,7 +97,7 @@ def test_an_mpub_of_100_is_one_run_from_the_socket_to_the_fins() -> None:
     taker.send(*[one.fin() for one in got])
     rig.broker.turn(rig.now_ms)
     assert [(one.kind, one.count) for one in rig.broker.ledger.rows] == [(SETTLED, 100)]
-    assert (queue.settled, taker.in_flight) == (100, 0)
+    assert (queue.account.settled, taker.in_flight) == (100, 0)
 
 
 def test_nq_d5_an_mpub_is_taken_whole_or_not_at_all() -> None:
@@ -214,7 +214,7 @@ def test_nq_12_fin_in_the_order_of_delivery_is_one_settlement() -> None:
     rig.advance(7)
     assert peer.ask(*[m.fin() for m in messages]) == []
     assert told == [("t:c", published, published + 7, 50)]
-    assert (peer.in_flight, rig.queue().settled) == (0, 50)
+    assert (peer.in_flight, rig.queue().account.settled) == (0, 50)
     rig.broker.check()
 
 
@@ -225,7 +225,7 @@ def test_nq_12_fin_in_any_order(order: list[int]) -> None:
     rig.client().ask(*[pub(b"%d" % n) for n in range(5)])
     messages = peer.messages()
     assert peer.ask(*[messages[n].fin() for n in order]) == []
-    assert (peer.in_flight, rig.queue().settled, rig.queue().ready) == (0, 5, 0)
+    assert (peer.in_flight, rig.queue().account.settled, rig.queue().ready) == (0, 5, 0)
     rig.broker.check()
 
 
@@ -318,7 +318,7 @@ def test_nq_a6_another_clients_message_is_not_ours_to_settle(verb: str) -> None:
         f"E_{verb}_FAILED {verb} {message.id.decode()} failed client does not own message"
     )
     assert owner.ask(message.fin()) == []
-    assert rig.queue().settled == 1
+    assert rig.queue().account.settled == 1
 
 
 def test_nq_a1_a_time_out_queues_again_and_a_late_fin_fails() -> None:
@@ -348,7 +348,7 @@ def test_nq_14_a_redelivery_after_a_time_out_can_be_finished_under_the_same_id()
     second = peer.message()
     assert (second.id, second.attempts) == (first.id, 2)
     assert peer.ask(second.fin()) == []
-    assert (rig.queue().settled, rig.queue().ready, peer.in_flight) == (1, 0, 0)
+    assert (rig.queue().account.settled, rig.queue().ready, peer.in_flight) == (1, 0, 0)
 
 
 def test_nq_a2_touch_counts_from_now() -> None:
@@ -360,7 +360,7 @@ def test_nq_a2_touch_counts_from_now() -> None:
         rig.advance(900)
         assert peer.ask(message.touch()) == []
     assert peer.ask(message.fin()) == []
-    assert (rig.queue().timed_out, rig.queue().settled) == (0, 1)
+    assert (rig.queue().timed_out, rig.queue().account.settled) == (0, 1)
 
 
 def test_nq_a2_touching_for_ever_ends_with_the_longest_time() -> None:
@@ -425,7 +425,7 @@ def test_nq_25_cls_ends_deliveries_and_lets_the_client_finish() -> None:
     message = peer.message()
     assert peer.ask(b"CLS\n") == [CLOSE_WAIT]
     assert peer.ask(b"RDY 5\n", message.fin()) == []
-    assert (rig.queue().settled, rig.queue().ready) == (1, 1)
+    assert (rig.queue().account.settled, rig.queue().ready) == (1, 1)
     assert not peer.bridge.closing
 
 
@@ -444,7 +444,7 @@ def test_nq_25_after_cls_what_is_given_back_goes_to_others_and_answering_twice_d
     assert peer.ask(kept.fin()) == []
     assert not peer.bridge.closing
     peer.leave()
-    assert (rig.queue().settled, rig.queue().ready, other.in_flight) == (1, 0, 1)
+    assert (rig.queue().account.settled, rig.queue().ready, other.in_flight) == (1, 0, 1)
 
 
 def test_a_stop_answers_what_was_published_and_gives_back_what_was_held() -> None:
@@ -508,7 +508,7 @@ def test_nq_d6_a_sample_of_25_percent_is_one_in_four_and_the_rest_is_done_with()
     bodies = [int(m.body) for m in peer.messages()]
     assert bodies == [*range(25), *range(100, 125)]
     assert peer.in_flight == 50
-    assert rig.queue().settled == 150
+    assert rig.queue().account.settled == 150
     assert peer.bridge.message_count == 50
     rig.broker.check()
 

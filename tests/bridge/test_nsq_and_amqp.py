@@ -53,7 +53,7 @@ def test_an_amqp_consumer_drains_an_nsq_channel() -> None:
         (4, b"4", False, "t", "t"), (5, b"y" * 200_000, False, "t", "t"),
     ]  # fmt: skip
     assert amqp.ask(BasicAck(5, True)) == []
-    assert (queue.settled, queue.acquired) == (5, 0)
+    assert (queue.account.settled, queue.acquired) == (5, 0)
     rig.broker.check()
 
 
@@ -111,7 +111,7 @@ def test_an_amqp_publisher_feeds_an_nsq_channel(body: bytes) -> None:
     message = peer.message()
     assert (message.body, message.attempts) == (body, 1)
     assert peer.ask(message.fin()) == []
-    assert rig.queue().settled == 1
+    assert rig.queue().account.settled == 1
 
 
 def test_messages_of_both_kinds_keep_their_order() -> None:

@@ -37,7 +37,7 @@ def test_nq_d11_a_fin_is_answered_when_the_disk_has_it() -> None:
     assert peer.ask(*[one.fin() for one in rest]) == []
     rig.hold_disk = False
     assert peer.hear() == [OK] * 4
-    assert (rig.queue().settled, peer.in_flight) == (5, 0)
+    assert (rig.queue().account.settled, peer.in_flight) == (5, 0)
 
 
 def test_nq_d11_answers_come_in_the_order_of_the_commands() -> None:

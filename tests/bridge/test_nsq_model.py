@@ -136,7 +136,7 @@ class World:
         assert len({m.id for m in messages}) == len(messages) == left
         assert last.ask(*[m.fin() for m in messages]) == []
         assert (queue.ready, queue.acquired, queue.deferred) == (0, 0, 0)
-        assert queue.settled + sum(queue.dropped.values()) == self.sent
+        assert queue.account.settled + sum(queue.account.dropped.values()) == self.sent
         self.rig.broker.check()
 
 

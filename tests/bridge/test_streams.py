@@ -159,7 +159,12 @@ def test_dl_17_any_settlement_gives_credit_back_and_takes_nothing() -> None:
     assert len(recovered) == 1  # recover-ok: nothing comes twice
     assert peer.ask(QueueDeclare("s", passive=True)) == [(1, QueueDeclareOk("s", 6, 1))]
     queue = rig.broker.vhost("/").queues["s"]
-    assert (queue.entered, queue.ready, queue.settled, queue.dropped) == (6, 6, 0, {})
+    assert (queue.entered, queue.ready, queue.account.settled, queue.account.dropped) == (
+        6,
+        6,
+        0,
+        {},
+    )
     rig.broker.check()
 
 

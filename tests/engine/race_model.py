@@ -109,7 +109,11 @@ class Race:
             self.wait(100)
         self.wait(0)
         queue = self.queue
-        assert queue.entered == len(self.messages) == queue.settled + sum(queue.dropped.values())
+        assert (
+            queue.entered
+            == len(self.messages)
+            == queue.account.settled + sum(queue.account.dropped.values())
+        )
         assert (queue.ready, queue.acquired, queue.deferred, queue.deferrals) == (0, 0, 0, [])
         for player in self.players:
             assert player.client.session.unacked == player.client.consumer.unacked == 0
@@ -345,8 +349,8 @@ class Race:
         places = [message.place for message in self.messages]
         queue = self.queue
         found = (
-            queue.ready, queue.acquired, queue.deferred, queue.settled,
-            sum(queue.dropped.values()), queue.requeued, queue.timed_out,
+            queue.ready, queue.acquired, queue.deferred, queue.account.settled,
+            sum(queue.account.dropped.values()), queue.requeued, queue.timed_out,
         )  # fmt: skip
         expected = (
             places.count(READY), places.count(HELD), places.count(DEFERRED),

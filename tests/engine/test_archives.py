@@ -259,7 +259,7 @@ def test_any_history_is_that_of_a_list(steps: list[tuple[str, int]], packs: bool
             continue
         queue = stream(after)
         upto = 1 if queue.archive is None else queue.archive.high
-        let_go = queue.dropped.get(records.DROPPED_ARCHIVED, 0)
-        assert queue.ready + sum(queue.dropped.values()) == queue.entered
-        if let_go and records.DROPPED_RETENTION not in queue.dropped:
+        let_go = queue.account.dropped.get(records.DROPPED_ARCHIVED, 0)
+        assert queue.ready + sum(queue.account.dropped.values()) == queue.entered
+        if let_go and records.DROPPED_RETENTION not in queue.account.dropped:
             assert let_go + 1 == queue.kept_from <= upto

@@ -262,9 +262,9 @@ def test_a_restart_keeps_the_account_and_the_order(
     assert ready == sorted(ready)
     lost = unsettled - set(ready)
     assert set(ready) <= unsettled
-    assert found.dropped.get(4, 0) == len(lost)  # transient at restart
+    assert found.account.dropped.get(4, 0) == len(lost)  # transient at restart
     assert found.entered == counters["entered"]
-    assert found.settled == counters["settled"]
+    assert found.account.settled == counters["settled"]
     sequences = [s for p in found.slices() for s in range(p.first, p.first + len(p))]
     again = [p.acquired > 0 for p in found.slices() for _ in range(len(p))]
     assert sequences == sorted(sequences)

@@ -43,7 +43,7 @@ def test_dl_15_worked(history: str, targets: list[str], reached: list[str]) -> N
     found = [name for name in rig.vhost.queues if rig.ready(name)]
     assert found == sorted(reached)
     last = rig.vhost.queues[steps[-1][0]]
-    assert last.dropped == ({} if reached else {records.DROPPED_CYCLE: 1})
+    assert last.account.dropped == ({} if reached else {records.DROPPED_CYCLE: 1})
     told = [x.values["target"] for x in rig.signals if x.name == "dead_letter.cycle"]
     assert told == sorted(set(targets) - set(reached))
 
@@ -92,7 +92,7 @@ def test_dl_d1_a_message_dies_as_often_as_its_hops_and_then_ends(limit: object, 
     rig.advance(10)
     assert rig.ready("q") == []
     assert rig.dropped("q") == {"dead_letter_hop_limit": 1}
-    assert rig.vhost.queues["q"].dead_lettered == times
+    assert rig.vhost.queues["q"].account.dead_lettered == times
     if times > 1:
         known = letters[0].annotations
         assert known is not None
@@ -184,7 +184,9 @@ def test_full_queues_that_all_lead_to_each_other_do_not_make_n_factorial_letters
     entered = sum(rig.vhost.queues[name].entered for name in names)
     assert 4096 < entered < 9_000
     kept = sum(rig.vhost.queues[name].pending for name in names)
-    refused = sum(rig.vhost.queues[name].dropped.get(records.DROPPED_REFUSED, 0) for name in names)
+    refused = sum(
+        rig.vhost.queues[name].account.dropped.get(records.DROPPED_REFUSED, 0) for name in names
+    )
     assert (kept > 0, refused > 0) == (strategy == "at-least-once", strategy == "at-most-once")
 
 

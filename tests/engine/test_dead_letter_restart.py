@@ -125,7 +125,7 @@ def test_after_every_command_a_restart_finds_the_same(budget: int) -> None:
         after = rig.reopened(rig.log.upto(len(rig.log.blocks)))
         go_on(after, budget)
         assert state(after) == before, step
-        deaths = sum(q.dead_lettered for q in rig.vhost.queues.values())
+        deaths = sum(q.account.dead_lettered for q in rig.vhost.queues.values())
     assert deaths >= 12, "the scenario would show little"
     assert rig.vhost.queues["keep"].pending == 0
     assert rig.dropped("hops") == {"dead_letter_hop_limit": 1}

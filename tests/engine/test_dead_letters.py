@@ -37,7 +37,7 @@ def test_dl_1_four_reasons_by_these_names(reason: str) -> None:
     rig.send("q", 1)
     die(rig, "q", reason, "dead")
     assert [h.deaths for h in rig.holds("dead")] == [[("q", reason, 1)]]
-    assert rig.vhost.queues["q"].dead_lettered == 1
+    assert rig.vhost.queues["q"].account.dead_lettered == 1
 
 
 @pytest.mark.parametrize(

@@ -320,8 +320,8 @@ def test_what_is_deferred_goes_with_the_rest(how: str) -> None:
     else:
         getattr(rig.broker, how)(queue)
     finish(rig)
-    assert (queue.deferred, queue.deferred_bytes, queue.deferrals) == (0, 0, [])
-    assert sum(queue.dropped.values()) == 3
+    assert (queue.deferred, queue.account.deferred_bytes, queue.deferrals) == (0, 0, [])
+    assert sum(queue.account.dropped.values()) == 3
     assert rig.advance(200) == []
     rig.turn()
     assert rig.broker.store.resident_bytes == 0
@@ -607,7 +607,7 @@ def test_deferred_and_leased_messages_do_not_meet() -> None:
     found = rig.vhost.queues["q"].subscriptions[0]
     rig.broker.leases.settle(found, 3)
     finish(rig)
-    assert rig.vhost.queues["q"].settled == 3
+    assert rig.vhost.queues["q"].account.settled == 3
 
 
 def test_transient_deferred_messages_end_at_a_restart_and_are_counted() -> None:

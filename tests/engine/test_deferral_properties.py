@@ -256,8 +256,8 @@ class Chaos:
         for _ in range(3):
             rig.turn(self.budget)
         for queue in rig.vhost.queues.values():
-            assert queue.entered == queue.settled + queue.dead_lettered + sum(
-                queue.dropped.values()
+            assert queue.entered == queue.account.settled + queue.account.dead_lettered + sum(
+                queue.account.dropped.values()
             )
         assert rig.broker.store.resident_bytes == 0
         if not self.restarts:

@@ -54,7 +54,7 @@ def test_the_type_says_whether_the_failed_or_the_others_wait(
         assert rig.ready("q") == []
         rig.advance(1)
     assert rig.ready("q") == [1]
-    assert (queue.deferred, queue.deferred_bytes) == (0, 0)
+    assert (queue.deferred, queue.account.deferred_bytes) == (0, 0)
 
 
 def test_each_failure_waits_longer_up_to_the_maximum() -> None:
@@ -321,7 +321,7 @@ def test_a_queue_with_deferred_messages_is_not_empty() -> None:
     with pytest.raises(Exception, match="queue 'q' in vhost '/' not empty"):
         rig.broker.delete_queue(rig.connection, "q", False, True)
     rig.broker.purge(queue)
-    assert (queue.deferred, queue.dropped) == (0, {records.DROPPED_PURGED: 1})
+    assert (queue.deferred, queue.account.dropped) == (0, {records.DROPPED_PURGED: 1})
     rig.broker.check()
     assert rig.broker.delete_queue(rig.connection, "q", False, True) == 0
 
@@ -344,11 +344,11 @@ def test_what_a_dropped_subscription_held_waits_as_returned_also_across_a_restar
         (subscription,) = queue.subscriptions
     assert rig.broker.drop_subscription(subscription) == 2
     finish(rig)
-    assert (rig.ready("q"), queue.deferred, queue.leased) == ([3], 2, 0)
+    assert (rig.ready("q"), queue.deferred, queue.account.leased) == ([3], 2, 0)
     now_ms = rig.now_ms
     rig = rig.restart()
     queue = rig.vhost.queues["q"]
-    assert (rig.ready("q"), queue.deferred, queue.leased) == ([3], 2, 0)
+    assert (rig.ready("q"), queue.deferred, queue.account.leased) == ([3], 2, 0)
     rig.broker.check()
     rig.advance(now_ms + MIN - rig.now_ms)
     assert rig.ready("q") == [1, 2, 3]

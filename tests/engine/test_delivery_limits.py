@@ -163,4 +163,4 @@ def test_dl_5_accepted_after_some_returns_is_accepted() -> None:
         rig.broker.settle(session, got[1], got[1], outcome)
         finish(rig)
     assert (rig.ready("q"), rig.ready("dead")) == ([], [])
-    assert rig.vhost.queues["q"].settled == 1
+    assert rig.vhost.queues["q"].account.settled == 1

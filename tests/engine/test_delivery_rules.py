@@ -51,7 +51,7 @@ def test_tx_9_unknown_tags_are_refused_and_change_nothing() -> None:
             rig.broker.settle(session, tag, tag, ACCEPTED)
     assert queue.acquired == 1
     rig.broker.settle_up_to(session, 0, ACCEPTED)
-    assert queue.settled == 1
+    assert queue.account.settled == 1
     with pytest.raises(PreconditionFailed, match=r"^unknown delivery tag 1$"):
         rig.broker.settle(session, 1, 1, ACCEPTED)
 
@@ -98,7 +98,7 @@ def test_lc_2_a_late_settlement_cannot_hit_a_later_delivery() -> None:
     assert again == (1, tag + 1)
     with pytest.raises(PreconditionFailed):
         rig.broker.settle(session, tag, tag, ACCEPTED)
-    assert (queue.acquired, queue.settled) == (1, 0)
+    assert (queue.acquired, queue.account.settled) == (1, 0)
 
 
 def test_lc_3_credit_is_what_the_prefetch_leaves() -> None:
@@ -247,7 +247,7 @@ def test_a_paused_connection_is_given_nothing_more_than_its_room() -> None:
     rig.connection.paused = False
     rig.broker.wake(rig.connection)
     assert numbers(rig.settle_down()) == list(range(100))
-    assert queue.settled == 100
+    assert queue.account.settled == 100
 
 
 def test_a_flood_to_a_consumer_without_limit_is_spread_over_turns() -> None:
@@ -274,7 +274,7 @@ def test_deleting_a_queue_ends_its_consumers_and_its_messages() -> None:
     for tag in tags:
         rig.broker.settle(session, tag, tag, ACCEPTED)
     queue.check()
-    assert sum(queue.dropped.values()) == 3
+    assert sum(queue.account.dropped.values()) == 3
     rig.broker.check()
     rig.turn()
     rig.turn()

@@ -92,7 +92,7 @@ class Club:
         for session in self.sessions:
             self.rig.broker.set_flow(session, True)
         for _ in range(2000):
-            if self.queue.settled == self.published:
+            if self.queue.account.settled == self.published:
                 return
             self.turn()
             for at in range(len(self.sessions)):

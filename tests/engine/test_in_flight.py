@@ -135,7 +135,7 @@ def test_nq_14_a_hole_in_an_entry_is_not_taken_back() -> None:
     client.rdy(0)
     rig.advance(SECOND + MERGE_MS)
     assert rig.ready("q") == [1, 2, 5, 6, 7, 9, 10]
-    assert rig.vhost.queues["q"].settled == 3
+    assert rig.vhost.queues["q"].account.settled == 3
     assert timed_out(rig) == 7
     finish(rig)
 
@@ -305,7 +305,7 @@ def test_nq_13_messages_of_one_run_delivered_apart_are_cut_right() -> None:
     rest = [t for t in range(1, 30) if client.holds(t)]
     client.fin(*rest)
     assert client.consumer.unacked == client.session.unacked == 0
-    assert rig.vhost.queues["q"].settled + rig.vhost.queues["q"].ready == 20
+    assert rig.vhost.queues["q"].account.settled + rig.vhost.queues["q"].ready == 20
     finish(rig)
 
 
@@ -481,7 +481,7 @@ def test_nq_a9_empty_with_25_in_flight() -> None:
         assert not client.session.inflight
     with pytest.raises(PreconditionFailed):
         a.fin(1)
-    assert queue.dropped == {2: 39}
+    assert queue.account.dropped == {2: 39}
     rig.send("q", 100, 101)
     assert len(finish(rig)) == 2
     rig.advance(10 * SECOND)
@@ -503,11 +503,11 @@ def test_nq_15_a_strict_consumer_may_settle_what_an_empty_took_in_vain() -> None
     rig.broker.settle(session, 2, 2, ACCEPTED)
     rig.broker.empty(queue)
     finish(rig)
-    assert (queue.acquired, queue.settled) == (0, 1)
+    assert (queue.acquired, queue.account.settled) == (0, 1)
     rig.broker.settle(session, 1, 1, ACCEPTED)
     rig.broker.settle(session, 3, 3, REJECTED)
     assert session.unacked == 0
-    assert (queue.acquired, queue.settled) == (0, 1)
+    assert (queue.acquired, queue.account.settled) == (0, 1)
     finish(rig)
     for _ in range(2):
         rig.turn()
@@ -526,7 +526,7 @@ def test_nq_15_empty_leaves_other_queues_and_leases_alone() -> None:
     assert rig.take(session, "other") is not None
     rig.broker.empty(queue)
     finish(rig)
-    assert (queue.leased, queue.acquired, queue.ready) == (1, 1, 0)
+    assert (queue.account.leased, queue.acquired, queue.ready) == (1, 1, 0)
     rig.broker.settle(session, 1, 1, ACCEPTED)
     rig.broker.leases.settle(subscription, 1)
     finish(rig)
@@ -556,7 +556,7 @@ def test_settle_up_to_crosses_touched_entries() -> None:
     rig.broker.settle_up_to(client.session, 8, ACCEPTED)
     finish(rig)
     assert [t for t in range(1, 10) if client.holds(t)] == [9]
-    assert rig.vhost.queues["q"].settled == 8
+    assert rig.vhost.queues["q"].account.settled == 8
 
 
 @pytest.mark.parametrize("n", [1, 10])

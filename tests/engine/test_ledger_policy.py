@@ -52,7 +52,9 @@ def test_lc_5_a_narrow_ledger_brings_back_the_same_queue(clean: bool) -> None:
         made.broker.check()
         held = made.holds("q")
         queue = made.vhost.queues["q"]
-        after.append(([(one.number, one.failed) for one in held], queue.entered, queue.settled))
+        after.append(
+            ([(one.number, one.failed) for one in held], queue.entered, queue.account.settled)
+        )
         made.consume(made.session(), "q", "again")
         assert all(one.redelivered for one in made.settle_down())
     assert after[0] == after[1]

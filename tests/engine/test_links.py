@@ -163,7 +163,7 @@ def test_fc_18_what_takes_too_long_is_released_and_nothing_more_comes_until_it_i
     assert got(rig, consumer, 5) == []
     rig.broker.settle(consumer.session, 1, 1, ACCEPTED)
     assert [d.number for d in rig.settle_down()] == [1]
-    assert (queue.settled, queue.acquired) == (1, 1)
+    assert (queue.account.settled, queue.acquired) == (1, 1)
 
 
 def test_fc_20_annotations_of_modified_stay_with_the_message_and_replace_older_ones() -> None:

@@ -121,7 +121,7 @@ def test_nq_9_a_transfer_moves_everything_to_every_target_in_one_step() -> None:
     rig.broker.transfer(backlog, targets)
     finish(rig)
     assert len(rig.log.blocks) == blocks + 1
-    assert (backlog.ready, backlog.deferred, backlog.settled) == (0, 0, 4)
+    assert (backlog.ready, backlog.deferred, backlog.account.settled) == (0, 0, 4)
     for name in ("a", "b"):
         assert rig.ready(name) == [1, 2, 3]
         assert rig.vhost.queues[name].deferred == 1
@@ -178,7 +178,7 @@ def test_nq_10_a_transfer_drops_what_an_ephemeral_channel_has_no_room_for() -> N
     finish(rig)
     assert rig.ready("full") == [1, 2]
     assert rig.ready("wide") == [1, 2, 3]
-    assert backlog.settled == 3
+    assert backlog.account.settled == 3
     for _ in range(2):
         rig.turn()
     rig.broker.purge(full)
@@ -237,7 +237,7 @@ def test_nq_9_transient_messages_are_transferred_and_end_at_a_restart() -> None:
     finish(rig)
     assert rig.ready("a") == [2]
     assert rig.dropped("a") == {"transient_at_restart": 1}
-    assert rig.vhost.queues["backlog"].settled == 2
+    assert rig.vhost.queues["backlog"].account.settled == 2
 
 
 # -- counters
@@ -252,7 +252,7 @@ def test_nq_21_the_counters_of_each_step() -> None:
         finish(rig)
         return (
             queue.ready, queue.acquired, queue.deferred, client.consumer.unacked,
-            queue.requeued, queue.timed_out, queue.settled,
+            queue.requeued, queue.timed_out, queue.account.settled,
         )  # fmt: skip
 
     rig.send("q", 1)
@@ -355,7 +355,7 @@ def test_nq_a10_all_that_was_not_finished_is_there_after_a_restart_and_once(way:
     finish(rig)
     queue = rig.vhost.queues["q"]
     assert queue.deferred == 2
-    assert queue.settled == len(done) == 4
+    assert queue.account.settled == len(done) == 4
     rig.advance(20_000)
     assert sorted(rig.ready("q")) == sorted(set(range(40)) - done)
     rig = rig.restart()
@@ -393,7 +393,7 @@ def test_a_crash_at_every_block_loses_nothing_and_doubles_nothing() -> None:
     def note() -> None:
         finish(rig)
         queues = rig.vhost.queues
-        gone = queues["q"].settled + sum(queues["q"].dropped.values())
+        gone = queues["q"].account.settled + sum(queues["q"].account.dropped.values())
         account.append((len(rig.log.blocks), gone))
 
     rig.send("backlog", 1, 2, 3)
@@ -422,7 +422,7 @@ def test_a_crash_at_every_block_loses_nothing_and_doubles_nothing() -> None:
         here += after.ready("backlog") if backlog else []
         assert len(here) == len(set(here))
         if blocks >= account[0][0] and q:
-            gone = q.settled + sum(q.dropped.values())
+            gone = q.account.settled + sum(q.account.dropped.values())
             assert gone >= at_least
             assert len(here) + q.deferred + gone == 3, blocks
 
@@ -446,7 +446,7 @@ def test_nq_a7_touch_wins_before_the_turn_that_times_out_and_fails_after_it() ->
         client.touch(2)
     client.fin(1)
     finish(rig)
-    assert (queue.settled, queue.timed_out, queue.ready) == (1, 1, 1)
+    assert (queue.account.settled, queue.timed_out, queue.ready) == (1, 1, 1)
 
 
 def test_nq_d3_one_that_is_gone_already_does_not_end_the_look() -> None:
@@ -465,7 +465,7 @@ def test_nq_d3_one_that_is_gone_already_does_not_end_the_look() -> None:
     clients[2].leave()
     clients[3].fin(2)
     rig.settle_down()
-    assert (queue.acquired, queue.settled, queue.requeued) == (0, 3, 1)
+    assert (queue.acquired, queue.account.settled, queue.requeued) == (0, 3, 1)
     assert queue.timed_out == 4
     assert queue.ready == 7
     finish(rig)
@@ -489,7 +489,7 @@ def test_nq_a8_counters_return_to_zero_where_fin_and_time_out_meet() -> None:
             assert early_ms // 4 >= 0
         rig.broker.check()
     rig.settle_down()
-    assert queue.settled == finished
+    assert queue.account.settled == finished
     assert queue.ready + queue.acquired + finished == 200
     assert client.consumer.unacked == queue.acquired <= 1
 
@@ -511,7 +511,7 @@ def test_nq_10_an_ephemeral_channel_goes_with_its_last_client_and_all_it_holds()
     finish(rig)
     assert queue.deleted
     assert (queue.ready, queue.acquired, queue.deferred) == (0, 0, 0)
-    assert queue.dropped == {3: 4}
+    assert queue.account.dropped == {3: 4}
     rig.advance(2 * SECOND)
     rig.turn()
     assert rig.broker.store.resident_bytes == 0

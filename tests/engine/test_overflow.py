@@ -271,7 +271,7 @@ def test_dl_6_reject_publish_dlx_dead_letters_the_new_ones(limit: int) -> None:
     assert rig.ready("dead") == [1, 2, 3, 4][limit:]
     assert rig.refused == ([(limit + 1, 4)] if limit < 4 else [])
     queue = rig.vhost.queues["q"]
-    assert (queue.entered, queue.dead_lettered) == (4, 4 - limit)
+    assert (queue.entered, queue.account.dead_lettered) == (4, 4 - limit)
 
 
 def test_dl_6_reject_publish_dlx_without_an_exchange_counts_the_end() -> None:
@@ -320,7 +320,7 @@ def test_one_of_two_targets_is_full() -> None:
     rig.send("s", 1)
     reject(rig, "s")
     assert (rig.ready("dead"), rig.ready("full")) == ([1], [])
-    assert (rig.dropped("s"), rig.vhost.queues["s"].dead_lettered) == ({}, 1)
+    assert (rig.dropped("s"), rig.vhost.queues["s"].account.dead_lettered) == ({}, 1)
 
 
 def test_a_letter_passes_through_full_queues_to_one_that_takes_it() -> None:
@@ -391,4 +391,4 @@ def test_settled_messages_free_nothing_that_was_never_counted() -> None:
     rig.send("q", 3)
     finish(rig)
     assert rig.ready("q") == [2, 3]
-    assert rig.vhost.queues["q"].body_bytes == 16
+    assert rig.vhost.queues["q"].account.body_bytes == 16

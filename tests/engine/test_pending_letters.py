@@ -54,7 +54,7 @@ def test_dl_22_pending_letters_wait_in_order_and_are_counted() -> None:
     rig.advance(50)
     queue = rig.vhost.queues["q"]
     assert rig.pending("q") == [1, 2, 3, 4]
-    assert (queue.ready, queue.pending, queue.pending_bytes) == (1, 4, 32)
+    assert (queue.ready, queue.pending, queue.account.pending_bytes) == (1, 4, 32)
     assert queue.counters()["dead_letter_pending"] == 4
     rig.exchange("x", "fanout", ("t", ""))
     finish(rig)
@@ -136,7 +136,7 @@ def test_dl_23_where_the_routes_vanish_after_one_target_has_it_the_letter_is_don
     rig.delete("full")
     finish(rig)
     assert rig.pending("q") == []
-    assert (rig.vhost.queues["q"].dead_lettered, confirmed(rig)) == (1, 1)
+    assert (rig.vhost.queues["q"].account.dead_lettered, confirmed(rig)) == (1, 1)
 
 
 def test_dl_23_a_death_is_recorded_once_however_often_it_is_tried() -> None:
@@ -238,7 +238,7 @@ def test_dl_25_a_deleted_queue_takes_its_letters_along() -> None:
 def settled(rig: Rig, count: int) -> None:
     rig.advance(SECOND)
     assert rig.pending("q") == []
-    assert (rig.vhost.queues["q"].dead_lettered, confirmed(rig)) == (count, count)
+    assert (rig.vhost.queues["q"].account.dead_lettered, confirmed(rig)) == (count, count)
     assert rig.dropped("q") == {}
 
 

@@ -125,9 +125,9 @@ class Player:
         held = dropped = 0
         for queue in self.rig.broker.queues.values():
             if queue.name != STREAM:
-                held += queue.ready + queue.acquired + queue.deferred + queue.staged
-                held += queue.pending + queue.quarantined
-                dropped += sum(queue.dropped.values())
+                held += queue.ready + queue.acquired + queue.deferred + queue.account.staged
+                held += queue.pending + queue.account.quarantined
+                dropped += sum(queue.account.dropped.values())
         assert self.numbers == held + dropped + self.accepted
 
     def say(self, number: int) -> None:
@@ -216,7 +216,7 @@ class Player:
     def do_end_lease(self, name: str, outcome: int) -> None:
         leases, queue = self.rig.broker.leases, self.rig.vhost.queues[name]
         held = leases.attach(queue, "s")
-        count = queue.leased
+        count = queue.account.leased
         outcome = REJECTED if outcome == DISCARDED else outcome
         if held.floor < held.next:
             leases.judge(held, [(held.floor, held.next - held.floor, outcome)])
@@ -257,7 +257,7 @@ class Player:
     def do_drop(self, name: str) -> None:
         queue = self.rig.vhost.queues[name]
         self.rig.broker.readmission.drop(queue, 1, queue.entered + 1)
-        assert not queue.quarantined
+        assert not queue.account.quarantined
 
     def do_pauses(self, pauses: bool) -> None:
         self.rig.broker.quarantine.pauses = pauses
@@ -281,5 +281,5 @@ def test_lc_5_what_cannot_be_read_is_in_one_place_and_the_rest_goes_on(
     player.play(("heal",))
     player.play(("retry",))
     for queue in player.rig.broker.queues.values():
-        assert not queue.quarantined
+        assert not queue.account.quarantined
         assert not queue.rests

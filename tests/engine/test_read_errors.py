@@ -53,7 +53,7 @@ def test_lc_5_a_message_that_is_rejected_and_cannot_be_read_is_counted_once() ->
     finish(rig)
     assert (queue.acquired, session.unacked) == (0, 0)
     assert rig.ready("dead") == [2]
-    assert queue.quarantined == 1
+    assert queue.account.quarantined == 1
 
 
 def test_lc_5_a_message_that_expires_and_cannot_be_read_is_put_aside() -> None:
@@ -69,7 +69,7 @@ def test_lc_5_a_message_that_expires_and_cannot_be_read_is_put_aside() -> None:
     rig.advance(1000)
     rig.broker.check()
     assert rig.ready("dead") == [2]
-    assert (queue.ready, queue.quarantined) == (0, 1)
+    assert (queue.ready, queue.account.quarantined) == (0, 1)
 
 
 def test_a_consumer_goes_on_behind_a_message_that_cannot_be_read() -> None:
@@ -78,7 +78,7 @@ def test_a_consumer_goes_on_behind_a_message_that_cannot_be_read() -> None:
     rig.consume(rig.session(), "q", "c")
     assert [d.number for d in rig.settle_down()] == [1, 3]
     queue = rig.vhost.queues["q"]
-    assert (queue.acquired, queue.quarantined) == (2, 1)
+    assert (queue.acquired, queue.account.quarantined) == (2, 1)
     rig.broker.check()
     told = [signal.values for signal in rig.signals if signal.name == "message.unreadable"]
     assert [(said["queue"], said["first"], said["count"]) for said in told] == [("q", 2, 1)]

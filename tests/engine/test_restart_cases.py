@@ -165,8 +165,8 @@ def state(rig: Rig) -> dict[object, object]:
                 for i, number in enumerate(numbers(piece), piece.first)
             ]
             leased.append((subscription.name, broker.leases.stat(subscription), rows))
-        found[queue.id] = (queue.name, ready, queue.counters(), queue.ready_bytes, queue.mark,
-                           leased)  # fmt: skip
+        size = queue.account.ready_bytes
+        found[queue.id] = (queue.name, ready, queue.counters(), size, queue.mark, leased)
     return found
 
 

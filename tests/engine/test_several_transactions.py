@@ -45,7 +45,7 @@ def test_tx_12_several_transactions_of_one_session_are_apart() -> None:
     assert [d.number for d in rig.settle_down()] == [11, 13]
     rig.broker.check()
     queue = rig.vhost.queues["q"]
-    assert (queue.settled, queue.acquired) == (2, 3)
+    assert (queue.account.settled, queue.acquired) == (2, 3)
     assert transactions.open == {}
 
 
@@ -93,7 +93,7 @@ def test_lc_1_what_is_put_off_under_a_transaction_is_due_when_it_said() -> None:
     transactions.settle(transaction, session, 1, 1, FAILED, due_ms=due_ms)
     transactions.settle(transaction, session, 2, 2, FAILED)
     queue = rig.vhost.queues["q"]
-    assert (queue.staged, queue.deferred) == (2, 0)
+    assert (queue.account.staged, queue.deferred) == (2, 0)
     rig.advance(400)
     transactions.commit(transaction)
     rig.advance(599)
@@ -161,7 +161,7 @@ def test_tx_16_the_end_of_the_coordinators_session_rolls_back_for_all(lost: bool
     assert transaction.reopened == [(working, 1, 2)]
     assert rig.ready("q") == []
     rig.broker.settle(working, 1, 2, ACCEPTED)
-    assert rig.vhost.queues["q"].settled == 2
+    assert rig.vhost.queues["q"].account.settled == 2
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -249,4 +249,4 @@ def test_fc_18_late_deliveries_settled_under_a_transaction() -> None:
                 rig.broker.settle(session, 1, 2, ACCEPTED)
             assert [d.number for d in rig.settle_down()] == [1, 2]
         rig.broker.check()
-        assert (consumer.overdue, rig.vhost.queues["q"].settled) == (0, 0)
+        assert (consumer.overdue, rig.vhost.queues["q"].account.settled) == (0, 0)

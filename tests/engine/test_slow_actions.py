@@ -42,7 +42,7 @@ def test_sc_7_the_session_is_closed_with_the_text_and_the_queue_is_gone(
     assert slow.session.closed
     assert slow.queue.deleted
     assert "sub" not in slow.rig.vhost.queues
-    assert slow.queue.dropped == {records.DROPPED_QUEUE_DELETED: 5}
+    assert slow.queue.account.dropped == {records.DROPPED_QUEUE_DELETED: 5}
     assert slow.rig.cancelled == []  # told once, by the session's end
     slow.broker.check()
 
@@ -57,7 +57,7 @@ def test_sc_7_a_durable_subscription_is_left_alone_unless_it_may_be_deleted() ->
     assert slow.consumer.active
     assert (slow.queue.ready, slow.queue.acquired) == (4, 1)
     slow.settle(1, 1)  # and it goes on consuming
-    assert slow.queue.settled == 1
+    assert slow.queue.account.settled == 1
 
 
 def test_sc_8_what_stays_is_everything_else() -> None:
@@ -202,7 +202,7 @@ def test_sc_d7_dead_letter_sends_them_on_with_reason_maxlen() -> None:
         (number, [("sub", "maxlen", 1)]) for number in (2, 3, 4)
     ]
     assert slow.rig.ready("sub") == [5]
-    assert slow.queue.dead_lettered == 3
+    assert slow.queue.account.dead_lettered == 3
     slow.broker.check()
 
 

@@ -292,7 +292,7 @@ def compare(model: Model, subject: Subject, readings: dict[int, Reading], lets_g
     assert content(subject) == [(m.offset, m.number) for m in model.messages]
     assert queue.entered == model.entered
     assert queue.end() == model.entered + 1
-    assert queue.ready_bytes == sum(m.size for m in model.messages)
+    assert queue.account.ready_bytes == sum(m.size for m in model.messages)
     assert subject.rig.dropped("s") == {
         **({"duplicate": model.duplicates} if model.duplicates else {}),
         **({"retention": model.gone} if model.gone else {}),

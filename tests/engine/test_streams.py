@@ -51,7 +51,7 @@ def test_a_stream_keeps_what_it_is_given_and_readers_do_not_touch_each_other(
     for _ in range(3):
         reader(rig, "s", Start(FIRST))
         assert seen(rig) == [1, 2, 3]
-    assert (queue.ready, queue.acquired, queue.settled) == (3, 0, 0)
+    assert (queue.ready, queue.acquired, queue.account.settled) == (3, 0, 0)
     again = rig.restart()
     assert again.ready("s") == [1, 2, 3]
     reader(again, "s", Start(FIRST))
@@ -69,7 +69,12 @@ def test_dl_17_settling_gives_credit_back_and_nothing_else() -> None:
     assert seen(rig) == [3]
     rig.broker.settle(who.session, 2, 3, ACCEPTED)
     assert seen(rig) == [4, 5]
-    assert (queue.ready, queue.settled, queue.dead_lettered, queue.dropped) == (5, 0, 0, {})
+    assert (
+        queue.ready,
+        queue.account.settled,
+        queue.account.dead_lettered,
+        queue.account.dropped,
+    ) == (5, 0, 0, {})
     with pytest.raises(PreconditionFailed, match="unknown delivery tag 2"):
         rig.broker.settle(who.session, 2, 2, ACCEPTED)
     rig.broker.close_session(who.session, lost=True)

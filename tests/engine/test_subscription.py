@@ -71,7 +71,7 @@ def test_settle_is_cumulative_and_may_repeat() -> None:
     assert leases.settle(subscription, 2) == 4
     assert leases.settle(subscription, 7) == 7
     queue = rig.vhost.queues["q"]
-    assert (queue.settled, queue.leased, queue.acquired) == (7, 3, 3)
+    assert (queue.account.settled, queue.account.leased, queue.acquired) == (7, 3, 3)
     rig.turn()
     rig.broker.check()
     with pytest.raises(PreconditionFailed, match="settled up to 7"):

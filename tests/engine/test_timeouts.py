@@ -75,7 +75,7 @@ def test_lc_2_a_late_settlement_touches_nothing() -> None:
     [delivery] = rig.settle_down()
     assert (delivery.number, delivery.redelivered) == (1, True)
     rig.broker.settle(slow, 1, 1, ACCEPTED)
-    assert (slow.unacked, queue.acquired, queue.settled) == (0, 1, 0)
+    assert (slow.unacked, queue.acquired, queue.account.settled) == (0, 1, 0)
     with pytest.raises(PreconditionFailed, match="unknown delivery tag 1"):
         rig.broker.settle(slow, 1, 1, ACCEPTED)
     rig.broker.settle(other, 1, 1, ACCEPTED)

@@ -240,14 +240,19 @@ def test_tx_4_a_parked_ack_leaves_the_session_and_not_the_queue() -> None:
     taken(rig, session, "q", 3)
     rig.broker.transactions.settle(transaction, session, 2, 2, ACCEPTED)
     rig.broker.check()
-    assert (queue.ready, queue.acquired, queue.staged, queue.settled) == (0, 2, 1, 0)
+    assert (queue.ready, queue.acquired, queue.account.staged, queue.account.settled) == (
+        0,
+        2,
+        1,
+        0,
+    )
     assert queue.counters()["staged"] == 1
     with pytest.raises(PreconditionFailed, match=r"^unknown delivery tag 2$"):
         rig.broker.transactions.settle(transaction, session, 2, 2, ACCEPTED)
     with pytest.raises(PreconditionFailed, match=r"^unknown delivery tag 2$"):
         rig.broker.transactions.settle_up_to(transaction, session, 2, ACCEPTED)
     commit(rig, transaction)
-    assert (queue.acquired, queue.staged, queue.settled) == (2, 0, 1)
+    assert (queue.acquired, queue.account.staged, queue.account.settled) == (2, 0, 1)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -334,13 +339,13 @@ def test_tx_6_a_rollback_redelivers_nothing() -> None:
     transactions.rollback(transaction)
     assert rig.settle_down() == []
     rig.broker.check()
-    assert (queue.acquired, queue.staged, queue.ready) == (6, 0, 0)
+    assert (queue.acquired, queue.account.staged, queue.ready) == (6, 0, 0)
     pieces = [(e.first, e.last) for e in session.inflight for _ in e.pieces(e.first, e.last)]
     assert pieces == [(1, 6)], "the range is whole again"
     transaction = transactions.begin(session)
     transactions.settle_up_to(transaction, session, 6, ACCEPTED)
     commit(rig, transaction)
-    assert queue.settled == 6
+    assert queue.account.settled == 6
 
 
 def test_tx_6_holes_that_were_there_before_stay() -> None:
@@ -363,7 +368,7 @@ def test_tx_6_holes_that_were_there_before_stay() -> None:
         rig.broker.settle(session, tag, tag, ACCEPTED)
     rig.settle_down()
     rig.broker.check()
-    assert (queue.settled, session.unacked, len(session.inflight)) == (8, 0, 0)
+    assert (queue.account.settled, session.unacked, len(session.inflight)) == (8, 0, 0)
 
 
 def test_tx_a7_rollback_then_recover() -> None:
@@ -420,7 +425,7 @@ def test_tx_8_recover_leaves_parked_deliveries_alone() -> None:
     taken(rig, session, "q", 3)
     rig.broker.transactions.settle(transaction, session, 2, 2, ACCEPTED)
     rig.broker.recover(session)
-    assert (rig.ready("q"), queue.staged) == ([1, 3], 1)
+    assert (rig.ready("q"), queue.account.staged) == ([1, 3], 1)
     rig.broker.transactions.rollback(transaction)
     rig.broker.recover(session)
     rig.settle_down()
@@ -449,7 +454,7 @@ def test_tx_7_closing_rolls_back_and_requeues(lost: bool) -> None:
     assert [(h.number, h.acquired, h.failed) for h in rig.holds("q")] == [
         (n, 1, int(lost)) for n in range(4)
     ]
-    assert queue.staged == 0
+    assert queue.account.staged == 0
 
 
 def test_tx_a9_a_cancelled_consumer_changes_nothing() -> None:
@@ -464,10 +469,10 @@ def test_tx_a9_a_cancelled_consumer_changes_nothing() -> None:
         rig.broker.cancel(consumer)
         if is_committed:
             commit(rig, transaction)
-            assert (queue.settled, queue.acquired) == (1, 0)
+            assert (queue.account.settled, queue.acquired) == (1, 0)
         else:
             rig.broker.transactions.rollback(transaction)
-            assert (queue.settled, queue.acquired) == (0, 1)
+            assert (queue.account.settled, queue.acquired) == (0, 1)
             rig.broker.close_session(session, False)
             assert rig.ready("q") == [1]
         rig.broker.check()
@@ -483,7 +488,7 @@ def test_a_deleted_queue_ends_what_is_staged_there() -> None:
         rig.broker.transactions.settle(transaction, session, 1, 2, REJECTED)
         rig.delete("q")
         assert rig.broker.queues == {}
-        assert (queue.staged, queue.acquired, queue.dropped) == (0, 0, {3: 3})
+        assert (queue.account.staged, queue.acquired, queue.account.dropped) == (0, 0, {3: 3})
         rig.broker.check()
         if is_committed:
             commit(rig, transaction)
@@ -506,13 +511,13 @@ def test_nq_15_an_emptied_queue_ends_what_is_staged_there() -> None:
     rig.broker.transactions.settle(transaction, session, 1, 1, ACCEPTED)
     rig.broker.empty(queue)
     rig.broker.check()
-    assert (queue.staged, queue.dropped) == (0, {2: 2})
+    assert (queue.account.staged, queue.account.dropped) == (0, {2: 2})
     rig.broker.transactions.rollback(transaction)
     rig.broker.settle(session, 1, 2, ACCEPTED)
     for _ in range(3):
         rig.turn()
     rig.broker.check()
-    assert (session.unacked, queue.settled, rig.broker.store.resident_bytes) == (0, 0, 0)
+    assert (session.unacked, queue.account.settled, rig.broker.store.resident_bytes) == (0, 0, 0)
 
 
 def test_a_purge_leaves_what_is_staged() -> None:
@@ -524,7 +529,7 @@ def test_a_purge_leaves_what_is_staged() -> None:
     rig.broker.transactions.settle(transaction, session, 1, 1, ACCEPTED)
     assert rig.broker.purge(queue) == 1
     commit(rig, transaction)
-    assert (queue.settled, queue.acquired) == (1, 1)
+    assert (queue.account.settled, queue.acquired) == (1, 1)
 
 
 def test_staged_deliveries_do_not_time_out_and_returned_ones_do() -> None:
@@ -536,7 +541,7 @@ def test_staged_deliveries_do_not_time_out_and_returned_ones_do() -> None:
     taken(rig, session, "q", 1)
     rig.broker.transactions.settle(transaction, session, 1, 1, ACCEPTED)
     rig.advance(5000)
-    assert (queue.staged, rig.timed_out) == (1, [])
+    assert (queue.account.staged, rig.timed_out) == (1, [])
     rig.broker.transactions.rollback(transaction)
     rig.advance(1)
     assert (queue.ready, len(rig.timed_out)) == (1, 1)
@@ -599,7 +604,7 @@ def test_tx_5_a_full_queue_refuses_the_whole_transaction(overflow: str) -> None:
         rig.broker.transactions.commit(transaction)
     rig.settle_down()
     rig.broker.check()
-    assert (full.entered, other.entered, other.settled, other.acquired) == (0, 1, 0, 1)
+    assert (full.entered, other.entered, other.account.settled, other.acquired) == (0, 1, 0, 1)
     assert rig.ready("letters") == []
     assert transaction.reopened == [(session, 1, 1)]
     transaction = rig.broker.transactions.begin(session)
@@ -782,7 +787,7 @@ def test_what_was_written_ahead_outlives_a_checkpoint() -> None:
     after.turn()
     after.broker.check()
     assert after.ready("q") == [1, 2]
-    assert after.vhost.queues["q"].settled == 1
+    assert after.vhost.queues["q"].account.settled == 1
 
 
 def test_memory_that_is_short_takes_staged_publishes_with_it() -> None:

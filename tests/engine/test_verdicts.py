@@ -50,7 +50,12 @@ def test_dl_1_a_rejected_message_dies_with_the_settlement_and_not_before() -> No
     rig.broker.leases.settle(subscription, 5)
     rig.turn()
     queue = rig.vhost.queues["q"]
-    assert (queue.settled, queue.dead_lettered, queue.acquired, queue.leased) == (3, 2, 0, 0)
+    assert (
+        queue.account.settled,
+        queue.account.dead_lettered,
+        queue.acquired,
+        queue.account.leased,
+    ) == (3, 2, 0, 0)
     letters = rig.holds("d")
     assert [one.number for one in letters] == [1, 2]
     assert letters[0].deaths == [("q", "rejected", 1)]
@@ -77,11 +82,11 @@ def test_dl_1_a_letter_that_cannot_be_read_waits_until_it_can(
     monkeypatch.undo()
     rig.turn()
     rig.broker.check()
-    assert (rig.ready("d"), queue.settled, queue.quarantined) == ([], 2, 1)
+    assert (rig.ready("d"), queue.account.settled, queue.account.quarantined) == ([], 2, 1)
     assert rig.broker.readmission.retry(queue) == 1
     rig.turn()
     rig.broker.check()
-    assert (rig.ready("d"), queue.settled, queue.quarantined) == ([1], 2, 0)
+    assert (rig.ready("d"), queue.account.settled, queue.account.quarantined) == ([1], 2, 0)
 
 
 def test_released_and_modified_messages_return_to_their_places() -> None:
@@ -149,7 +154,7 @@ def test_the_last_verdict_on_a_message_counts() -> None:
     rig.broker.leases.settle(found(rig), 4)
     rig.turn()
     assert (rig.ready("q"), rig.ready("d")) == ([1], [0, 3])
-    assert rig.vhost.queues["q"].settled == 1
+    assert rig.vhost.queues["q"].account.settled == 1
     assert found(rig).verdicts == {}
 
 
@@ -273,4 +278,4 @@ def test_a_message_is_in_one_place_and_ends_as_was_said_last(
         subscription = found(rig)
         parts = rig.broker.leases.read(subscription, subscription.floor, subscription.next)
         assert sum(len(piece) for _, piece in parts) == len(leased)
-        assert rig.vhost.queues["q"].settled == len(done)
+        assert rig.vhost.queues["q"].account.settled == len(done)

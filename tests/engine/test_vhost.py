@@ -283,7 +283,7 @@ def test_shared_queue_redeclared_exclusive_is_locked(host: Host) -> None:
 
 def test_deleting_queues_on_condition(host: Host) -> None:
     queue = host.queue("q")
-    queue.ready = 1
+    queue.account.enter(1, 0, 0)
     assert refusal(PreconditionFailed, host.vhost.delete_queue, "q", True, True, ME) == (
         "queue 'q' in vhost '/' not empty"
     )

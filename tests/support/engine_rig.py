@@ -600,5 +600,5 @@ class Rig:
 
     def dropped(self, name: str) -> dict[str, int]:
         """How many messages of a queue ended without success, by reason."""
-        counts = self.vhost.queues[name].dropped
+        counts = self.vhost.queues[name].account.dropped
         return {records.DROP_REASONS[reason]: n for reason, n in sorted(counts.items())}

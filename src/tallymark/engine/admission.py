@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Final, final
 
 from tallymark.engine import records
+from tallymark.engine.account import DROPPED
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.entrance import Entrance, Seat
@@ -212,9 +213,9 @@ class Admission:
     ) -> None:
         """Count dropped messages as entered and dropped in one step, so that the account includes
         them."""
-        first = queue.pass_by(hi - lo)
+        first = queue.account.enter_moving(hi - lo)
         self._entrance.record(queue, first, payload, lo, hi, 0, annotations, kept)
-        queue.drop(hi - lo, reason)
+        queue.account.end(hi - lo, DROPPED, reason)
         if queue.stored:
             self._ledger.emit(dropped_record(queue.id, first, hi - lo, reason))
         self._store.finish(payload, hi - lo)
@@ -229,7 +230,7 @@ class Admission:
         kept: bool,
     ) -> None:
         """Dead-letter refused messages, for reason maxlen; they were never ready [DL-6]."""
-        first = queue.pass_by(hi - lo)
+        first = queue.account.enter_moving(hi - lo)
         self._entrance.record(queue, first, payload, lo, hi, 0, annotations, kept)
         piece = Slice(payload, lo, hi, first, 0, 0, 0, annotations)
         self._letters.bury(queue, [piece], records.DEAD_MAXLEN)
@@ -262,7 +263,7 @@ class CommitCheck:
         if seat is None:
             seat = self._seats[queue.id] = self._entrance.seat(queue)
             if settings.max_bytes >= 0 and settings.max_priority > 0:
-                seat.room_bytes = settings.max_bytes - queue.body_bytes
+                seat.room_bytes = settings.max_bytes - queue.account.body_bytes
                 seat.awaited = 0
         by_bytes = settings.max_bytes >= 0
         if by_bytes:

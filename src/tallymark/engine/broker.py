@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Final, final
 
 from tallymark.engine import definitions, records
+from tallymark.engine.account import ACQUIRED, MOVING, SETTLED
 from tallymark.engine.admission import Admission
 from tallymark.engine.annotations import Annotations, Notes, deferred_until
 from tallymark.engine.archives import Archives
@@ -339,7 +340,7 @@ class Broker:
         self._drop_ready(queue, records.DROPPED_PURGED)
         sessions = [s for c in self.connections.values() for s in c.sessions]
         self.settlement.empty_in_flight(sessions, queue, records.DROPPED_PURGED)
-        if queue.staged:
+        if queue.account.staged:
             self.transactions.drop(queue, records.DROPPED_PURGED, True)
 
     def pause(self, queue: Queue, paused: bool) -> None:
@@ -365,7 +366,7 @@ class Broker:
         """Set whether queues stop deliveries while any of their messages cannot be read."""
         self.quarantine.pauses = pauses
         for queue in self.queues.values():
-            rests = pauses and queue.quarantined > 0
+            rests = pauses and queue.account.quarantined > 0
             if queue.rests != rests:
                 queue.rests = rests
                 self._agenda.mark(queue)
@@ -394,7 +395,7 @@ class Broker:
                 if kept:
                     self.entrance.keep(payload)
                 self.admission.transfer(target, piece, kept, source.id)
-            source.settled += n
+            source.account.move(piece, MOVING, SETTLED)
             if source.stored:
                 self.ledger.emit(
                     settled_record(source.id, piece.first, n, records.SETTLED_BY_TRANSFER)
@@ -402,7 +403,7 @@ class Broker:
             self.store.finish(payload, n)
 
     def _drop_ready(self, queue: Queue, reason: int) -> int:
-        count = queue.ready + queue.deferred + queue.pending + queue.quarantined
+        count = queue.ready + queue.deferred + queue.pending + queue.account.quarantined
         aside = self.quarantine.clear(queue)
         for piece in [*queue.clear(), *queue.clear_deferred(), *aside]:
             self.state.drop(queue, piece, reason)
@@ -420,12 +421,12 @@ class Broker:
             self.effects.append(Cancelled(consumer))
         for subscription in list(queue.subscriptions):
             for piece in self.leases.remove(subscription):
-                queue.leave_acquired(piece)
+                queue.account.move(piece, ACQUIRED, MOVING)
                 self.state.drop(queue, piece, reason)
         if queue.acquired:
             sessions = [s for c in self.connections.values() for s in c.sessions]
             self.settlement.drop_in_flight(sessions, queue, reason)
-        if queue.staged:
+        if queue.account.staged:
             self.transactions.drop(queue, reason, False)
         queue.deleted = True
         self._release_publishers(queue)
@@ -1127,9 +1128,10 @@ class Broker:
         for queue in self.queues.values():
             queue.check()
             leased = sum(len(x.slice) for s in queue.subscriptions for x in s.leases)
-            assert leased == queue.leased, (queue.name, leased, queue.leased)
+            assert leased == queue.account.leased, (queue.name, leased, queue.account.leased)
             assert queue.acquired == held.get(queue.id, 0) + leased, (queue.name, queue.acquired)
-            assert queue.staged == staged.get(queue.id, 0), (queue.name, queue.staged)
+            parked = staged.get(queue.id, 0)
+            assert queue.account.staged == parked, (queue.name, queue.account.staged, parked)
         self.sinks.check()
 
     def _check_shares(self, session: Session) -> None:

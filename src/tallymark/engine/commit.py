@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import final
 
 from tallymark.engine import records
+from tallymark.engine.account import ACQUIRED, STAGED
 from tallymark.engine.admission import Admission, CommitCheck
 from tallymark.engine.annotations import Annotations, deferred_until, keys_of, ready_since
 from tallymark.engine.entrance import Entrance
@@ -155,7 +156,7 @@ class Commit:
             stored = stored or (queue.stored and not queue.deleted)
             for low, high in entry.pieces(entry.first, entry.last):
                 if not entry.void and not queue.deleted:
-                    queue.unstage(entry.part(low, high))
+                    queue.account.move(entry.part(low, high), STAGED, ACQUIRED)
                 self._settlement.finish(
                     session, entry, low, high, outcome, settlement.notes, settlement.due_ms
                 )

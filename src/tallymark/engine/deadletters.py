@@ -15,6 +15,7 @@ from collections import deque
 from typing import Final, final
 
 from tallymark.engine import records
+from tallymark.engine.account import DEAD_LETTERED, MOVING
 from tallymark.engine.annotations import (
     Annotations,
     after_death,
@@ -387,7 +388,7 @@ class DeadLetters:
         self._store.use(payload, len(piece))
         if kept:
             entrance.keep(payload)
-        first = target.pass_by(len(piece))
+        first = target.account.enter_moving(len(piece))
         entrance.record(
             target, first, payload, piece.lo, piece.hi, 0, address.annotations, kept, source,
             piece.first,
@@ -402,7 +403,7 @@ class DeadLetters:
         piece = letter.piece
         payload = piece.payload
         n = len(piece)
-        queue.dead_lettered += n
+        queue.account.move(piece, MOVING, DEAD_LETTERED)
         if queue.settings.at_least_once:
             self._count(AT_LEAST_ONCE, CONFIRMED, n)
         if queue.stored:
@@ -480,7 +481,7 @@ def _looks_inside(target: Queue, piece: Slice) -> bool:
     if settings.is_stream:
         return not piece.payload.persistent
     return settings.max_priority > 0 or (
-        piece.payload.bodies is None and (settings.max_bytes >= 0 or target.body_bytes >= 0)
+        piece.payload.bodies is None and (settings.max_bytes >= 0 or target.account.body_bytes >= 0)
     )
 
 

@@ -236,7 +236,7 @@ class Dispatcher:
 
     def _serve(self, queue: Queue) -> None:
         consumers = queue.consumers
-        before = queue.acquired + queue.settled
+        before = queue.acquired + queue.account.settled
         if len(consumers) == 1 or queue.settings.single_active:
             consumer = consumers[0] if queue.active is None else queue.active
             while queue.ready:
@@ -260,7 +260,7 @@ class Dispatcher:
                 if connection.room <= 0 and not (connection.paused or connection.gated):
                     if self._looked_at:
                         self._agenda.mark(queue)
-                    elif queue.acquired + queue.settled > before:
+                    elif queue.acquired + queue.account.settled > before:
                         self.again.append(queue)
                     else:
                         self._starved.append(queue)

@@ -70,7 +70,7 @@ class Entrance:
             self.append(queue, payload, lo, hi, annotations, source, source_first)
             return
         self._agenda.entered(queue, queue.entered + 1, kept, source > 0)
-        if queue.body_bytes >= 0:
+        if queue.account.body_bytes >= 0:
             self.weigh(payload)
         if annotations is not None and annotations.due_ms > self.clock.now_ms:
             self._enter_deferred(queue, payload, lo, hi, annotations, kept, source, source_first)
@@ -167,7 +167,7 @@ class Entrance:
             end = at + 1
             while end < hi and levels[end - lo] == level:
                 end += 1
-            first = queue.pass_by(end - at)
+            first = queue.account.enter_moving(end - at)
             priority = min(level, highest)
             piece = Slice(payload, at, end, first, 0, 0, priority, annotations)
             queue.defer(piece, annotations.due_ms, True)
@@ -257,7 +257,7 @@ class Entrance:
                 queue.release(letter.piece)
                 self.quarantine.put(queue, letter.piece, letter)
         held = [*queue.slices(), *[letter.piece for letter in queue.letters]]
-        queue.body_bytes = sum(piece.body_bytes() for piece in held)
+        queue.account.count_bodies(held)
 
     def room(self, queue: Queue) -> int:
         """Return how many more messages a limit on their number admits. Messages that a consumer
@@ -278,9 +278,9 @@ class Entrance:
         limit = queue.settings.max_bytes
         if limit < 0:
             return 1 << 62
-        if queue.body_bytes < 0:
+        if queue.account.body_bytes < 0:
             self.weigh_queue(queue)
-        return limit - queue.body_bytes + queue.leading_bytes(queue.demand())
+        return limit - queue.account.body_bytes + queue.leading_bytes(queue.demand())
 
     def seat(self, queue: Queue) -> Seat:
         """Return the room for the next messages, in a queue that refuses messages when full."""

@@ -8,9 +8,10 @@ row says so.
 from __future__ import annotations
 
 import json
-from typing import Final, final
+from typing import final
 
 from tallymark.engine import records
+from tallymark.engine.account import DEAD_LETTERED, DROPPED, LEASED, MOVING, READY, SETTLED
 from tallymark.engine.annotations import Annotations, ready_since
 from tallymark.engine.arguments import named
 from tallymark.engine.intervals import Deferral, Deferrals, IntervalSet, Tally
@@ -19,10 +20,7 @@ from tallymark.engine.message import Slice
 from tallymark.engine.pending import pending_letter
 from tallymark.engine.queue import Letter, Queue
 from tallymark.engine.records import Record
-from tallymark.engine.settings import OFF
 from tallymark.engine.streams import Archived
-
-_REASONS: Final = {name: reason for reason, name in records.DROP_REASONS.items()}
 
 
 @final
@@ -104,7 +102,7 @@ class QueueHistory:
         lost."""
         end = record.first + record.count
         if record.kind != records.MARK and end > self.queue.entered:
-            self.queue.entered = end - 1
+            self.queue.account.enter_up_to(end - 1)
 
     def apply(self, record: Record) -> None:
         """Take in a row about this queue; LEASED rows are the subscriptions' own."""
@@ -129,7 +127,7 @@ class QueueHistory:
         elif kind == records.ACQUIRED:
             self.acquired.add(first, end)
         elif kind == records.SETTLED:
-            queue.settled += record.count
+            queue.account.end(record.count, SETTLED)
             self._end(first, end)
         elif kind == records.DEFERRED:
             self.note(record)
@@ -138,13 +136,13 @@ class QueueHistory:
             to_tail = record.flags & records.TO_TAIL != 0
             self.deferrals.tell(Deferral(first, end, record.other, to_tail))
         elif kind == records.DEAD_LETTERED:
-            queue.dead_lettered += record.count
+            queue.account.end(record.count, DEAD_LETTERED)
             self._end(first, end)
         elif kind == records.PENDING:
             self.acquired.remove(first, end)
             self._keep_letter(record, first, end)
         elif kind == records.DROPPED:
-            queue.dropped[record.reason] = queue.dropped.get(record.reason, 0) + record.count
+            queue.account.end(record.count, DROPPED, record.reason)
             self._end(first, end)
             if record.reason in (records.DROPPED_RETENTION, records.DROPPED_ARCHIVED):
                 queue.kept_from = max(queue.kept_from, end)
@@ -219,7 +217,7 @@ class Contents:
         """Put the messages where they were, and emit the rows of what the restart changed."""
         history = self._history
         queue = history.queue
-        queue.body_bytes = OFF
+        queue.account.ignore_bodies()
         self._count_leased()
         self._place_letters()
         if history.released:
@@ -239,9 +237,7 @@ class Contents:
                 piece = lease.slice
                 leased.add(piece.first, piece.first + len(piece))
                 piece.payload.live += len(piece)
-                queue.acquired += len(piece)
-                queue.acquired_bytes += piece.size()
-                queue.leased += len(piece)
+                queue.account.move(piece, MOVING, LEASED)
         for low, high in leased:
             self._history.finished.add(low, high)
 
@@ -270,7 +266,7 @@ class Contents:
         for low, high in history.transient:
             for a, b in gone.gaps(low, high):
                 reason = records.DROPPED_TRANSIENT
-                queue.dropped[reason] = queue.dropped.get(reason, 0) + b - a
+                queue.account.end(b - a, DROPPED, reason)
                 history.acquired.remove(a, b)
                 self._ledger.emit(dropped_record(queue.id, a, b - a, reason))
         for low, high in history.supposed:
@@ -283,11 +279,11 @@ class Contents:
         """Balance an account that its rows do not explain. Returns an error text about it; empty:
         it balances."""
         queue = self._history.queue
-        if queue.is_balanced():
+        if not queue.account.moving:
             return ""
         text = _sum_of(queue)
         self._drop_missing()
-        self._even_out(queue)
+        queue.account.even_out(records.DROPPED_LOST)
         return text
 
     def _drop_missing(self) -> None:
@@ -301,19 +297,8 @@ class Contents:
             known.add(low, high)
         for low, high in known.gaps(self._history.counted + 1, queue.entered + 1):
             reason = records.DROPPED_LOST
-            queue.dropped[reason] = queue.dropped.get(reason, 0) + high - low
+            queue.account.end(high - low, DROPPED, reason)
             self._ledger.emit(dropped_record(queue.id, low, high - low, reason))
-
-    def _even_out(self, queue: Queue) -> None:
-        """Balance an account that its records do not explain: count missing messages as dropped,
-        and subtract surplus ones from the settled."""
-        here = queue.ready + queue.acquired + queue.deferred + queue.pending
-        ended = queue.settled + queue.dead_lettered + sum(queue.dropped.values())
-        missing = queue.entered - here - ended
-        if missing > 0:
-            queue.drop(missing, records.DROPPED_LOST)
-        elif missing < 0:
-            queue.settled += missing
 
     def _place(self, whole: Slice, low: int, high: int) -> None:
         """Make sequences low..high-1 of a slice ready, flagged as redelivered if they may have been
@@ -406,8 +391,7 @@ def _turn(found: tuple[int, int, Letter]) -> tuple[int, int]:
 
 
 def _enter_ready(queue: Queue, piece: Slice) -> None:
-    queue.ready += len(piece)
-    queue.ready_bytes += piece.size()
+    queue.account.move(piece, MOVING, READY)
     if (
         piece.annotations is not None
         and piece.annotations.ttl_ms >= 0
@@ -431,8 +415,7 @@ def _readmit(history: QueueHistory) -> None:
 
 def _sum_of(queue: Queue) -> str:
     """Return an error text about an account that does not balance."""
-    here = queue.ready + queue.acquired + queue.deferred + queue.pending
-    ended = queue.settled + queue.dead_lettered + sum(queue.dropped.values())
+    here, ended = queue.account.present(), queue.account.ended()
     return (
         f"{named('queue', queue.name, queue.vhost)} does not balance: {queue.entered} messages "
         f"entered, {here} are there and {ended} ended, which makes {here + ended}"
@@ -440,14 +423,8 @@ def _sum_of(queue: Queue) -> str:
 
 
 def _set_counters(queue: Queue, counters: dict[str, object]) -> None:
-    for name in ("entered", "settled", "dead_lettered"):
-        value = counters[name]
-        assert isinstance(value, int), (name, value)
-        setattr(queue, name, value)
+    queue.account.restore(counters)
     for name, default in (("kept_from", 1), ("let_go_bytes", 0)):
         value = counters.get(name, default)
         assert isinstance(value, int), (name, value)
         setattr(queue, name, value)
-    dropped = counters["dropped"]
-    assert isinstance(dropped, dict), dropped
-    queue.dropped = {_REASONS[reason]: count for reason, count in dropped.items()}

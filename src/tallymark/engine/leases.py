@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final, final
 
 from tallymark.engine import records
+from tallymark.engine.account import ACQUIRED, LEASED
 from tallymark.engine.delivery import Dispatcher
 from tallymark.engine.errors import NotFound, PreconditionFailed, ResourceExhausted
 from tallymark.engine.ledger import (
@@ -163,7 +164,7 @@ class Leases:
             piece = queue.take(n)
             self.ledger.emit(leased_record(queue.id, subscription.epoch, subscription.next, piece))
             subscription.add(piece)
-            queue.leased += n
+            queue.account.move(piece, ACQUIRED, LEASED)
             rows -= n
             room -= piece.size()
             taken += n
@@ -229,7 +230,7 @@ class Leases:
             back: dict[int, list[Slice]] = {}
             for outcome, piece in subscription.settle(end):
                 n = len(piece)
-                queue.leased -= n
+                queue.account.move(piece, LEASED, ACQUIRED)
                 if outcome == REJECTED:
                     self._settlement.refuse(queue, piece)
                 elif outcome != ACCEPTED:
@@ -251,7 +252,8 @@ class Leases:
         queue.subscriptions.remove(subscription)
         del self.subscriptions[subscription.epoch]
         pieces = subscription.release()
-        queue.leased -= sum(len(piece) for piece in pieces)
+        for piece in pieces:
+            queue.account.move(piece, LEASED, ACQUIRED)
         self._define({"op": "drop_subscription", "epoch": subscription.epoch})
         return pieces
 

@@ -83,7 +83,7 @@ class PendingLetters:
 
     def put(self, queue: Queue, letter: Letter) -> None:
         """Add a letter to the queue's pending ones. One that cannot be weighed is quarantined."""
-        if queue.body_bytes >= 0 and not self._entrance.is_weighed(letter.piece.payload):
+        if queue.account.body_bytes >= 0 and not self._entrance.is_weighed(letter.piece.payload):
             self._quarantine.put(queue, letter.piece, letter)
             return
         queue.keep(letter)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
+from tallymark.engine.account import MOVING, READY
 from tallymark.engine.effects import Signal
 from tallymark.engine.errors import Unreadable
 from tallymark.engine.message import Slice
@@ -68,7 +69,7 @@ class Quarantine:
         """Quarantine ready slices, which are removed from their lanes."""
         for piece in pieces:
             queue.lanes[piece.priority].discard(piece)
-            queue.count_out(piece)
+            queue.account.move(piece, READY, MOVING)
             self.put(queue, piece)
 
     def put_from_stream(self, queue: Queue, found: Slice) -> None:

@@ -2,11 +2,7 @@
 
 Ready messages lie in lanes, one per priority; order within a lane is ready.py's.
 
-Conservation, at any quiescent moment [LC-5]:
-    entered = ready + acquired + deferred + staged + dead_letter_pending + quarantined
-              + settled + dead_lettered + dropped(by reason)
-where acquired includes what durable subscriptions hold on lease, and staged is what was acquired
-and is settled in transactions that have not ended.
+The account is account.py's. "Of no bucket" are messages on their way from one to another.
 """
 
 from __future__ import annotations
@@ -15,12 +11,20 @@ import heapq
 from collections import deque
 from typing import TYPE_CHECKING, final
 
-from tallymark.engine import records
+from tallymark.engine.account import (
+    ACQUIRED,
+    DEFERRED,
+    MOVING,
+    PENDING,
+    QUARANTINED,
+    READY,
+    Account,
+)
 from tallymark.engine.annotations import Annotations, ready_since
 from tallymark.engine.deadlines import Timed
 from tallymark.engine.message import Payload, Slice
 from tallymark.engine.ready import Ready
-from tallymark.engine.settings import OFF, UNLIMITED, Settings
+from tallymark.engine.settings import UNLIMITED, Settings
 
 if TYPE_CHECKING:
     from tallymark.engine.session import Consumer
@@ -80,31 +84,24 @@ class Queue(Timed):
     """One queue: plain state and its own counters. Records and effects are made by the Broker."""
 
     __slots__ = (
-        "acquired",
-        "acquired_bytes",
+        "account",
         "active",
         "appended",
         "archive",
         "arguments",
         "auto_delete",
         "asked",
-        "body_bytes",
         "budget",
         "burst",
         "comings",
         "consumers",
-        "dead_lettered",
         "deep",
         "deferrals",
         "deferrals_made",
-        "deferred",
-        "deferred_bytes",
         "deleted",
         "dirty",
         "draining",
-        "dropped",
         "durable",
-        "entered",
         "exclusive_owner",
         "had_consumer",
         "holds",
@@ -115,7 +112,6 @@ class Queue(Timed):
         "is_loose",
         "kept_from",
         "lanes",
-        "leased",
         "let_go_bytes",
         "letters",
         "loose",
@@ -125,15 +121,10 @@ class Queue(Timed):
         "next_turn",
         "own_ttl",
         "paused",
-        "pending",
-        "pending_bytes",
         "pins",
         "publishers",
         "quarantine",
-        "quarantined",
-        "ready",
         "reached",
-        "ready_bytes",
         "renew_at",
         "requeued",
         "reserve",
@@ -148,13 +139,10 @@ class Queue(Timed):
         "seekers",
         "seen_ids",
         "settings",
-        "settled",
         "settled_ranges",
         "shift",
         "shown",
         "shows_counts",
-        "staged",
-        "staged_bytes",
         "stalled",
         "stored",
         "subscriptions",
@@ -203,28 +191,13 @@ class Queue(Timed):
         """Count of the newest slices that packing has not examined yet."""
         self.deep = False
         """True while the queue is in the Broker's list of queues to pack."""
-        self.ready = 0
-        self.ready_bytes = 0
-        self.body_bytes = OFF
-        """Bytes of the bodies alone, ready and pending; OFF: not counted, because no limit needs
-        it."""
-        self.acquired = 0
-        self.acquired_bytes = 0
-        self.leased = 0
-        """Count of the acquired messages that are leased to durable subscriptions."""
-        self.staged = 0
-        """Count of messages handed out and settled in a transaction that has not ended [TX-4]."""
-        self.staged_bytes = 0
+        self.account = Account()
         self.deferrals: list[tuple[int, int, bool, Slice]] = []
         """Heap of deferred slices: (due time, engine ms, a number that orders equal times, True if
         the slice goes to the tail, the slice)."""
         self.deferrals_made = 0
-        self.deferred = 0
-        self.deferred_bytes = 0
         self.letters: deque[Letter] = deque()
         """Dead-letter-pending messages, oldest first."""
-        self.pending = 0
-        self.pending_bytes = 0
         self.tried_generation = 0
         """Generation of the topology at the last attempt to hand over the pending letters."""
         self.retry_ms = 0
@@ -238,16 +211,9 @@ class Queue(Timed):
         change restarts the attempt from the first letter."""
         self.quarantine: list[Quarantined] = []
         """Stored messages whose bytes cannot be read (quarantine.py)."""
-        self.quarantined = 0
-        self.entered = 0
-        """Count of the sequences assigned so far; the next sequence is entered + 1."""
         self.shift = 0
         """Count of the messages put to the tail so far. The place of a new message is its sequence
         plus this number."""
-        self.settled = 0
-        self.dead_lettered = 0
-        self.dropped: dict[int, int] = {}
-        """Count of dropped messages by reason (records.DROPPED_*)."""
         self.requeued = 0
         """Count of deliveries given back by their consumers since the broker started [NQ-21]."""
         self.timed_out = 0
@@ -355,9 +321,9 @@ class Queue(Timed):
             settings.is_quorum or settings.delivery_limit >= 0 or settings.acquired_limit >= 0
         )
         if settings.max_bytes < 0:
-            self.body_bytes = OFF
+            self.account.ignore_bodies()
         elif not self.ready and not self.pending:
-            self.body_bytes = 0
+            self.account.count_bodies([])
         if settings.dedup_ms <= 0:
             self.seen_ids.clear()
         self.watch()
@@ -375,16 +341,40 @@ class Queue(Timed):
             or settings.expires_ms >= 0
         )
 
+    # -- the account
+
+    @property
+    def entered(self) -> int:
+        """Count of messages that ever entered; the next sequence is this plus 1."""
+        return self.account.entered
+
+    @property
+    def ready(self) -> int:
+        """Count of ready messages."""
+        return self.account.ready
+
+    @property
+    def acquired(self) -> int:
+        """Count of messages handed out or leased, and unsettled."""
+        return self.account.acquired
+
+    @property
+    def deferred(self) -> int:
+        """Count of deferred messages."""
+        return self.account.deferred
+
+    @property
+    def pending(self) -> int:
+        """Count of dead letters that wait for a target."""
+        return self.account.pending
+
     # -- ready messages
 
     def push(self, payload: Payload, annotations: Annotations | None) -> int:
         """Append all messages of a payload and return their first sequence. A queue with priorities
         or a limit on bytes uses `push_part` instead."""
-        first = self.entered + 1
         count = payload.count
-        self.entered += count
-        self.ready += count
-        self.ready_bytes += payload.size
+        first = self.account.enter(count, payload.size, 0)
         self.lanes[0].fresh.append(
             Slice(payload, 0, count, first, 0, 0, 0, annotations, self.shift)
         )
@@ -395,15 +385,14 @@ class Queue(Timed):
         self, payload: Payload, lo: int, hi: int, priority: int, annotations: Annotations | None
     ) -> int:
         """Append messages lo..hi-1 of a payload and return their first sequence."""
-        first = self.entered + 1
-        self.entered += hi - lo
-        self.ready += hi - lo
+        account = self.account
         cuts = payload.cuts
-        self.ready_bytes += cuts[hi] - cuts[lo]
-        if self.body_bytes >= 0:
+        size = 0
+        if account.body_bytes >= 0:
             bodies = payload.bodies
-            assert bodies is not None, first
-            self.body_bytes += bodies[hi] - bodies[lo]
+            assert bodies is not None, account.entered
+            size = bodies[hi] - bodies[lo]
+        first = account.enter(hi - lo, cuts[hi] - cuts[lo], size)
         fresh = self.lanes[priority].fresh
         if fresh:
             last = fresh[-1]
@@ -421,20 +410,12 @@ class Queue(Timed):
         self.loose += 1
         return first
 
-    def pass_by(self, count: int) -> int:
-        """Assign sequences to messages that enter and end at once, and return the first one. The
-        caller counts the end."""
-        first = self.entered + 1
-        self.entered += count
-        return first
-
     def defer(self, piece: Slice, due_ms: int, to_tail: bool) -> None:
-        """Defer messages until `due_ms` (engine time). They are no longer ready or acquired; when
-        due, they become ready at their old place or at the tail."""
+        """Defer messages of no bucket until `due_ms` (engine time). When due, they become ready at
+        their old place or at the tail."""
         self.deferrals_made += 1
         heapq.heappush(self.deferrals, (due_ms, self.deferrals_made, to_tail, piece))
-        self.deferred += len(piece)
-        self.deferred_bytes += piece.size()
+        self.account.move(piece, MOVING, DEFERRED)
         self.watched = True
 
     def take_due(self, now_ms: int) -> list[tuple[int, int, bool, Slice]]:
@@ -443,8 +424,7 @@ class Queue(Timed):
         deferrals = self.deferrals
         while deferrals and deferrals[0][0] <= now_ms:
             entry = heapq.heappop(deferrals)
-            self.deferred -= len(entry[3])
-            self.deferred_bytes -= entry[3].size()
+            self.account.move(entry[3], DEFERRED, MOVING)
             due.append(entry)
         return due
 
@@ -453,10 +433,7 @@ class Queue(Timed):
         counts body bytes."""
         back: list[Slice] = []
         for due_ms, _, to_tail, piece in due:
-            self.ready += len(piece)
-            self.ready_bytes += piece.size()
-            if self.body_bytes >= 0:
-                self.body_bytes += piece.body_bytes()
+            self.account.move(piece, MOVING, READY)
             known = piece.annotations
             if known is not None:
                 if known.due_ms:  # ready for the first time: its time to live begins
@@ -471,10 +448,11 @@ class Queue(Timed):
             self._to_places(back)
 
     def clear_deferred(self) -> list[Slice]:
-        """Remove all deferred messages and return them. The caller counts their end."""
+        """Remove all deferred messages and return them. The caller moves them on."""
         pieces = [entry[3] for entry in sorted(self.deferrals, key=_due)]
         self.deferrals.clear()
-        self.deferred = self.deferred_bytes = 0
+        for piece in pieces:
+            self.account.move(piece, DEFERRED, MOVING)
         return pieces
 
     def _to_tail(self, piece: Slice) -> None:
@@ -523,52 +501,30 @@ class Queue(Timed):
         lanes = self.lanes
         lane = lanes[0] if len(lanes) == 1 else self.lane()
         piece = lane.take(n)
-        size = piece.size()
-        self.ready -= n
-        self.ready_bytes -= size
-        self.acquired += n
-        self.acquired_bytes += size
-        if self.body_bytes >= 0:
-            self.body_bytes -= piece.body_bytes()
+        self.account.take(piece)
         return piece
 
     def pick(self, lane: Ready, place: int, n: int) -> Slice:
         """Take n messages of one slice, from `place` on, out of the lane's `returned`: they change
         from ready to acquired."""
         piece = lane.pick(place, n)
-        size = piece.size()
-        self.ready -= n
-        self.ready_bytes -= size
-        self.acquired += n
-        self.acquired_bytes += size
-        if self.body_bytes >= 0:
-            self.body_bytes -= piece.body_bytes()
+        self.account.take(piece)
         return piece
 
     def let_go(self, n: int) -> Slice:
-        """Delete up to n of a stream's oldest messages and return them. The caller counts their
-        end."""
+        """Delete up to n of a stream's oldest messages and return them. The caller moves them
+        on."""
         piece = self.lanes[0].drop_oldest(n)
-        self.ready -= len(piece)
-        self.ready_bytes -= piece.size()
+        self.account.move(piece, READY, MOVING)
         self.kept_from = piece.first + len(piece)
         self.let_go_bytes += piece.size()
         return piece
 
     def remove(self, lane: Ready, n: int) -> Slice:
-        """Remove n messages from the lane's head slice for good. The caller counts their end."""
+        """Remove n messages from the lane's head slice for good. The caller moves them on."""
         piece = lane.take(n)
-        self.ready -= n
-        self.ready_bytes -= piece.size()
-        if self.body_bytes >= 0:
-            self.body_bytes -= piece.body_bytes()
+        self.account.move(piece, READY, MOVING)
         return piece
-
-    def move_out(self, piece: Slice) -> None:
-        """Count ready messages as settled because another queue has taken them over. The caller
-        removes them from their lane."""
-        self.count_out(piece)
-        self.settled += len(piece)
 
     def waits_for_disk(self) -> bool:
         """Return whether ready messages may become deliverable when a pending disk write ends: that
@@ -601,49 +557,32 @@ class Queue(Timed):
         them."""
         return self.entered - self.ready
 
-    def count_out(self, piece: Slice) -> None:
-        """Subtract a slice from the ready counters. The caller removes it from its lane."""
-        self.ready -= len(piece)
-        self.ready_bytes -= piece.size()
-        if self.body_bytes >= 0:
-            self.body_bytes -= piece.body_bytes()
-
     def make_ready(self, piece: Slice) -> None:
-        """Make quarantined messages ready at their old places. Their body bytes must be known if
+        """Make messages of no bucket ready at their old places. Their body bytes must be known if
         the queue counts body bytes."""
-        self.ready += len(piece)
-        self.ready_bytes += piece.size()
-        if self.body_bytes >= 0:
-            self.body_bytes += piece.body_bytes()
+        self.account.move(piece, MOVING, READY)
         if piece.annotations is not None and piece.annotations.ttl_ms >= 0:
             self.own_ttl = self.watched = True
         self._to_places([piece])
 
     def put_aside(self, entry: Quarantined) -> None:
-        """Count messages that are no longer ready or acquired as quarantined."""
+        """Quarantine messages of no bucket."""
         self.quarantine.append(entry)
-        self.quarantined += len(entry.piece)
+        self.account.move(entry.piece, MOVING, QUARANTINED)
 
     def take_from_aside(self, entry: Quarantined) -> None:
-        """Remove an entry from the quarantine. The caller counts its messages elsewhere."""
+        """Remove an entry from the quarantine. The caller moves its messages on."""
         self.quarantine.remove(entry)
-        self.quarantined -= len(entry.piece)
+        self.account.move(entry.piece, QUARANTINED, MOVING)
 
     def give_back(self, pieces: list[Slice], failed: bool, to_tail: bool = False) -> None:
         """Requeue acquired messages at their old positions [TX-9] or at the tail [NQ-12]. Their
         delivery count rises by one and, where `failed`, their failure count too."""
         for piece in pieces:
-            size = piece.size()
-            count = piece.hi - piece.lo
-            self.ready += count
-            self.ready_bytes += size
-            self.acquired -= count
-            self.acquired_bytes -= size
+            self.account.move(piece, ACQUIRED, READY)
             piece.acquired += 1
             if failed:
                 piece.failed += 1
-            if self.body_bytes >= 0:
-                self.body_bytes += piece.body_bytes()
         if to_tail:
             for piece in pieces:
                 self._to_tail(piece)
@@ -662,7 +601,9 @@ class Queue(Timed):
         """Return the body bytes of the n messages that leave next. The queue must count body bytes.
         O(slices)."""
         if n >= self.ready:
-            return self.body_bytes - sum(letter.piece.body_bytes() for letter in self.letters)
+            return self.account.body_bytes - sum(
+                letter.piece.body_bytes() for letter in self.letters
+            )
         total = 0
         for lane in reversed(self.lanes):
             for pieces in (lane.in_front(), lane.fresh):
@@ -680,13 +621,12 @@ class Queue(Timed):
             lane.unpack()
 
     def clear(self) -> list[Slice]:
-        """Remove all ready messages and return them. The caller counts their end."""
+        """Remove all ready messages and return them. The caller moves them on."""
         pieces = self.slices()
         for lane in self.lanes:
             lane.clear()
-        self.ready = self.ready_bytes = 0
-        if self.body_bytes >= 0:
-            self.body_bytes = sum(letter.piece.body_bytes() for letter in self.letters)
+        for piece in pieces:
+            self.account.move(piece, READY, MOVING)
         return pieces
 
     # -- the account
@@ -697,10 +637,8 @@ class Queue(Timed):
         Returns whether this is the first of the turn that needs a record.
         """
         count = hi - lo
-        self.acquired -= count
         cuts = piece.payload.cuts
-        self.acquired_bytes -= cuts[hi] - cuts[lo]
-        self.settled += count
+        self.account.settle(count, cuts[hi] - cuts[lo])
         if not self.stored:
             return False
         low = piece.first + lo - piece.lo
@@ -719,87 +657,32 @@ class Queue(Timed):
         """Return the sequence behind the last message of a stream that readers may see."""
         return self.mark_durable
 
-    def leave_acquired(self, piece: Slice) -> None:
-        """Count acquired messages as ended without success. The caller counts the reason."""
-        self.acquired -= piece.hi - piece.lo
-        self.acquired_bytes -= piece.size()
-
-    def stage(self, piece: Slice) -> None:
-        """Count acquired messages as settled in an open transaction; they wait for its end
-        [TX-4]."""
-        self.leave_acquired(piece)
-        self.staged += piece.hi - piece.lo
-        self.staged_bytes += piece.size()
-
-    def unstage(self, piece: Slice) -> None:
-        """Count staged messages as acquired again, as their transaction ends. The caller decides
-        what follows."""
-        self.leave_staged(piece)
-        self.acquired += piece.hi - piece.lo
-        self.acquired_bytes += piece.size()
-
-    def leave_staged(self, piece: Slice) -> None:
-        """Count staged messages as ended before their transaction has ended. The caller counts the
-        reason."""
-        self.staged -= piece.hi - piece.lo
-        self.staged_bytes -= piece.size()
-
-    def drop(self, count: int, reason: int) -> None:
-        """Count messages that are no longer ready or acquired as dropped for a reason."""
-        self.dropped[reason] = self.dropped.get(reason, 0) + count
-
     def keep(self, letter: Letter) -> None:
-        """Add a letter to the dead-letter-pending messages. They are no longer ready or
-        acquired."""
-        piece = letter.piece
+        """Add a letter of no bucket to the dead-letter-pending messages."""
         self.letters.append(letter)
-        self.pending += len(piece)
-        self.pending_bytes += piece.size()
-        if self.body_bytes >= 0:
-            self.body_bytes += piece.body_bytes()
+        self.account.move(letter.piece, MOVING, PENDING)
         self.watched = True
 
     def release(self, piece: Slice) -> None:
-        """Count pending messages, already removed from `letters`, as ended. The caller counts the
-        reason."""
-        self.pending -= len(piece)
-        self.pending_bytes -= piece.size()
-        if self.body_bytes >= 0:
-            self.body_bytes -= piece.body_bytes()
+        """Count messages that were removed from `letters` as pending no longer. The caller moves
+        them on."""
+        self.account.move(piece, PENDING, MOVING)
 
     def counters(self) -> dict[str, object]:
-        """Return the account as plain values, for COUNTERS records, the HTTP API and Spark."""
-        of_streams: dict[str, object] = {}
+        """Return the account as plain values, for COUNTERS rows."""
+        terms = self.account.terms()
         if self.settings.is_stream:
-            of_streams["kept_from"] = self.kept_from
-            of_streams["let_go_bytes"] = self.let_go_bytes
-        return {
-            "entered": self.entered,
-            "ready": self.ready,
-            "acquired": self.acquired,
-            "leased": self.leased,
-            "deferred": self.deferred,
-            "staged": self.staged,
-            "dead_letter_pending": self.pending,
-            "quarantined": self.quarantined,
-            "settled": self.settled,
-            "dead_lettered": self.dead_lettered,
-            "dropped": {records.DROP_REASONS[k]: n for k, n in sorted(self.dropped.items())},
-            **of_streams,
-        }
-
-    def is_balanced(self) -> bool:
-        """Return whether each message that entered is counted exactly once, as present or as ended
-        [LC-5]."""
-        gone = self.settled + self.dead_lettered + sum(self.dropped.values())
-        here = self.ready + self.acquired + self.deferred + self.staged + self.pending
-        return self.entered == here + self.quarantined + gone
+            terms["kept_from"] = self.kept_from
+            terms["let_go_bytes"] = self.let_go_bytes
+        return terms
 
     def check(self) -> None:
-        """Assert conservation and that the counts match the slices [LC-5]. O(slices)."""
+        """Assert that the account balances and says what is there [LC-5]. O(slices)."""
+        account = self.account
+        account.check()
         pieces = self.slices()
-        assert self.ready == sum(len(p) for p in pieces), (self.name, self.ready, len(pieces))
-        assert self.ready_bytes == sum(p.size() for p in pieces), (self.name, self.ready_bytes)
+        assert account.ready == sum(len(p) for p in pieces), (self.name, account.ready)
+        assert account.ready_bytes == sum(p.size() for p in pieces), self.name
         for priority, lane in enumerate(self.lanes):
             last = 0
             for piece in lane.slices():
@@ -809,20 +692,16 @@ class Queue(Timed):
                 last = place + len(piece) - 1
             assert last <= self.entered + self.shift, (self.name, last)
         waiting = [entry[3] for entry in self.deferrals]
-        assert self.deferred == sum(len(p) for p in waiting), (self.name, self.deferred)
-        assert self.deferred_bytes == sum(p.size() for p in waiting), self.name
+        assert account.deferred == sum(len(p) for p in waiting), (self.name, account.deferred)
+        assert account.deferred_bytes == sum(p.size() for p in waiting), self.name
         held = [letter.piece for letter in self.letters]
-        assert self.pending == sum(len(p) for p in held), (self.name, self.pending)
-        assert self.pending_bytes == sum(p.size() for p in held), (self.name, self.pending_bytes)
-        if self.body_bytes >= 0:
+        assert account.pending == sum(len(p) for p in held), (self.name, account.pending)
+        assert account.pending_bytes == sum(p.size() for p in held), self.name
+        if account.body_bytes >= 0:
             bodies = sum(p.body_bytes() for p in pieces) + sum(p.body_bytes() for p in held)
-            assert self.body_bytes == bodies, (self.name, self.body_bytes, bodies)
+            assert account.body_bytes == bodies, (self.name, account.body_bytes, bodies)
         aside = [entry.piece for entry in self.quarantine]
-        assert self.quarantined == sum(len(p) for p in aside), (self.name, self.quarantined)
-        assert self.is_balanced(), (self.name, self.counters())
-        assert min(self.ready, self.acquired, self.leased, self.staged, self.ready_bytes) >= 0
-        assert min(self.acquired_bytes, self.staged_bytes) >= 0
-        assert self.leased <= self.acquired
+        assert account.quarantined == sum(len(p) for p in aside), self.name
 
 
 def _due(entry: tuple[int, int, bool, Slice]) -> tuple[int, int]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import final
 
 from tallymark.engine import records
+from tallymark.engine.account import LEASED, MOVING, READY
 from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.message import Slice
@@ -62,8 +63,7 @@ class Readmission:
                 inside = low < piece.first + len(piece) and piece.first < high
                 if inside and not self._store.tried(piece.payload):
                     subscription.lose(piece.first, piece.first + len(piece))
-                    queue.leased -= len(piece)
-                    queue.leave_acquired(piece)
+                    queue.account.move(piece, LEASED, MOVING)
                     self._state.drop(queue, piece, records.DROPPED_UNREADABLE)
                     gone += len(piece)
         self._quarantine.look_after(queue)
@@ -75,9 +75,8 @@ class Readmission:
                 self._state.drop(queue, piece, records.DROPPED_RETENTION)
                 return
             queue.lanes[0].put_between(piece)
-            queue.ready += len(piece)
-            queue.ready_bytes += piece.size()
+            queue.account.move(piece, MOVING, READY)
             return
-        if queue.body_bytes >= 0:
+        if queue.account.body_bytes >= 0:
             self._entrance.weigh(piece.payload)
         queue.make_ready(piece)

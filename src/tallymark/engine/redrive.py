@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Final, final
 
 from tallymark.engine import records
+from tallymark.engine.account import READY, SETTLED
 from tallymark.engine.annotations import Annotations, Death, Notes
 from tallymark.engine.arguments import named
 from tallymark.engine.entrance import Entrance
@@ -262,7 +263,7 @@ class Redrives:
         entrance = self._entrance
         payload = piece.payload
         n = len(piece)
-        queue.move_out(piece)
+        queue.account.move(piece, READY, SETTLED)
         self._store.use(payload, n * len(targets))
         for target in targets:
             kept = payload.persistent and target.stored

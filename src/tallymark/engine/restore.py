@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Final, final
 
 from tallymark.engine import definitions, records
+from tallymark.engine.account import DEFERRED, DROPPED, LEASED, MOVING, PENDING, READY
 from tallymark.engine.broker import Broker
 from tallymark.engine.history import Contents, QueueHistory, StoredAnnotations
 from tallymark.engine.ledger import dropped_record
@@ -223,39 +224,29 @@ def drop_lost(broker: Broker, lost: list[Payload]) -> int:
     gone = {id(payload) for payload in lost}
     count = 0
     for queue in broker.queues.values():
-        ready, ready_bytes = queue.ready, queue.ready_bytes
         for piece in queue.clear():
             if id(piece.payload) in gone:
-                ready -= len(piece)
-                ready_bytes -= piece.size()
-                queue.drop(len(piece), records.DROPPED_LOST)
-                count += _record_lost(broker, queue, piece)
+                count += _lose(broker, queue, piece, MOVING)
             else:
                 queue.lanes[piece.priority].fresh.append(piece)
-        queue.ready, queue.ready_bytes = ready, ready_bytes
+                queue.account.move(piece, MOVING, READY)
         for entry in [x for x in queue.deferrals if id(x[3].payload) in gone]:
             queue.deferrals.remove(entry)
-            queue.deferred -= len(entry[3])
-            queue.deferred_bytes -= entry[3].size()
-            queue.drop(len(entry[3]), records.DROPPED_LOST)
-            count += _record_lost(broker, queue, entry[3])
+            count += _lose(broker, queue, entry[3], DEFERRED)
         heapq.heapify(queue.deferrals)
         for letter in [x for x in queue.letters if id(x.piece.payload) in gone]:
             queue.letters.remove(letter)
-            queue.release(letter.piece)
-            queue.drop(len(letter.piece), records.DROPPED_LOST)
-            count += _record_lost(broker, queue, letter.piece)
+            count += _lose(broker, queue, letter.piece, PENDING)
         for subscription in queue.subscriptions:
             held = [lease.slice for lease in subscription.leases]
             for piece in [x for x in held if id(x.payload) in gone]:
                 subscription.lose(piece.first, piece.first + len(piece))
-                queue.leased -= len(piece)
-                queue.leave_acquired(piece)
-                queue.drop(len(piece), records.DROPPED_LOST)
-                count += _record_lost(broker, queue, piece)
+                count += _lose(broker, queue, piece, LEASED)
     return count + broker.sinks.lose(gone)
 
 
-def _record_lost(broker: Broker, queue: Queue, piece: Slice) -> int:
+def _lose(broker: Broker, queue: Queue, piece: Slice, bucket: int) -> int:
+    """Move messages from a bucket to those dropped as lost; return their count."""
+    queue.account.move(piece, bucket, DROPPED, records.DROPPED_LOST)
     broker.ledger.emit(dropped_record(queue.id, piece.first, len(piece), records.DROPPED_LOST))
     return len(piece)

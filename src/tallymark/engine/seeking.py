@@ -15,6 +15,7 @@ from __future__ import annotations
 from array import array
 from typing import Final, final
 
+from tallymark.engine.account import MOVING, READY
 from tallymark.engine.effects import Deliver
 from tallymark.engine.handover import Handover
 from tallymark.engine.marks import Marks
@@ -145,7 +146,7 @@ class Seeking:
             quarantine.put_from_stream(queue, found)
             return
         piece = lane.pick(found.first + found.shift, len(found))
-        queue.count_out(piece)
+        queue.account.move(piece, READY, MOVING)
         quarantine.put(queue, piece)
 
     def _hand_over(

@@ -11,6 +11,7 @@ from collections import deque
 from typing import final
 
 from tallymark.engine import records
+from tallymark.engine.account import ACQUIRED, DROPPED, MOVING
 from tallymark.engine.annotations import Notes, with_notes
 from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.entrance import Entrance
@@ -184,7 +185,7 @@ class Settlement:
             for piece in pieces:
                 self.ledger.emit(returned_record(queue.id, piece, reason, owner, failed, to_tail))
             self.agenda.given_back(queue, pieces)
-        if queue.body_bytes >= 0:  # delivered before the queue had a limit on bytes
+        if queue.account.body_bytes >= 0:  # delivered before the queue had a limit on bytes
             pieces = [piece for piece in pieces if self._is_weighed(queue, piece, failed)]
         queue.give_back(pieces, failed, to_tail)
         if queue.consumers or queue.watched:
@@ -196,7 +197,7 @@ class Settlement:
         entrance = self._entrance
         if entrance.is_weighed(piece.payload):
             return True
-        queue.leave_acquired(piece)
+        queue.account.move(piece, ACQUIRED, MOVING)
         piece.acquired += 1
         if failed:
             piece.failed += 1
@@ -254,7 +255,7 @@ class Settlement:
         reason: int = records.RETURNED_BY_CLIENT,
     ) -> None:
         """Defer acquired messages until `due_ms` (engine time)."""
-        queue.leave_acquired(piece)
+        queue.account.move(piece, ACQUIRED, MOVING)
         piece.acquired += 1
         if failed:
             piece.failed += 1
@@ -272,7 +273,7 @@ class Settlement:
     ) -> None:
         """Defer messages that are no longer ready or acquired until `due_ms` (engine time)."""
         entrance = self._entrance
-        if queue.body_bytes >= 0 and not entrance.is_weighed(piece.payload):
+        if queue.account.body_bytes >= 0 and not entrance.is_weighed(piece.payload):
             entrance.quarantine.put(queue, piece)
         else:
             queue.defer(piece, due_ms, to_tail)
@@ -307,7 +308,7 @@ class Settlement:
 
     def _bury(self, queue: Queue, piece: Slice, reason: int, failed: bool) -> None:
         """Dead-letter acquired messages. Their letters carry the counts of this delivery."""
-        queue.leave_acquired(piece)
+        queue.account.move(piece, ACQUIRED, MOVING)
         piece.acquired += 1
         if failed:
             piece.failed += 1
@@ -328,8 +329,7 @@ class Settlement:
                 if entry.queue is queue and not entry.void:
                     for low, high in entry.pieces(entry.first, entry.last):
                         piece = entry.part(low, high)
-                        queue.leave_acquired(piece)
-                        queue.drop(len(piece), reason)
+                        queue.account.move(piece, ACQUIRED, DROPPED, reason)
                         self.record_drop(queue, piece.first, piece.first + len(piece), reason)
 
     def empty_in_flight(self, sessions: list[Session], queue: Queue, reason: int) -> None:
@@ -346,7 +346,7 @@ class Settlement:
                 is_lenient = consumer is not None and consumer.on_timeout == REQUEUES
                 for low, high in entry.pieces(entry.first, entry.last):
                     piece = entry.part(low, high)
-                    queue.leave_acquired(piece)
+                    queue.account.move(piece, ACQUIRED, MOVING)
                     self.state.drop(queue, piece, reason)
                     if is_lenient:
                         self.free_credit(session, entry.consumer, len(piece))

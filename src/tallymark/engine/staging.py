@@ -12,6 +12,7 @@ from __future__ import annotations
 from array import array
 from typing import Final, final
 
+from tallymark.engine.account import ACQUIRED, STAGED
 from tallymark.engine.annotations import Annotations, Notes, keys_of
 from tallymark.engine.deadlines import Timed
 from tallymark.engine.errors import PreconditionFailed, ResourceExhausted
@@ -231,7 +232,7 @@ def unstage(entry: InFlight) -> None:
     """Count deliveries that were settled in a transaction as acquired again, in their queue."""
     if not entry.void and not entry.queue.deleted:
         for low, high in entry.pieces(entry.first, entry.last):
-            entry.queue.unstage(entry.part(low, high))
+            entry.queue.account.move(entry.part(low, high), STAGED, ACQUIRED)
 
 
 def stored_ranges(entry: InFlight) -> list[tuple[int, int]]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import final
 
 from tallymark.engine import records
+from tallymark.engine.account import DROPPED, MOVING
 from tallymark.engine.agenda import Agenda
 from tallymark.engine.clock import Clock
 from tallymark.engine.deadlines import Deadlines
@@ -79,11 +80,11 @@ class State:
         self.message_ids = Counter()
 
     def drop(self, queue: Queue, piece: Slice, reason: int) -> None:
-        """Drop messages that are no longer ready or acquired, and count them."""
+        """Drop messages of no bucket, and count them."""
         n = len(piece)
         of_stream = reason == records.DROPPED_RETENTION or reason == records.DROPPED_ARCHIVED
         size = piece.size() if of_stream else 0
-        queue.drop(n, reason)
+        queue.account.move(piece, MOVING, DROPPED, reason)
         self.store.finish(piece.payload, n)
         if queue.stored:
             self.ledger.emit(dropped_record(queue.id, piece.first, n, reason, size))

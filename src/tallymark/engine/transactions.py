@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
+from tallymark.engine.account import ACQUIRED, DROPPED, MOVING, STAGED
 from tallymark.engine.admission import Admission
 from tallymark.engine.annotations import (
     Annotations,
@@ -217,7 +218,7 @@ class Transactions:
         entry = take_out(into.session, at, low, high)
         if not entry.void and not entry.queue.deleted:
             for a, b in entry.pieces(entry.first, entry.last):
-                entry.queue.stage(entry.part(a, b))
+                entry.queue.account.move(entry.part(a, b), ACQUIRED, STAGED)
         transaction.park(into, entry)
         if not transaction.is_unrecorded:
             transaction.is_unrecorded = True
@@ -390,11 +391,11 @@ class Transactions:
                 continue
             for low, high in entry.pieces(entry.first, entry.last):
                 piece = entry.part(low, high)
-                queue.leave_staged(piece)
                 if is_emptied:
+                    queue.account.move(piece, STAGED, MOVING)
                     self._state.drop(queue, piece, reason)
                 else:
-                    queue.drop(len(piece), reason)
+                    queue.account.move(piece, STAGED, DROPPED, reason)
                     self._settlement.record_drop(
                         queue, piece.first, piece.first + len(piece), reason
                     )

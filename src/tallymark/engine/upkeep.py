@@ -12,6 +12,7 @@ from bisect import bisect_left
 from typing import final
 
 from tallymark.engine import records
+from tallymark.engine.account import MOVING, READY
 from tallymark.engine.annotations import ready_since
 from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.deadlines import NEVER
@@ -124,7 +125,7 @@ class Upkeep:
         if n <= 0:
             return 0
         piece = lane.pick(found.first + found.shift, n)
-        queue.count_out(piece)
+        queue.account.move(piece, READY, MOVING)
         self._letters.bury(queue, [piece], records.DEAD_EXPIRED)
         return n
 
@@ -166,7 +167,7 @@ class Upkeep:
         """Make due deferrals ready; False: none was due."""
         due = queue.take_due(self.clock.now_ms)
         found = bool(due)
-        if queue.body_bytes >= 0:  # deferred before the queue had a limit on bytes, or a restart
+        if queue.account.body_bytes >= 0:  # deferred before it had a limit on bytes, or a restart
             due = [entry for entry in due if self._is_weighed(queue, entry)]
         queue.end_deferrals(due)
         return found
@@ -218,7 +219,7 @@ class Upkeep:
         oldest = self.clock.now_ms - settings.max_age_ms + 1 if settings.max_age_ms >= 0 else -1
         excess = 0
         if settings.retain_bytes >= 0:
-            cut = queue.let_go_bytes + queue.ready_bytes - settings.retain_bytes
+            cut = queue.let_go_bytes + queue.account.ready_bytes - settings.retain_bytes
             if settings.segment_bytes:
                 cut -= cut % settings.segment_bytes
             excess = cut - queue.let_go_bytes
@@ -250,11 +251,11 @@ class Upkeep:
         if settings.overflow != DROP_HEAD:
             return True
         limit, limit_bytes = settings.max_length, settings.max_bytes
-        if limit_bytes >= 0 and queue.body_bytes < 0:
+        if limit_bytes >= 0 and queue.account.body_bytes < 0:
             self._entrance.weigh_queue(queue)
         while queue.ready or queue.letters:
             excess = queue.ready + queue.pending - limit if limit >= 0 else 0
-            excess_bytes = queue.body_bytes - limit_bytes if limit_bytes >= 0 else 0
+            excess_bytes = queue.account.body_bytes - limit_bytes if limit_bytes >= 0 else 0
             if excess <= 0 and excess_bytes <= 0:
                 return True
             if self.room <= 0:

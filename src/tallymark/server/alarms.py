@@ -77,7 +77,7 @@ class Alarms:
         """Return the alarms for the administrator: those that pause publishers, and "quarantine",
         which does not."""
         found = sorted(self.active)
-        if any(queue.quarantined for queue in self._broker.queues.values()):
+        if any(queue.account.quarantined for queue in self._broker.queues.values()):
             found.append("quarantine")
         return found
 

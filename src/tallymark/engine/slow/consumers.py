@@ -114,7 +114,9 @@ class Reading:
         """Consumers of the subscription; at least one."""
         self.count = messages_of(queue)
         """Count of messages ready and unsettled."""
-        self.depth = queue.ready_bytes + queue.acquired_bytes + queue.staged_bytes
+        self.depth = (
+            queue.account.ready_bytes + queue.account.acquired_bytes + queue.account.staged_bytes
+        )
         """Body bytes of these messages; framing is included while the value is far from the
         limit."""
         self.age_ms = 0
@@ -309,7 +311,7 @@ class SlowConsumers:
         """Return the queue's messages that sessions hold unsettled, or settled in an open
         transaction."""
         pieces: list[Slice] = []
-        missing = queue.acquired - queue.leased
+        missing = queue.acquired - queue.account.leased
         seen: set[int] = set()
         for consumer in queue.consumers:
             session = consumer.session
@@ -321,7 +323,7 @@ class SlowConsumers:
                 for session in connection.sessions:
                     if session.unacked and session.id not in seen:
                         session.held(queue, pieces)
-        if queue.staged:
+        if queue.account.staged:
             for entry in self._transactions.parked():
                 if entry.queue is queue:
                     for low, high in entry.pieces(entry.first, entry.last):
@@ -450,7 +452,7 @@ class SlowConsumers:
 def messages_of(queue: Queue) -> int:
     """Return the count of messages that are ready or unsettled. Messages settled in an open
     transaction count until it commits [TX-4]."""
-    return queue.ready + queue.acquired + queue.staged
+    return queue.ready + queue.acquired + queue.account.staged
 
 
 def _owners(queue: Queue) -> list[Consumer]:

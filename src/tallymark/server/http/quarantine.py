@@ -63,7 +63,7 @@ class Quarantines:
         queue = self._http.queue(request)
         back = self._node.broker.readmission.retry(queue)
         await self._node.durable()
-        return answer({"back": back, "quarantined": queue.quarantined})
+        return answer({"back": back, "quarantined": queue.account.quarantined})
 
     async def _drop(self, request: web.Request) -> web.Response:
         require_administrator(request)
@@ -75,7 +75,7 @@ class Quarantines:
         queue = self._http.queue(request)
         dropped = self._node.broker.readmission.drop(queue, wanted.first, wanted.last + 1)
         await self._node.durable()
-        return answer({"dropped": dropped, "quarantined": queue.quarantined})
+        return answer({"dropped": dropped, "quarantined": queue.account.quarantined})
 
 
 def quarantine_rows(queue: Queue) -> list[dict[str, Any]]:

@@ -11,7 +11,6 @@ from tallymark import __version__, is_compiled
 from tallymark.engine.arguments import wire_bytes
 from tallymark.engine.clock import Clock
 from tallymark.engine.queue import Queue
-from tallymark.engine.records import DROP_REASONS
 from tallymark.engine.streams import first_offset, offset_of
 from tallymark.server import logs
 from tallymark.server.access.user import sees
@@ -65,10 +64,10 @@ class State:
                 "ready": sum(queue.ready for queue in queues),
                 "acquired": sum(queue.acquired for queue in queues),
                 "deferred": sum(queue.deferred for queue in queues),
-                "staged": sum(queue.staged for queue in queues),
-                "quarantined": sum(queue.quarantined for queue in queues),
+                "staged": sum(queue.account.staged for queue in queues),
+                "quarantined": sum(queue.account.quarantined for queue in queues),
                 "transactions": len(broker.transactions.open),
-                "settled": sum(queue.settled for queue in queues),
+                "settled": sum(queue.account.settled for queue in queues),
                 "sinks": len(broker.sinks.sinks),
                 "sink_stagings": len(broker.sinks.stagings),
                 "sink_staged": broker.sinks.staged,
@@ -87,7 +86,9 @@ class State:
                     "uptime_s": node.uptime_ms() // 1000,
                     "turns": node.turns,
                     "alarms": ", ".join(node.alarms.shown()) or "none",
-                    "quarantined": sum(queue.quarantined for queue in broker.queues.values()),
+                    "quarantined": sum(
+                        queue.account.quarantined for queue in broker.queues.values()
+                    ),
                     "connections": len(node.clients),
                     "queues": len(broker.queues),
                 },
@@ -210,12 +211,12 @@ def queue_row(queue: Queue, clock: Clock) -> dict[str, Any]:
         "exclusive": bool(queue.exclusive_owner),
         "auto_delete": queue.auto_delete,
         "arguments": plain(queue.arguments),
-        "ready_bytes": queue.ready_bytes,
-        "acquired_bytes": queue.acquired_bytes,
-        "deferred_bytes": queue.deferred_bytes,
-        "staged_bytes": queue.staged_bytes,
+        "ready_bytes": queue.account.ready_bytes,
+        "acquired_bytes": queue.account.acquired_bytes,
+        "deferred_bytes": queue.account.deferred_bytes,
+        "staged_bytes": queue.account.staged_bytes,
         "next_due_ms": clock.to_wall(queue.deferrals[0][0]) if queue.deferrals else None,
-        "leased": queue.leased,
+        "leased": queue.account.leased,
         "consumers": len(queue.consumers),
         "subscriptions": len(queue.subscriptions),
         **(stream_row(queue) if queue.settings.is_stream else {}),
@@ -234,21 +235,9 @@ def stream_row(queue: Queue) -> dict[str, Any]:
 
 def account_row(queue: Queue) -> dict[str, Any]:
     """The equation of one queue [LC-5]."""
-    return {
-        "id": queue.id,
-        "vhost": queue.vhost,
-        "name": queue.name,
-        "entered": queue.entered,
-        "ready": queue.ready,
-        "acquired": queue.acquired,
-        "deferred": queue.deferred,
-        "staged": queue.staged,
-        "dead_letter_pending": queue.pending,
-        "quarantined": queue.quarantined,
-        "settled": queue.settled,
-        "dead_lettered": queue.dead_lettered,
-        "dropped": {DROP_REASONS[reason]: count for reason, count in queue.dropped.items()},
-    }
+    terms = queue.account.terms()
+    del terms["leased"]  # part of `acquired`
+    return {"id": queue.id, "vhost": queue.vhost, "name": queue.name, **terms}
 
 
 def plain(value: object) -> Any:

@@ -107,7 +107,7 @@ class Streams:
                 "first": first_offset(queue),
                 "next": queue.end() - 1,
                 "messages": queue.ready,
-                "bytes": queue.ready_bytes,
+                "bytes": queue.account.ready_bytes,
                 "oldest_ms": self._arrived_ms(queue, 0),
                 "newest_ms": self._arrived_ms(queue, -1),
                 "readers": len(queue.consumers),

@@ -85,7 +85,7 @@ class Overview(Routes):
                 "message_stats": counted(
                     {
                         "publish": sum(queue.entered for queue in queues),
-                        "ack": sum(queue.settled for queue in queues),
+                        "ack": sum(queue.account.settled for queue in queues),
                     }
                 ),
                 "queue_totals": counted(totals),

@@ -48,14 +48,11 @@ def counted(counts: dict[str, int]) -> dict[str, Any]:
 def queue_counts(queue: Queue) -> dict[str, int]:
     """Messages: ready, handed out (settled in a transaction or not), and all, with those that are
     deferred, cannot be read, and dead letters that wait for a way out."""
-    account = queue.counters()
-    waiting = account["dead_letter_pending"]
-    assert isinstance(waiting, int)
-    waiting += queue.quarantined
+    account = queue.account
     return {
-        "messages": queue.ready + queue.acquired + queue.staged + queue.deferred + waiting,
-        "messages_ready": queue.ready,
-        "messages_unacknowledged": queue.acquired + queue.staged,
+        "messages": account.present(),
+        "messages_ready": account.ready,
+        "messages_unacknowledged": account.acquired + account.staged,
     }
 
 
@@ -66,7 +63,7 @@ def queue_row(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any]:
     )
     exclusive = [consumer.tag for consumer in queue.consumers if consumer.exclusive]
     active = queue.active if queue.settings.single_active else None
-    held_bytes = queue.acquired_bytes + queue.staged_bytes
+    held_bytes = queue.account.acquired_bytes + queue.account.staged_bytes
     row: dict[str, Any] = {
         "name": queue.name,
         "vhost": queue.vhost,
@@ -85,8 +82,8 @@ def queue_row(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any]:
         "single_active_consumer_tag": None if active is None else active.tag,
         **counted(queue_counts(queue)),
         "messages_delayed": queue.deferred,
-        "message_bytes": queue.ready_bytes + held_bytes + queue.deferred_bytes,
-        "message_bytes_ready": queue.ready_bytes,
+        "message_bytes": queue.account.ready_bytes + held_bytes + queue.account.deferred_bytes,
+        "message_bytes_ready": queue.account.ready_bytes,
         "message_bytes_unacknowledged": held_bytes,
     }
     if queue.deferrals:
@@ -98,7 +95,7 @@ def queue_row(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any]:
         if queue.end() > 1:
             row["committed_offset"] = queue.end() - 2
     if queue.entered:
-        row["message_stats"] = counted({"publish": queue.entered, "ack": queue.settled})
+        row["message_stats"] = counted({"publish": queue.entered, "ack": queue.account.settled})
     owner = node.broker.connections.get(queue.exclusive_owner)
     if owner is not None:
         row["owner_pid_details"] = peer_details(owner.name)

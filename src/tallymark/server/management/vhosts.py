@@ -55,7 +55,7 @@ def vhost_row(vhost: VirtualHost) -> dict[str, Any]:
         for name, count in queue_counts(queue).items():
             totals[name] += count
         published += queue.entered
-        settled += queue.settled
+        settled += queue.account.settled
     row: dict[str, Any] = {
         "name": vhost.name,
         "description": "",

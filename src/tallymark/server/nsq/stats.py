@@ -231,7 +231,7 @@ class Stats:
             "channel_name": name,
             "depth": queue.ready,
             "backend_depth": 0 if is_ephemeral(name) else queue.ready,
-            "in_flight_count": queue.acquired + queue.staged,
+            "in_flight_count": queue.acquired + queue.account.staged,
             "deferred_count": queue.deferred,
             "message_count": queue.entered - self._before.get(queue.id, 0),
             "requeue_count": queue.requeued,
