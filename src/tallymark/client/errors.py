@@ -31,10 +31,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
-if TYPE_CHECKING:
-    from tallymark.client.outcomes import Outcome
+from tallymark.client.outcomes import Outcome
 
 NO_USE_TRYING: Final = frozenset(
     (
