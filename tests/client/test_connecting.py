@@ -324,7 +324,7 @@ def test_addresses() -> None:
 
 
 def test_options_are_checked_before_anything_happens() -> None:
-    with pytest.raises(ValueError, match="sasl='MD5', expected 'PLAIN'"):
+    with pytest.raises(ValueError, match="sasl='MD5', expected one of 'PLAIN'"):
         connect("amqp://h", sasl="MD5")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="ssl for amqp://h:5672, expected an amqps:// address"):
         connect("amqp://h", ssl=ssl.create_default_context())

@@ -52,7 +52,9 @@ def test_the_body_sections_may_be_chosen() -> None:
     assert (again(Message([1, 2], kind="sequence")).body) == [1, 2]
     assert again(Message([1, 2], kind="sequence")).kind == "sequence"
     assert again(Message(b"x", kind="value")).kind == "value"
-    with pytest.raises(ValueError, match="kind='text', expected 'data', 'value' or 'sequence'"):
+    with pytest.raises(
+        ValueError, match="kind='text', expected one of 'data', 'value', 'sequence'"
+    ):
         Message("x", kind="text")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="data of type str, expected bytes"):
         Message("x", kind="data").encode()

@@ -690,7 +690,7 @@ async def test_what_settles_is_checked_where_it_is_given() -> None:
     async with receiver_of(peer, credit=2) as receiver:
         messages = [await receiver.receive(), await receiver.receive()]
         wrong: list[tuple[Any, type[Exception], str]] = [
-            ("accepted", TypeError, "outcome 'accepted', expected an Accepted"),
+            ("accepted", ValueError, "outcome='accepted', expected one of 'accept'"),
             (Accepted, TypeError, "expected an Accepted, Rejected, Released or Modified"),
             (None, TypeError, "outcome None"),
             (Modified(message_annotations={"x-a": object()}), TypeError, "no AMQP type"),

@@ -18,6 +18,14 @@ import tallymark
 from tallymark.client.adapter import Adapter, ConnectionOwner
 from tallymark.client.amqp091.adapter import Amqp091
 from tallymark.client.amqp10.adapter import Amqp10
+from tallymark.client.arguments import (
+    check_call,
+    check_fields,
+    check_text,
+    check_timeout,
+    check_type,
+    listed,
+)
 from tallymark.client.dispatcher import Dispatcher
 from tallymark.client.errors import (
     ClientError,
@@ -146,6 +154,7 @@ class Connection(Closing, SessionHost, LineOwner):
     async def ready(self, timeout: float | None = None) -> None:
         """Wait until the connection is there: after a break, until it is restored. Raises
         ConnectionClosed once it is closed for good; TimedOut after `timeout` seconds."""
+        check_timeout("timeout", timeout)
         while self._life is not Life.OPEN:
             if self._life is Life.CLOSED or self._life is Life.CLOSING:
                 raise (self._error or _closed_by_us()).again()
@@ -458,16 +467,15 @@ def connect(
 
     Raises ConnectFailed (LoginRefused), and ValueError for arguments that make no sense.
     """
-    urls = [url] if isinstance(url, str) else list(url)
+    urls = [url] if isinstance(url, str) else listed("url", url, "text, or a list of texts")
     if not urls:
         raise ValueError("no url, expected at least one")
+    check_type("reconnect", reconnect, (bool, Backoff), "True, False or a Backoff")
+    check_text("container_id", container_id, optional=True)
+    check_fields("properties", properties)
+    for name, call in (("on_event", on_event), ("trace", trace), ("opener", opener)):
+        check_call(name, call, optional=True)
     endpoints = tuple(parse(one) for one in urls)
-    if ssl is not None and not any(endpoint.is_tls for endpoint in endpoints):
-        raise ValueError(f"ssl for {endpoints[0]}, expected an amqps:// address")
-    if sasl not in (None, "PLAIN", "ANONYMOUS", "EXTERNAL", "none"):
-        raise ValueError(
-            f"sasl={sasl!r}, expected 'PLAIN', 'ANONYMOUS', 'EXTERNAL', 'none' or None"
-        )
     options = ConnectionOptions(
         endpoints=endpoints,
         sasl=sasl,
@@ -481,6 +489,8 @@ def connect(
         session_window=session_window,
         max_message_size=max_message_size,
     )
+    if ssl is not None and not any(endpoint.is_tls for endpoint in endpoints):
+        raise ValueError(f"ssl for {endpoints[0]}, expected an amqps:// address")
     backoff = (Backoff() if reconnect else None) if isinstance(reconnect, bool) else reconnect
 
     async def open() -> Connection:

@@ -216,8 +216,6 @@ class Consumer(Link[ReceiverPort], ReceiverOwner):
 
     def issue(self, count: int) -> None:
         """See Receiver.issue_credit."""
-        if count < 1:
-            raise ValueError(f"issue_credit({count}), expected 1 or more")
         self.flow.issue(self._port_by_hand("issue_credit"), count)
 
     async def drain(self) -> int:

@@ -14,6 +14,9 @@ from contextlib import suppress
 from typing import Final, NamedTuple, final
 
 from tallymark.client.adapter import ReceiverOwner, SenderOwner, SessionOwner, SessionPort
+from tallymark.client.arguments import (
+    check_type,
+)
 from tallymark.client.errors import ClientError, NotPossible, SessionClosed, TimedOut
 from tallymark.client.events import CallbackFailed, Reporter
 from tallymark.client.gate import Gate, State
@@ -256,6 +259,7 @@ class Deliveries(SessionOwner, Coordinator):
         named, or the session's; None: of none. Raises NotPossible for one of another session."""
         if transaction is None:
             return self.work
+        check_type("transaction", transaction, Transaction, "a Transaction or None")
         if transaction.coordinator is not self:
             raise NotPossible("a transaction of another session")
         return transaction.present()

@@ -12,6 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 
+from tallymark.client.arguments import (
+    check_fields,
+    check_text,
+)
 from tallymark.wire.amqp10.types import Described, Symbol, Timestamp, ULong
 
 SQL = "amqp:sql-filter"
@@ -23,11 +27,13 @@ STREAM_OFFSET = "rabbitmq:stream-offset-spec"
 
 def sql(expression: str) -> dict[str, object]:
     """An SQL filter expression, as RabbitMQ 4.2 and Tallymark have it."""
+    check_text("expression", expression)
     return _one("sql-filter", SQL, expression)
 
 
 def selector(expression: str) -> dict[str, object]:
     """A JMS selector, as ActiveMQ, Artemis, Qpid and Tallymark have it."""
+    check_text("expression", expression)
     return _one("selector", SELECTOR, expression)
 
 
@@ -43,9 +49,8 @@ def properties(**values: object) -> dict[str, object]:
 def application_properties(values: Mapping[str, object]) -> dict[str, object]:
     """Return the filter for messages with these application properties; text is matched as by the
     properties' filter."""
-    fields: dict[object, object] = {}
-    for name, value in values.items():
-        fields[name] = value
+    check_fields("values", values, optional=False)
+    fields: dict[object, object] = dict(values.items())
     return _one("application-properties-filter", APPLICATION_PROPERTIES, fields)
 
 
@@ -58,6 +63,8 @@ def stream_offset(start: int | str | datetime) -> dict[str, object]:
     Raises ValueError: an offset below 0, or a time before 1970.
     """
     value: object = start
+    if isinstance(start, bool) or not isinstance(start, int | str | datetime):
+        raise TypeError(f"start={start!r:.80}, expected an offset, a text or a datetime")
     if isinstance(start, datetime):
         ms = int(start.timestamp() * 1000)
         if ms < 0:

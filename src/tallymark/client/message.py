@@ -12,6 +12,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, TypeAlias, final
 from uuid import UUID
 
+from tallymark.client.arguments import (
+    check_choice,
+    check_fields,
+    check_type,
+)
 from tallymark.client.errors import ClientError
 from tallymark.wire.amqp10.codec import encode
 from tallymark.wire.amqp10.errors import DecodeError
@@ -148,8 +153,8 @@ class Message:
         content.body = body
         if kind is None:
             kind = "data" if isinstance(body, (bytes, bytearray, memoryview)) else "value"
-        elif kind not in ("data", "value", "sequence"):
-            raise ValueError(f"kind={kind!r}, expected 'data', 'value' or 'sequence'")
+        else:
+            check_choice("kind", kind, ("data", "value", "sequence"))
         content.kind = kind
         content.header = Header(durable=durable, priority=priority, ttl=ttl_ms)
         content.properties = Properties(
@@ -161,21 +166,24 @@ class Message:
             correlation_id=correlation_id,
             content_type=content_type,
             content_encoding=content_encoding,
-            absolute_expiry_time=ms_of(expires_at),
-            creation_time=ms_of(creation_time),
+            absolute_expiry_time=ms_of("expires_at", expires_at),
+            creation_time=ms_of("creation_time", creation_time),
             group_id=group_id,
             group_sequence=group_sequence,
             reply_to_group_id=reply_to_group_id,
         )
+        if application_properties is not None:
+            check_fields("application_properties", application_properties)
         content.application_properties = dict(application_properties or {})
-        content.annotations = _symbols(annotations)
-        content.delivery_annotations = _symbols(delivery_annotations)
-        content.footer = _symbols(footer)
+        content.annotations = _symbols("annotations", annotations)
+        content.delivery_annotations = _symbols("delivery_annotations", delivery_annotations)
+        content.footer = _symbols("footer", footer)
 
     @staticmethod
     def parse(data: bytes) -> Message:
         """The message that these sections are. What is wrong with them shows (BadMessage) when the
         section is asked for."""
+        check_type("data", data, (bytes, bytearray, memoryview), "bytes")
         message = Message.__new__(Message)
         message._raw = bytes(data)
         message._content = None
@@ -403,16 +411,20 @@ def _named(values: Mapping[str, object]) -> dict[object, object] | None:
     return found or None
 
 
-def _symbols(values: Annotations | None) -> dict[object, object]:
+def _symbols(name: str, values: Annotations | None) -> dict[object, object]:
+    if values is not None:
+        check_type(name, values, Mapping, "a mapping or None")
     found: dict[object, object] = {}
     for key, value in (values or {}).items():
         found[Symbol(key) if isinstance(key, str) else key] = value
     return found
 
 
-def ms_of(time: datetime | None) -> int | None:
+def ms_of(name: str, time: datetime | None) -> int | None:
+    """Return milliseconds since 1970."""
     if time is None:
         return None
+    check_type(name, time, datetime, "a datetime or None")
     if time.tzinfo is None:
         raise ValueError(f"{time.isoformat()} without a time zone, expected an aware datetime")
     return Timestamp((time - EPOCH) // timedelta(milliseconds=1))

@@ -13,6 +13,17 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 from urllib.parse import unquote, urlsplit
 
+from tallymark.client.arguments import (
+    check_choice,
+    check_fields,
+    check_flag,
+    check_int,
+    check_number,
+    check_text,
+    check_texts,
+    check_type,
+)
+
 PORTS: Final = {"amqp": 5672, "amqps": 5671, "amqp091": 5672, "amqps091": 5671}
 """Default ports by scheme. amqp and amqps are AMQP 1.0."""
 
@@ -47,6 +58,7 @@ class Endpoint:
 def parse(url: str) -> Endpoint:
     """The parts of an address. Percent-escapes are decoded in user, password and vhost (`%2F` is
     the vhost `/`). Raises ValueError, which never shows the password."""
+    check_type("url", url, str, "text such as 'amqp://localhost'")
     scheme, separator, _ = url.partition("://")
     if not separator or scheme.lower() not in PORTS:
         raise ValueError(
@@ -83,6 +95,9 @@ Sasl: TypeAlias = Literal["PLAIN", "ANONYMOUS", "EXTERNAL", "none"]
 
 CREDIT_MAX: Final = 0x7FFF_FFFF
 """Largest link-credit announced: half the number circle, so that serial arithmetic has room."""
+UINT_MAX: Final = 0xFFFF_FFFF
+FRAME_MIN: Final = 512
+"""Bytes of the smallest frame size that either protocol lets us ask for."""
 ANSWER_S: Final = 30.0
 """Seconds that a peer may take to answer an open, begin, attach, detach, end or close."""
 
@@ -102,6 +117,19 @@ class ConnectionOptions:
     max_frame_size: int = 131_072
     session_window: int = 5_000
     max_message_size: int = 0
+
+    def __post_init__(self) -> None:
+        check_choice("sasl", self.sasl, ("PLAIN", "ANONYMOUS", "EXTERNAL", "none", None))
+        if self.ssl is not None:
+            check_type("ssl", self.ssl, tls.SSLContext, "an ssl.SSLContext or None")
+        check_number("timeout", self.timeout_s, 0.001)
+        check_text("container_id", self.container_id)
+        check_text("hostname", self.hostname, optional=True)
+        check_fields("properties", self.properties)
+        check_int("idle_timeout_ms", self.idle_timeout_ms, 0, UINT_MAX)
+        check_int("max_frame_size", self.max_frame_size, FRAME_MIN, UINT_MAX)
+        check_int("session_window", self.session_window, 1, CREDIT_MAX)
+        check_int("max_message_size", self.max_message_size, 0, (1 << 63) - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,19 +155,23 @@ class ReceiverOptions:
     stall_warning_ms: int = 60_000
 
     def __post_init__(self) -> None:
-        _one_of("credit_mode", self.credit_mode, ("auto", "manual"))
-        _one_of("credit_on", self.credit_on, ("settlement", "handover"))
-        _one_of("rcv_mode", self.rcv_mode, (None, "first", "second"))
-        _one_of("snd_mode", self.snd_mode, (None, "unsettled", "settled", "mixed"))
+        _check_link(self.address, self.name, self.capabilities, self.properties)
+        for name in ("browse", "dynamic", "durable", "exclusive", "release_overdue"):
+            check_flag(name, getattr(self, name))
+        check_fields("filter", self.filter)
+        check_choice("credit_mode", self.credit_mode, ("auto", "manual"))
+        check_choice("credit_on", self.credit_on, ("settlement", "handover"))
+        check_choice("rcv_mode", self.rcv_mode, (None, "first", "second"))
+        check_choice("snd_mode", self.snd_mode, (None, "unsettled", "settled", "mixed"))
+        check_int("stall_warning_ms", self.stall_warning_ms, 0)
+        check_type("credit", self.credit, int, "a whole number")
         if self.credit_mode == "auto" and not 1 <= self.credit <= CREDIT_MAX:
             raise ValueError(f"credit={self.credit}, expected a window of 1 to {CREDIT_MAX}")
         if self.credit_mode == "manual" and self.credit_on != "settlement":
             raise ValueError("credit_on belongs to credit_mode='auto': by hand, you decide")
         age = self.max_unsettled_age
-        if isinstance(age, int) and age < 1:
-            raise ValueError(f"max_unsettled_age={age}, expected milliseconds above 0, or 'lock'")
-        if isinstance(age, str) and age != "lock":
-            raise ValueError(f"max_unsettled_age={age!r}, expected milliseconds or 'lock'")
+        if age is not None and age != "lock" and (type(age) is not int or age < 1):
+            raise ValueError(f"max_unsettled_age={age!r}, expected milliseconds above 0, or 'lock'")
         if self.dynamic and self.address is not None:
             raise ValueError(
                 f"dynamic with address {self.address!r}: the peer makes the address, pass None"
@@ -148,8 +180,6 @@ class ReceiverOptions:
             raise ValueError(
                 "exclusive with browse: a browser takes no messages, so it cannot be exclusive"
             )
-        if self.stall_warning_ms < 0:
-            raise ValueError(f"stall_warning_ms={self.stall_warning_ms}, expected 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,15 +196,19 @@ class SenderOptions:
     properties: Mapping[str, object] | None = None
 
     def __post_init__(self) -> None:
-        _one_of("settle_mode", self.settle_mode, (None, "unsettled", "settled", "mixed"))
-        _one_of("rcv_mode", self.rcv_mode, (None, "first", "second"))
+        _check_link(self.address, self.name, self.capabilities, self.properties)
+        for name in ("dynamic", "durable"):
+            check_flag(name, getattr(self, name))
+        check_choice("settle_mode", self.settle_mode, (None, "unsettled", "settled", "mixed"))
+        check_choice("rcv_mode", self.rcv_mode, (None, "first", "second"))
         if self.dynamic and self.address is not None:
             raise ValueError(
                 f"dynamic with address {self.address!r}: the peer makes the address, pass None"
             )
 
 
-def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed:
-        listed = ", ".join(repr(choice) for choice in allowed)
-        raise ValueError(f"{name}={value!r}, expected one of {listed}")
+def _check_link(address: object, name: object, capabilities: object, properties: object) -> None:
+    check_text("address", address, optional=True)
+    check_text("name", name)
+    check_texts("capabilities", capabilities)
+    check_fields("properties", properties)

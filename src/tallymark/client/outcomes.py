@@ -9,8 +9,14 @@ Modified   as released, with changes: count it as failed, keep it from this rece
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
+from tallymark.client.arguments import (
+    check_choice,
+    check_fields,
+    check_flag,
+    check_type,
+)
 from tallymark.wire.amqp10.outcomes import Accepted, Error, Modified, Rejected, Released
 from tallymark.wire.amqp10.types import Symbol
 
@@ -22,8 +28,26 @@ ACCEPTED: Final = Accepted()
 RELEASED: Final = Released()
 REJECTED: Final = Rejected()
 
+OutcomeName: TypeAlias = Literal["accept", "reject", "release", "modify"]
+NAMES: Final[Mapping[object, Outcome]] = {
+    "accept": ACCEPTED,
+    "reject": REJECTED,
+    "release": RELEASED,
+    "modify": Modified(delivery_failed=True),
+}
+"""Outcomes by the names of the calls that choose them."""
+
 DESCRIPTION_MAX: Final = 1_000
 """Characters of an exception's text that go into a rejection."""
+
+
+def named_outcome(outcome: Outcome | OutcomeName) -> Outcome:
+    """Return the outcome of this name; of an outcome, itself. Raises TypeError or ValueError for a
+    value that is neither."""
+    if isinstance(outcome, str):
+        check_choice("outcome", outcome, tuple(NAMES))
+        return NAMES[outcome]
+    return outcome
 
 
 def check_outcome(outcome: Outcome) -> None:
@@ -34,11 +58,15 @@ def check_outcome(outcome: Outcome) -> None:
     if not isinstance(outcome, Accepted | Rejected | Released | Modified):
         raise TypeError(
             f"outcome {outcome!r:.80}, expected an Accepted, Rejected, Released or Modified, such "
-            "as ACCEPTED"
+            "as ACCEPTED, or a name: " + ", ".join(repr(name) for name in NAMES)
         )
     if isinstance(outcome, Rejected) and not isinstance(outcome.error, Error | None):
         raise TypeError(f"error {outcome.error!r:.80} of a Rejected, expected an Error or None")
-    outcome.encode()
+    try:
+        outcome.encode()
+    except (TypeError, ValueError) as error:
+        text = f"outcome {outcome!r:.80}, expected values that AMQP has types for: {error}"
+        raise type(error)(text) from error
 
 
 def rejected(reason: Error | BaseException | str | None) -> Rejected:
@@ -50,6 +78,7 @@ def rejected(reason: Error | BaseException | str | None) -> Rejected:
         return Rejected(error=reason)
     if isinstance(reason, BaseException):
         reason = f"{type(reason).__name__}: {reason}"
+    check_type("reason", reason, str, "text, an exception, an Error or None")
     return Rejected(
         error=Error(condition=Symbol("amqp:internal-error"), description=reason[:DESCRIPTION_MAX])
     )
@@ -59,6 +88,9 @@ def modified(
     failed: bool, undeliverable_here: bool, annotations: Mapping[str, object] | None
 ) -> Modified:
     """Brokers merge annotations whose keys begin with `x-` over those of the message [FC-20]."""
+    check_flag("failed", failed)
+    check_flag("undeliverable_here", undeliverable_here)
+    check_fields("annotations", annotations)
     changes: dict[object, object] | None = None
     if annotations:
         changes = {Symbol(key): value for key, value in annotations.items()}

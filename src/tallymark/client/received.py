@@ -18,8 +18,10 @@ from tallymark.client.outcomes import (
     RELEASED,
     Error,
     Outcome,
+    OutcomeName,
     Rejected,
     modified,
+    named_outcome,
     rejected,
 )
 from tallymark.client.transaction import Transaction
@@ -253,11 +255,13 @@ class ReceivedMessage(Message):
         """Wait until it is settled, where it was asked for; as `accept`."""
         return await self._result()
 
-    def settle_nowait(self, outcome: Outcome, *, transaction: Transaction | None = None) -> None:
+    def settle_nowait(
+        self, outcome: Outcome | OutcomeName, *, transaction: Transaction | None = None
+    ) -> None:
         """Settle, and do not wait for an answer: where waiting is out of place, as in cleaning up.
         An answer that refuses it is reported as an event. Raises as `accept` where the link is
         gone, or a rollback has given it back."""
-        self.consumer.settle(self, outcome, transaction)
+        self.consumer.settle(self, named_outcome(outcome), transaction)
 
     def _outcome(self) -> Outcome | None:
         found = self.outcome_or_error

@@ -12,6 +12,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Self, TypeAlias, final
 
+from tallymark.client.arguments import (
+    check_call,
+    check_choice,
+    check_int,
+    check_timeout,
+    listed,
+)
 from tallymark.client.consumer import Consumer, StateCallback
 from tallymark.client.errors import (
     ClientError,
@@ -22,7 +29,15 @@ from tallymark.client.errors import (
 )
 from tallymark.client.events import HandlerFailed, SettlementFailed, Unsettled
 from tallymark.client.options import OnError, OnSuccess
-from tallymark.client.outcomes import RELEASED, Outcome, modified, rejected
+from tallymark.client.outcomes import (
+    RELEASED,
+    Outcome,
+    OutcomeName,
+    check_outcome,
+    modified,
+    named_outcome,
+    rejected,
+)
 from tallymark.client.received import HELD, LOST, RETURNED, ReceivedMessage
 from tallymark.client.topology import Declaring
 from tallymark.client.transaction import Transaction
@@ -217,6 +232,7 @@ class Receiver(Closing):
         is closed and everything buffered was read; what is read after that cannot be settled any
         more. A call that is cancelled or timed out has taken nothing.
         """
+        check_timeout("timeout", timeout)
         return await self._consumer.next(timeout)
 
     def __aiter__(self) -> Self:
@@ -248,8 +264,8 @@ class Receiver(Closing):
         cancelled call has taken nothing; in manual mode the credit it issued stays issued.
         """
         consumer = self._consumer
-        if n < 1:
-            raise ValueError(f"a batch of {n}, expected 1 or more")
+        check_int("n", n, 1)
+        check_timeout("timeout", timeout)
         if not consumer.is_manual and n > consumer.window.size:
             raise ValueError(
                 f"a batch of {n} from a window of {consumer.window.size}: pass credit={n} or "
@@ -285,19 +301,19 @@ class Receiver(Closing):
         are released.
         """
         consumer = self._consumer
-        if on_error not in ON_ERROR:
-            listed = ", ".join(repr(choice) for choice in ON_ERROR)
-            raise ValueError(f"on_error={on_error!r}, expected one of {listed}")
-        if on_success not in ("accept", None):
-            raise ValueError(f"on_success={on_success!r}, expected 'accept' or None")
-        if concurrency < 1:
-            raise ValueError(f"concurrency={concurrency}, expected 1 or more")
+        check_call("handler", handler)
+        check_choice("on_error", on_error, ON_ERROR)
+        check_choice("on_success", on_success, ("accept", None))
+        check_int("concurrency", concurrency, 1)
+        layers = listed("middleware", middleware, "a list of functions")
+        for layer in layers:
+            check_call("middleware", layer)
         if not consumer.is_manual and concurrency > consumer.window.size:
             raise ValueError(
                 f"{concurrency} handlers at a time with a window of {consumer.window.size}: "
                 f"pass credit={concurrency} or more to session.receiver"
             )
-        runner = Runner(consumer, composed(handler, middleware), on_success, on_error)
+        runner = Runner(consumer, composed(handler, layers), on_success, on_error)
         try:
             await runner.run(concurrency)
         except Exception as error:
@@ -316,7 +332,7 @@ class Receiver(Closing):
     async def settle_many(
         self,
         messages: Iterable[ReceivedMessage],
-        outcome: Outcome,
+        outcome: Outcome | OutcomeName,
         *,
         transaction: Transaction | None = None,
     ) -> None:
@@ -327,19 +343,24 @@ class Receiver(Closing):
         left as they are. Raises what the first one raises that fails, when all have been tried. A
         cancelled call leaves all of them settled, or under way.
 
+        outcome: or "accept", "reject", "release", "modify" (counted as failed).
+
         Raises TypeError, ValueError or NotPossible, and settles none, where one of `messages` is
         no message that was received, or `outcome` is none, or one that the protocol cannot express.
         """
-        tried = list(messages)
+        tried = listed("messages", messages, "received messages")
+        chosen = named_outcome(outcome)
+        check_outcome(chosen)
+        self._consumer.dispatcher.work_of(transaction)
         for message in tried:
             if not isinstance(message, ReceivedMessage):
                 raise TypeError(f"settle_many of {message!r:.80}, expected received messages")
         for consumer in {message.consumer for message in tried}:
-            consumer.check(outcome)
+            consumer.check(chosen)
         failure: ClientError | None = None
         for message in tried:
             try:
-                message.settle_nowait(outcome, transaction=transaction)
+                message.settle_nowait(chosen, transaction=transaction)
             except ClientError as error:
                 failure = failure or error
         for message in tried:
@@ -355,6 +376,7 @@ class Receiver(Closing):
         application still holds: it takes it back (Released, Modified) because its time is up, or
         settles it (None: without an outcome). The message is settled then, its slot free, and
         settling it changes nothing [FC-18]. One callback; returns it, so this decorates."""
+        check_call("callback", callback, optional=True)
         self._consumer.on_state_changed = callback
         return callback
 
@@ -363,6 +385,7 @@ class Receiver(Closing):
     def issue_credit(self, n: int) -> None:
         """Let the peer send n more messages. Raises NotPossible unless credit_mode="manual", and
         while a drain is under way; Closed when the receiver is."""
+        check_int("n", n, 1)
         self._consumer.issue(n)
 
     async def drain(self) -> int:
@@ -425,6 +448,7 @@ class Receiver(Closing):
 
     def unsettled_messages(self, most: int = 20) -> tuple[Unsettled, ...]:
         """The oldest messages the application holds, by name and age."""
+        check_int("most", most, 0)
         return self._consumer.leaks.unsettled(most)
 
     @property

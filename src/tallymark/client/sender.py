@@ -13,6 +13,11 @@ from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias, final
 
 from tallymark.client.adapter import SenderOwner, SenderPort, SessionPort
+from tallymark.client.arguments import (
+    check_flag,
+    check_timeout,
+    listed,
+)
 from tallymark.client.deliveries import WAITING, WITHDRAWN, Deliveries, Group, Pending
 from tallymark.client.errors import (
     BatchNotAccepted,
@@ -240,6 +245,7 @@ class Sender(Closing):
         A cancelled or timed out call has not sent the message if it was still waiting, for credit
         or for the session's or the socket's buffer; otherwise the message is under way.
         """
+        check_timeout("timeout", timeout)
         posted = self._post([message], settled, transaction)
         await self._finished(posted, timeout)
         result = posted[0].group.outcomes[0]
@@ -263,10 +269,11 @@ class Sender(Closing):
         after `timeout` seconds for all. Cancelled or timed out, it leaves behind what `send` does,
         message by message.
         """
-        listed = list(messages)
-        if not listed:
+        check_timeout("timeout", timeout)
+        batch = listed("messages", messages, "an iterable of messages")
+        if not batch:
             return []
-        posted = self._post(listed, settled, transaction)
+        posted = self._post(batch, settled, transaction)
         await self._finished(posted, timeout)
         outcomes = posted[0].group.outcomes
         accepted: list[Outcome | None] = []
@@ -284,6 +291,8 @@ class Sender(Closing):
         if error is not None:
             raise error.again()
         mode = producer.options.settle_mode
+        if settled is not None:
+            check_flag("settled", settled)
         if settled is None:
             settled = mode == "settled"
         elif settled == (mode == "unsettled") and mode in ("settled", "unsettled"):

@@ -8,6 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Literal, TypeVar, final
 
+from tallymark.client.arguments import (
+    check_call,
+    check_flag,
+)
 from tallymark.client.consumer import Consumer
 from tallymark.client.deliveries import ErrorCallback
 from tallymark.client.dispatcher import Dispatcher
@@ -112,7 +116,7 @@ class Session(Declaring, Closing):
             warnings.warn(HANDOVER_WARNING, DeprecationWarning, stacklevel=2)
         options = ReceiverOptions(
             address=address,
-            name=name or _link_name(address),
+            name=_link_name(address) if name is None else name,
             credit=credit,
             credit_mode=credit_mode,
             credit_on=credit_on,
@@ -155,7 +159,7 @@ class Session(Declaring, Closing):
         """
         options = SenderOptions(
             address=address,
-            name=name or _link_name(address),
+            name=_link_name(address) if name is None else name,
             settle_mode=settle_mode,
             rcv_mode=rcv_mode,
             dynamic=dynamic,
@@ -166,6 +170,7 @@ class Session(Declaring, Closing):
         return Opening(lambda: self._sender(options))
 
     async def _ask(self, request: Request, restore: bool = True) -> QueueState | None:
+        check_flag("restore", restore)
         dispatcher = self._dispatcher
         if dispatcher.error is not None:
             raise dispatcher.error.again()
@@ -201,6 +206,7 @@ class Session(Declaring, Closing):
         """Call `callback(error)` once for each error that takes a link, the session or the
         connection away without the application asking for it, besides what calls that wait raise.
         `error.scope` says what is gone. Returns the callback, so this decorates."""
+        check_call("callback", callback)
         self._dispatcher.callbacks.append(callback)
         return callback
 
@@ -232,6 +238,7 @@ class Session(Declaring, Closing):
         Entering raises NotPossible where one is in the way, LinkRefused or NotPossible where the
         broker has no transactions, TimedOut, and Closed. When that is cancelled, there is none.
         """
+        check_flag("explicit", explicit)
         return Transaction(self._ready, explicit)
 
     async def recover(self) -> None:

@@ -14,6 +14,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias, final
 
+from tallymark.client.arguments import (
+    check_fields,
+    check_flag,
+    check_text,
+)
+
 LONGEST_NAME: Final = 255
 """Bytes of a name or key [amqp-0.9.1 §4.2.5.3]."""
 
@@ -43,6 +49,8 @@ class DeclareQueue:
 
     def __post_init__(self) -> None:
         _check_name("name of a queue", self.name)
+        _check_declaration(self)
+        check_flag("exclusive", self.exclusive)
 
     def __str__(self) -> str:
         return f"declare queue {self.name!r}"
@@ -60,6 +68,9 @@ class DeclareExchange:
 
     def __post_init__(self) -> None:
         _check_name("name of an exchange", self.name)
+        _check_name("type of an exchange", self.type)
+        _check_declaration(self)
+        check_flag("internal", self.internal)
 
     def __str__(self) -> str:
         return f"declare exchange {self.name!r}"
@@ -132,6 +143,8 @@ class DeleteQueue:
 
     def __post_init__(self) -> None:
         _check_name("name of a queue", self.name)
+        check_flag("if_unused", self.if_unused)
+        check_flag("if_empty", self.if_empty)
 
     def __str__(self) -> str:
         return f"delete queue {self.name!r}"
@@ -145,6 +158,7 @@ class DeleteExchange:
 
     def __post_init__(self) -> None:
         _check_name("name of an exchange", self.name)
+        check_flag("if_unused", self.if_unused)
 
     def __str__(self) -> str:
         return f"delete exchange {self.name!r}"
@@ -200,6 +214,11 @@ class Topology:
                 del self._declared[key]
 
 
+def _table(arguments: Arguments | None) -> dict[str, object]:
+    check_fields("arguments", arguments)
+    return dict(arguments or NO_ARGUMENTS)
+
+
 def _key(declaration: Declaration) -> object:
     if isinstance(declaration, DeclareQueue):
         return ("queue", declaration.name)
@@ -217,8 +236,14 @@ def _binding_key(binding: Bind | Unbind) -> object:
 def _check_binding(source: str, destination: str, key: str) -> None:
     _check_name("name of an exchange", source)
     _check_name("name of a queue or exchange", destination)
+    check_text("key", key)
     if len(key.encode()) > LONGEST_NAME:
         raise ValueError(f"binding key {key!r:.60}, expected at most {LONGEST_NAME} bytes")
+
+
+def _check_declaration(declared: DeclareQueue | DeclareExchange) -> None:
+    check_flag("durable", declared.durable)
+    check_flag("auto_delete", declared.auto_delete)
 
 
 def _check_name(what: str, name: str) -> None:
@@ -269,8 +294,9 @@ class Declaring(ABC):
         auto_delete: deleted when its last consumer goes.
         arguments: `x-message-ttl`, `x-max-length`, `x-dead-letter-exchange`, ...
         """
-        described = dict(arguments or NO_ARGUMENTS)
+        described = _table(arguments)
         if type is not None:
+            check_text("type", type)
             described[QUEUE_TYPE] = type
         request = DeclareQueue(
             f"{EXCLUSIVE_NAME}{uuid.uuid4().hex}" if name is None else name,
@@ -304,7 +330,7 @@ class Declaring(ABC):
             durable=durable,
             auto_delete=auto_delete,
             internal=internal,
-            arguments=dict(arguments or NO_ARGUMENTS),
+            arguments=_table(arguments),
         )
         await self._ask(request, restore)
 
@@ -318,14 +344,14 @@ class Declaring(ABC):
         restore: bool = True,
     ) -> None:
         """Bind the queue to the exchange with `key`. Does nothing where that is so already."""
-        table = dict(arguments or NO_ARGUMENTS)
+        table = _table(arguments)
         await self._ask(Bind(exchange, queue, False, key, table), restore)
 
     async def unbind_queue(
         self, queue: str, exchange: str, key: str = "", *, arguments: Arguments | None = None
     ) -> None:
         """Undo `bind_queue`. Does nothing where there is no such binding."""
-        await self._ask(Unbind(exchange, queue, False, key, dict(arguments or NO_ARGUMENTS)))
+        await self._ask(Unbind(exchange, queue, False, key, _table(arguments)))
 
     async def bind_exchange(
         self,
@@ -337,14 +363,14 @@ class Declaring(ABC):
         restore: bool = True,
     ) -> None:
         """Bind an exchange to the exchange `source` with `key`."""
-        table = dict(arguments or NO_ARGUMENTS)
+        table = _table(arguments)
         await self._ask(Bind(source, destination, True, key, table), restore)
 
     async def unbind_exchange(
         self, destination: str, source: str, key: str = "", *, arguments: Arguments | None = None
     ) -> None:
         """Undo `bind_exchange`."""
-        await self._ask(Unbind(source, destination, True, key, dict(arguments or NO_ARGUMENTS)))
+        await self._ask(Unbind(source, destination, True, key, _table(arguments)))
 
     async def queue_state(self, name: str) -> QueueState:
         """Return the number of ready messages and of consumers of a queue, which is not declared.

@@ -18,6 +18,11 @@ from dataclasses import dataclass
 from typing import cast, final
 
 from tallymark.client.adapter import Adapter, ConnectionOwner, ManagementPort
+from tallymark.client.arguments import (
+    check_int,
+    check_number,
+    check_type,
+)
 from tallymark.client.errors import ClientError, Closed, ConnectionLost, TimedOut
 from tallymark.client.topology import QueueState, Request
 from tallymark.client.turn import TIME_IS_UP, Turn, Waiter, answer_to, resolve
@@ -38,16 +43,16 @@ class Backoff:
     """Give up after so many; None: never."""
 
     def __post_init__(self) -> None:
+        check_type("initial_ms", self.initial_ms, int, "a whole number")
+        check_type("max_ms", self.max_ms, int, "a whole number")
         if self.initial_ms < 0 or self.max_ms < self.initial_ms:
             raise ValueError(
                 f"delays from {self.initial_ms} to {self.max_ms} ms, expected 0 or more, ascending"
             )
-        if self.factor < 1:
-            raise ValueError(f"factor={self.factor}, expected 1 or more")
-        if not 0 <= self.jitter <= 1:
-            raise ValueError(f"jitter={self.jitter}, expected 0 to 1")
-        if self.attempts is not None and self.attempts < 1:
-            raise ValueError(f"attempts={self.attempts}, expected 1 or more, or None")
+        check_number("factor", self.factor, 1)
+        check_number("jitter", self.jitter, 0, 1)
+        if self.attempts is not None:
+            check_int("attempts", self.attempts, 1)
 
     def delays_ms(self, draw: Callable[[], float]) -> Iterator[int]:
         """The delay before each attempt; `draw` gives numbers from 0 to 1."""
