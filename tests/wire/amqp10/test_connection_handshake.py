@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tallymark.wire.amqp10.connection import EARLY_MAX, Connection
+from tallymark.wire.amqp10.connection import Connection
 from tallymark.wire.amqp10.events import (
     CloseReceived,
     ConnectionFailed,
@@ -20,6 +20,7 @@ from tallymark.wire.amqp10.frames import (
     frame,
     sasl_frame,
 )
+from tallymark.wire.amqp10.lifecycle import EARLY_MAX
 from tallymark.wire.amqp10.limits import Limits
 from tallymark.wire.amqp10.outcomes import Error
 from tallymark.wire.amqp10.performatives import Begin, Close, Open

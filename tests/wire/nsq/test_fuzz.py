@@ -16,9 +16,9 @@ from tallymark.wire.nsq.commands import (
     MAGIC,
     sub,
 )
-from tallymark.wire.nsq.connection import EARLY_MAX
 from tallymark.wire.nsq.events import PeerClosed, ProtocolFailure
 from tallymark.wire.nsq.frames import ERROR, RESPONSE, split_frames
+from tallymark.wire.nsq.lifecycle import EARLY_MAX
 from tallymark.wire.nsq.limits import LINE_MAX, Limits
 from tallymark.wire.nsq.states import State
 from tests.support.long import longer

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from tallymark.wire.nsq.commands import MAGIC, NOP, identify, pub
-from tallymark.wire.nsq.connection import UPGRADE_TIMEOUT_MS, Connection
+from tallymark.wire.nsq.connection import Connection
 from tallymark.wire.nsq.events import PeerClosed, UpgradeDue
 from tallymark.wire.nsq.frames import HEARTBEAT_FRAME
+from tallymark.wire.nsq.lifecycle import UPGRADE_TIMEOUT_MS
 from tallymark.wire.nsq.limits import Limits
 from tests.support.nsq import Server, connected, flatten
 

@@ -6,14 +6,16 @@ lower one; what a lower module calls stands here, so that none imports an upper 
 
 from __future__ import annotations
 
+from typing import Final
+
 from tallymark.wire.amqp10.limits import FRAME_MIN, Limits
 from tallymark.wire.amqp10.outcomes import DeliveryState, Error
 from tallymark.wire.amqp10.performatives import RCV_FIRST, SND_MIXED, Attach, Begin, Flow
 from tallymark.wire.amqp10.states import LinkState, SessionState
 
-NO_CHANNEL = -1
+NO_CHANNEL: Final = -1
 """Channel of a side that has not begun yet."""
-NO_HANDLE = -1
+NO_HANDLE: Final = -1
 """Handle of a side that has not attached yet."""
 
 
