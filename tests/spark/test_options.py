@@ -13,7 +13,8 @@ from pyspark.sql.types import StructType
 
 from tallymark.spark import ledger, schema
 from tallymark.spark.client import BrokerUnreachable, Client, Endpoint, api_path
-from tallymark.spark.land import cause, trigger_arguments
+from tallymark.spark.command import cause
+from tallymark.spark.land import trigger_arguments
 from tallymark.spark.options import FEWEST_ROWS, SourceOptions
 from tallymark.spark.session import local_master
 from tallymark.spark.source import QueueStream, TallymarkDataSource

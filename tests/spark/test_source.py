@@ -14,7 +14,8 @@ from pyspark.sql import SparkSession
 
 from tallymark.spark import reconcile
 from tallymark.spark.client import Endpoint
-from tallymark.spark.land import cause, land
+from tallymark.spark.command import cause
+from tallymark.spark.land import land
 from tests.spark.rig import (
     SUBSCRIPTION,
     assert_exactly_once,

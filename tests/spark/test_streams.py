@@ -18,8 +18,8 @@ from tallymark.journal.layout import COLUMNS, LayoutError
 from tallymark.spark import schema
 from tallymark.spark.blocks import blocks
 from tallymark.spark.client import Client, Endpoint, Gone
+from tallymark.spark.command import cause
 from tallymark.spark.decode import decode_offsets
-from tallymark.spark.land import cause
 from tallymark.spark.options import SourceOptions
 from tallymark.spark.streams import DataLoss, StreamTable, StreamTail, Stretch
 from tests.support.process import BrokerProcess

@@ -21,7 +21,8 @@ from pathlib import Path
 from threading import Event, current_thread, main_thread
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from tallymark.spark.client import BrokerRefused, BrokerUnreachable, Client, api_path, counted
+from tallymark.spark.client import BrokerRefused, Client, api_path, counted
+from tallymark.spark.command import CannotRun, cause, command
 from tallymark.spark.folders import CHECKPOINT
 
 if TYPE_CHECKING:
@@ -35,16 +36,6 @@ LOOK_EVERY_S: Final = 1
 ENOUGH_FOR_A_RATE: Final = 1_000
 """Rows of a batch: below it the rate is that of Spark's planning."""
 
-_ERROR_LINE: Final = re.compile(
-    r"(?:tallymark\.(?:\w+\.)+(\w+)|"
-    r"(?:[\w.]+\.)?(\w*(?:Error|Exception|Refused|Fenced|Unreachable))): (.+)"
-)
-"""An exception of ours, whatever it is called, or one that is called so."""
-_WRAPPINGS: Final = (
-    "StreamingQueryException", "SparkException", "Exception", "Py4JJavaError", "PythonException",
-)  # fmt: skip
-_CAUSED_BY: Final = re.compile("^(Caused by)?: ")
-"""Prefixes of causes in error messages of Java and py4j."""
 _PERIOD: Final = re.compile(r"(\d+)\s*(ms|s|m|h)")
 _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours"}
 
@@ -280,18 +271,7 @@ def _signals(stop: Event) -> Iterator[Event]:
             signal.signal(number, handler)
 
 
-def cause(error: BaseException) -> str:
-    """The line that matters of an error that crossed two processes and three languages."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    for line in lines:
-        found = _ERROR_LINE.match(_CAUSED_BY.sub("", line))
-        name = (found[1] or found[2]) if found else ""
-        if found and name not in _WRAPPINGS:
-            return f"{name}: {found[3]}"
-    return lines[0] if lines else type(error).__name__
-
-
-class CannotLand(RuntimeError):
+class CannotLand(CannotRun):
     """The landing is refused before it begins."""
 
 
@@ -425,21 +405,10 @@ def main(
 
     Raises ValueError for arguments that cannot be right.
     """
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
     from tallymark.spark.batches import FORMATS, PARQUET, Landing, Reader
     from tallymark.spark.bodies import Schema, text_of
-    from tallymark.spark.java import JavaNotFound
     from tallymark.spark.options import SourceOptions
-    from tallymark.spark.session import (
-        SparkDidNotStart,
-        build_session,
-        check_master,
-        stop_session,
-    )
 
-    # Report wrong arguments before Spark takes its seconds to start.
     _check_arguments(to, trigger, max_rows, partitions)
     if format not in FORMATS:
         raise ValueError(f"--format {format!r}: expected {' or '.join(FORMATS)}")
@@ -453,45 +422,45 @@ def main(
     named = {"queue": queue, "subscription": subscription}
     asked = SourceOptions.parse({**{k: v for k, v in given.items() if v is not None}, **named})
     stop = Event()
-    try:
-        check_master(master)
+
+    def prepare() -> None:
         warning = preflight(asked.for_stream(), to)
         if warning is not None:
             print(f"tallymark: {warning}", file=sys.stderr, flush=True)
-        with _signals(stop):
-            spark = build_session(master, f"tallymark land {queue}", silent=True)
-    except (
-        BrokerRefused, BrokerUnreachable, CannotLand, JavaNotFound, SparkDidNotStart
-    ) as error:  # fmt: skip
-        print(f"tallymark: {error}", file=sys.stderr)
-        return 1
-    try:
+
+    def run(spark: SparkSession) -> int:
         limits = {"maxRowsPerBatch": max_rows, "partitions": partitions}
         options = {name: str(number) for name, number in limits.items() if number}
         display: Display = JsonLines() if as_json else Terminal(f"{queue} -> {to}")
-        with _signals(stop):  # again: PySpark has put a handler of its own in the place of ours
-            if stop.is_set():
-                display.close()
-                display.done(Landed(0, 0, 0.0, str(to)))
-                return 0
-            messages = read_queue(
-                spark, queue, subscription, url=url, user=user, password=password, vhost=vhost,
-                options=options,
+        if stop.is_set():
+            display.close()
+            display.done(Landed(0, 0, 0.0, str(to)))
+            return 0
+        messages = read_queue(
+            spark, queue, subscription, url=url, user=user, password=password, vhost=vhost,
+            options=options,
+        )  # fmt: skip
+        if format == PARQUET and schema is None:
+            query = land(messages, to, trigger)
+        else:
+            bodies = None if schema is None else Schema(schema, to)
+            reader = Reader(
+                queue=queue, subscription=subscription, url=url, user=user, password=password,
+                vhost=vhost,
             )  # fmt: skip
-            if format == PARQUET and schema is None:
-                query = land(messages, to, trigger)
-            else:
-                bodies = None if schema is None else Schema(schema, to)
-                reader = Reader(
-                    queue=queue, subscription=subscription, url=url, user=user, password=password,
-                    vhost=vhost,
-                )  # fmt: skip
-                landing = Landing(to, format, reader, bodies, quarantine)
-                query = land_batches(messages, to, landing, trigger)
-            watch(query, to, display, stop)
-    except (PySparkException, Py4JError, OSError) as error:
-        print(f"tallymark: landing {queue} failed: {cause(error)}", file=sys.stderr)
-        return 1
-    finally:
-        stop_session(spark)
-    return 0
+            landing = Landing(to, format, reader, bodies, quarantine)
+            query = land_batches(messages, to, landing, trigger)
+        watch(query, to, display, stop)
+        return 0
+
+    def run_until_stopped(spark: SparkSession) -> int:
+        try:
+            with _signals(stop):  # again: PySpark has put a handler of its own in place of ours
+                return run(spark)
+        except OSError as error:
+            raise CannotLand(f"landing {queue} failed: {cause(error)}") from error
+
+    return command(
+        run_until_stopped, f"tallymark land {queue}", f"landing {queue}", master,
+        prepare=prepare, starting=_signals(stop),
+    )  # fmt: skip

@@ -24,6 +24,7 @@ from tallymark.engine import records
 from tallymark.engine.annotations import Annotations
 from tallymark.journal import layout, segment
 from tallymark.spark.blocks import ROW, block_at
+from tallymark.spark.command import CannotRun
 from tallymark.spark.payloads import Payloads
 
 JOURNAL: Final = "journal"
@@ -111,7 +112,7 @@ READ_AGAIN: Final = 3
 """Number of times that a file which looks damaged is read: it may have been written meanwhile."""
 
 
-class LedgerIncomplete(RuntimeError):
+class LedgerIncomplete(CannotRun):
     """The files lack rows up to the position asked for."""
 
 

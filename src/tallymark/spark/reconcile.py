@@ -14,7 +14,6 @@ Besides the counts, every single sequence is checked, and faults are named: swee
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -40,6 +39,7 @@ from tallymark.spark.client import (
     Endpoint,
     api_path,
 )
+from tallymark.spark.command import command
 from tallymark.spark.hours import by_hour, with_ids
 from tallymark.spark.ledger import LedgerIncomplete, LedgerLetGo, checkpoints
 from tallymark.spark.sweep import drops, intervals, moves, returns, sweep, totals, with_faults
@@ -334,46 +334,65 @@ def main(
     reason on stderr when there is no account. Raises ValueError, FileNotFoundError for arguments
     that cannot be right.
     """
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
-    from tallymark.spark.java import JavaNotFound
-    from tallymark.spark.land import cause
     from tallymark.spark.reconcile_table import show
-    from tallymark.spark.session import (
-        SparkDidNotStart,
-        build_session,
-        check_master,
-        stop_session,
-    )
 
-    endpoint = None
-    if url is not None:
-        endpoint = Endpoint.from_url(url, user=user, password=password, retry_ms=RETRY_MS)
-    try:
-        # Report wrong arguments before Spark takes its seconds to start.
+    endpoint = _endpoint(url, user, password)
+    present = ""
+
+    def prepare() -> None:
+        nonlocal present
         ledger.journal_folder(data_dir)
-        check_master(master)
-        present = ""
         if endpoint is not None:
             _check_broker(endpoint, data_dir)
         else:
             present = _check_checkpoint(data_dir, user, password)
-        spark = build_session(master, "tallymark reconcile", brief=True, silent=True)
-        try:
-            outcome = run(spark, data_dir, endpoint, hourly)
-        finally:
-            stop_session(spark)
-    except (
-        BrokerRefused, BrokerUnreachable, JavaNotFound, LedgerIncomplete, SparkDidNotStart
-    ) as error:  # fmt: skip
-        print(f"tallymark: {error}", file=sys.stderr)
-        return 1
-    except (PySparkException, Py4JError) as error:
-        print(f"tallymark: reconciling {data_dir} failed: {cause(error)}", file=sys.stderr)
-        return 1
-    show(outcome, as_json, present=present)
-    return 0 if outcome.balanced else 1
+
+    def work(spark: SparkSession) -> int:
+        outcome = run(spark, data_dir, endpoint, hourly)
+        show(outcome, as_json, present=present)
+        return 0 if outcome.balanced else 1
+
+    doing = f"reconciling {data_dir}"
+    return command(work, "tallymark reconcile", doing, master, prepare=prepare, brief=True)
+
+
+def over_ledger(
+    data_dir: Path,
+    url: str | None,
+    user: str | None,
+    password: str | None,
+    master: str,
+    what: str,
+    work: Callable[[DataFrame, datetime], None],
+) -> int:
+    """Call `work` with the ledger's rows up to a checkpoint and the time of that: the newest one,
+    or one that the broker at `url` writes now. what: the command's name, for its messages.
+
+    Returns 0, or 1 with the reason on stderr. Raises ValueError, FileNotFoundError and the like
+    for arguments that cannot be right, and whatever `work` raises of its own.
+    """
+    endpoint = _endpoint(url, user, password)
+    state: ledger.LedgerFile | None = None
+
+    def prepare() -> None:
+        nonlocal state
+        ledger.journal_folder(data_dir)
+        upto = None if endpoint is None else asked(endpoint, data_dir)
+        state = ledger.find_checkpoint(data_dir, upto)
+
+    def over(spark: SparkSession) -> int:
+        assert state is not None
+        work(read_ledger(spark, data_dir, state.number), ledger.time_of(state))
+        return 0
+
+    doing = f"{what} over {data_dir}"
+    return command(over, f"tallymark {what}", doing, master, prepare=prepare, brief=True)
+
+
+def _endpoint(url: str | None, user: str | None, password: str | None) -> Endpoint | None:
+    if url is None:
+        return None
+    return Endpoint.from_url(url, user=user, password=password, retry_ms=RETRY_MS)
 
 
 def _check_broker(endpoint: Endpoint, data_dir: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tallymark.spark.client import counted
-from tallymark.spark.over_ledger import over_ledger
+from tallymark.spark.reconcile import over_ledger
 from tallymark.spark.schema import utc_date
 from tallymark.spark.sweep import MOVED_ON
 

@@ -21,8 +21,9 @@ from pyspark.errors import PySparkException
 from rich.markup import escape
 
 from tallymark import is_compiled
-from tallymark.spark import land, reconcile
+from tallymark.spark import reconcile
 from tallymark.spark.client import BrokerRefused, BrokerUnreachable
+from tallymark.spark.command import cause
 from tallymark.spark.demo.broker import BrokerDidNotStart, BrokerProcess
 from tallymark.spark.demo.publisher import PublishingEnded
 from tallymark.spark.demo.stage import CheckFailed, Stage
@@ -104,7 +105,7 @@ def main(
     ) as error:  # fmt: skip
         stage.check(f"the play goes on to its end: {str(error) or type(error).__name__}", False)
     except (PySparkException, Py4JError) as error:
-        stage.check(f"the play goes on to its end: {land.cause(error)}", False)
+        stage.check(f"the play goes on to its end: {cause(error)}", False)
     finally:
         stage.close()
     stage.check("the broker stopped cleanly", stage.broker.exit_code == 0)

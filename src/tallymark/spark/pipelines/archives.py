@@ -12,7 +12,6 @@ in what `read_archived` gives.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -20,14 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tallymark.spark.client import (
-    BrokerRefused,
-    BrokerUnreachable,
     Client,
     Endpoint,
     api_path,
     counted,
 )
-from tallymark.spark.pipelines.folder import Archive, ArchiveDamaged, ArchiveInUse, Range
+from tallymark.spark.command import command
+from tallymark.spark.pipelines.folder import Archive, ArchiveDamaged, Range
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -303,51 +301,31 @@ def main(
 
     Raises ValueError for arguments that cannot be right.
     """
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
-    from tallymark.spark.java import JavaNotFound
-    from tallymark.spark.land import cause
     from tallymark.spark.options import SourceOptions
-    from tallymark.spark.session import (
-        SparkDidNotStart,
-        build_session,
-        check_master,
-        stop_session,
-    )
 
-    # Report wrong arguments before Spark takes its seconds to start.
     if rows < 1:
         raise ValueError(f"--rows {rows}: expected at least 1")
     given = {"url": url, "user": user, "password": password, "vhost": vhost, "stream": stream}
     endpoint = SourceOptions.parse({k: v for k, v in given.items() if v is not None}).endpoint
     display = Display(stream, as_json)
-    try:
-        check_master(master)
+
+    def prepare() -> None:
         source = Stream(endpoint, vhost, stream)
         source.archived()
         source.client.close()
         if to.exists():
             Archive.of(to, vhost, stream, source.id)
-        spark = build_session(master, f"tallymark archive {stream}", silent=True)
-        try:
-            done = archive(
-                spark, stream, to, endpoint=endpoint, vhost=vhost, rows=rows,
-                everything=everything, release=release, told=display.progress,
-            )  # fmt: skip
-        finally:
-            stop_session(spark)
-    except (
-        ArchiveDamaged, ArchiveInUse, BrokerRefused, BrokerUnreachable, JavaNotFound,
-        SparkDidNotStart,
-    ) as error:  # fmt: skip
-        print(f"tallymark: {error}", file=sys.stderr)
-        return 1
-    except (PySparkException, Py4JError) as error:
-        print(f"tallymark: archiving {stream} failed: {cause(error)}", file=sys.stderr)
-        return 1
-    display.done(done)
-    return 0
+
+    def run(spark: SparkSession) -> int:
+        done = archive(
+            spark, stream, to, endpoint=endpoint, vhost=vhost, rows=rows, everything=everything,
+            release=release, told=display.progress,
+        )  # fmt: skip
+        display.done(done)
+        return 0
+
+    title, doing = f"tallymark archive {stream}", f"archiving {stream}"
+    return command(run, title, doing, master, prepare=prepare)
 
 
 class Display:

@@ -27,6 +27,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+from tallymark.spark.command import CannotRun
+
 VERSION: Final = 1
 MANIFESTS: Final = "_archive"
 """Spark passes over names that begin with an underscore."""
@@ -35,11 +37,11 @@ _MANIFEST: Final = re.compile(r"\d{20}-\d{20}\.json")
 _ROWS: Final = re.compile(r"range-(\d{20})-\d{20}-\w+")
 
 
-class ArchiveDamaged(RuntimeError):
+class ArchiveDamaged(CannotRun):
     """Files are missing or were changed; the text says which."""
 
 
-class ArchiveInUse(RuntimeError):
+class ArchiveInUse(CannotRun):
     """Another process is writing to the archive."""
 
 

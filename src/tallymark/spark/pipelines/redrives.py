@@ -21,13 +21,12 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from tallymark.spark.client import (
-    BrokerRefused,
-    BrokerUnreachable,
     Client,
     Endpoint,
     api_path,
     counted,
 )
+from tallymark.spark.command import command
 from tallymark.wire.conversion.addresses import EXCHANGES, BadAddress, target_of
 
 if TYPE_CHECKING:
@@ -224,59 +223,42 @@ def main(
 
     Raises ValueError for arguments that cannot be right.
     """
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
-    from tallymark.spark.java import JavaNotFound
-    from tallymark.spark.land import cause
     from tallymark.spark.options import SourceOptions
-    from tallymark.spark.session import (
-        SparkDidNotStart,
-        build_session,
-        check_master,
-        stop_session,
-    )
 
-    # Report wrong arguments before Spark takes its seconds to start.
     if rate is not None and not rate > 0:
         raise ValueError(f"--rate {rate}: expected more than 0 messages a second")
     if to is not None:
         Target.parse(to)
     given = {"url": url, "user": user, "password": password, "vhost": vhost, "queue": queue}
     endpoint = SourceOptions.parse({k: v for k, v in given.items() if v is not None}).endpoint
-    run = run or new_run()
+    name = run or new_run()
     text = where or "true"
+
+    def work(spark: SparkSession) -> int:
+        found = browse(
+            spark, queue, url=url, user=user, password=password, vhost=vhost,
+            columns=columns_for(text),
+        ).where(text)  # fmt: skip
+        letters = found if to is not None else found.where("deaths is not null")
+        display = Display(queue, as_json)
+        done = redrive(
+            letters, dry_run=not move, endpoint=endpoint, vhost=vhost, to=to, run=name, rate=rate,
+            told=display.progress if move else None,
+        )  # fmt: skip
+        display.done(done)
+        return 0
+
     try:
-        check_master(master)
-        _ask(endpoint, vhost, queue, run)
-        spark = build_session(master, f"tallymark redrive {queue}", brief=True, silent=True)
-        try:
-            found = browse(
-                spark, queue, url=url, user=user, password=password, vhost=vhost,
-                columns=columns_for(text),
-            ).where(text)  # fmt: skip
-            letters = found if to is not None else found.where("deaths is not null")
-            display = Display(queue, as_json)
-            done = redrive(
-                letters, dry_run=not move, endpoint=endpoint, vhost=vhost, to=to, run=run,
-                rate=rate, told=display.progress if move else None,
-            )  # fmt: skip
-        finally:
-            stop_session(spark)
-    except (BrokerRefused, BrokerUnreachable, JavaNotFound, SparkDidNotStart) as error:
-        print(f"tallymark: {error}", file=sys.stderr)
-        return 1
-    except (PySparkException, Py4JError) as error:
-        print(f"tallymark: choosing messages of {queue} failed: {cause(error)}", file=sys.stderr)
-        return 1
+        return command(
+            work, f"tallymark redrive {queue}", f"choosing messages of {queue}", master,
+            prepare=lambda: _ask(endpoint, vhost, queue, name), brief=True,
+        )  # fmt: skip
     except KeyboardInterrupt:
         print(
-            f"tallymark: stopped; the messages moved so far stay moved, continue with --run {run}",
+            f"tallymark: stopped; the messages moved so far stay moved, continue with --run {name}",
             file=sys.stderr,
         )
         return 1
-    display.done(done)
-    return 0
 
 
 def _ask(endpoint: Endpoint, vhost: str, queue: str, run: str) -> None:
