@@ -51,7 +51,7 @@ main()
 def modules() -> dict[str, Path]:
     """Every module's file by its dotted name."""
     found = {}
-    for path in sorted((SRC / "tallymark").rglob("*.py")):
+    for path in sorted(SRC.rglob("*.py")):
         parts = list(path.relative_to(SRC).with_suffix("").parts)
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found

@@ -10,8 +10,8 @@ import pika
 import pytest
 
 from tallymark.spark.account import Reconciliation, Returned
-from tallymark.spark.demo import credit as demo_credit
-from tallymark.spark.demo.credit import (
+from tallymark_demo import credit as demo_credit
+from tallymark_demo.credit import (
     HANDOVER,
     ORDERS,
     SETTLEMENT,
@@ -20,7 +20,7 @@ from tallymark.spark.demo.credit import (
     is_in_journal,
     taken_back,
 )
-from tallymark.spark.demo.stage import CheckFailed
+from tallymark_demo.stage import CheckFailed
 from tests.support.process import BrokerProcess
 
 NAMES = [f"o-{number}" for number in range(ORDERS)]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tallymark.spark.demo import input as demo_input
-from tallymark.spark.demo.input import file_lines, generated_orders, refuses, workload
+from tallymark_demo import input as demo_input
+from tallymark_demo.input import file_lines, generated_orders, refuses, workload
 
 
 def test_a_line_keeps_every_byte_but_its_newline(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pika
 
 from tallymark.spark.account import Reconciliation, Returned
-from tallymark.spark.demo import rollback as demo_rollback
-from tallymark.spark.demo.rollback import (
+from tallymark_demo import rollback as demo_rollback
+from tallymark_demo.rollback import (
     BOOKINGS,
     FAILURES,
     IN_ONE,

@@ -248,7 +248,7 @@ def demo(
     _require("pyspark", "pyarrow", "numpy", "pika", "aio_pika", extra="demo")
     if input is not None and not input.is_file():
         fail(f"--input is {str(input)!r}, expected a file of lines", 2)
-    from tallymark.spark.demo import play
+    from tallymark_demo import play
 
     try:
         code = play.main(input, out, keep, plain)

@@ -18,10 +18,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from tallymark.environment import CA_FILE, CERT_FILE, KEY_FILE
+
+if TYPE_CHECKING:
+    pass
+
 
 DEFAULT_PORT: Final = 15672
 DEFAULT_TLS_PORT: Final = 15671
@@ -308,3 +312,7 @@ def _refusal(response: http.client.HTTPResponse, path: str) -> BrokerRefused:
 
 
 _REFUSALS: Final = {http.client.CONFLICT: Fenced, http.client.GONE: Gone}
+
+
+class CannotRun(RuntimeError):
+    """A command is refused, before or while it works; the text is one line for people."""

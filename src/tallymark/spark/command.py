@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
-from tallymark.spark.client import BrokerRefused, BrokerUnreachable
+from tallymark.spark.client import BrokerRefused, BrokerUnreachable, CannotRun
 from tallymark.spark.java import JavaNotFound
 
 if TYPE_CHECKING:
@@ -24,10 +24,6 @@ _WRAPPINGS: Final = (
 )  # fmt: skip
 _CAUSED_BY: Final = re.compile("^(Caused by)?: ")
 """Prefixes of causes in error messages of Java and py4j."""
-
-
-class CannotRun(RuntimeError):
-    """A command is refused, before or while it works; the text is one line for people."""
 
 
 def command(

@@ -21,8 +21,8 @@ from pathlib import Path
 from threading import Event, current_thread, main_thread
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from tallymark.spark.client import BrokerRefused, Client, api_path, counted
-from tallymark.spark.command import CannotRun, cause, command
+from tallymark.spark.client import BrokerRefused, CannotRun, Client, api_path, counted
+from tallymark.spark.command import cause, command
 from tallymark.spark.folders import CHECKPOINT
 
 if TYPE_CHECKING:

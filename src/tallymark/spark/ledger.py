@@ -24,7 +24,7 @@ from tallymark.engine import records
 from tallymark.engine.annotations import Annotations
 from tallymark.journal import layout, segment
 from tallymark.spark.blocks import ROW, block_at
-from tallymark.spark.command import CannotRun
+from tallymark.spark.client import CannotRun
 from tallymark.spark.payloads import Payloads
 
 JOURNAL: Final = "journal"

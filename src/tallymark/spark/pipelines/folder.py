@@ -27,7 +27,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from tallymark.spark.command import CannotRun
+from tallymark.spark.client import CannotRun
 
 VERSION: Final = 1
 MANIFESTS: Final = "_archive"

@@ -18,8 +18,8 @@ import pika
 
 from tallymark.spark import schema
 from tallymark.spark.client import counted
-from tallymark.spark.demo.input import generated_orders, refuses
-from tallymark.spark.demo.stage import CheckFailed, Stage, table_of
+from tallymark_demo.input import generated_orders, refuses
+from tallymark_demo.stage import CheckFailed, Stage, table_of
 
 if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pika
 
-from tallymark.spark.demo.input import Workload
+from tallymark_demo.input import Workload
 
 WINDOW: Final = 4_000
 """Publishes whose confirm may be outstanding."""

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Final
 import pika
 
 from tallymark.spark.client import counted
-from tallymark.spark.demo.input import generated_orders
-from tallymark.spark.demo.nsq import Delivery, NsqClient
-from tallymark.spark.demo.stage import CheckFailed, Stage, table_of
 from tallymark.wire.nsq import commands
+from tallymark_demo.input import generated_orders
+from tallymark_demo.nsq import Delivery, NsqClient
+from tallymark_demo.stage import CheckFailed, Stage, table_of
 
 if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel

@@ -20,7 +20,7 @@ import pika
 from tallymark.client import ClientError, Message, ReceivedMessage, Sender, Transaction, connect
 from tallymark.spark.account import Reconciliation
 from tallymark.spark.client import counted
-from tallymark.spark.demo.stage import CheckFailed, Stage, table_of
+from tallymark_demo.stage import CheckFailed, Stage, table_of
 
 BOOKINGS: Final = "demo.bookings"
 INVOICES: Final = "demo.invoices"

@@ -24,13 +24,13 @@ from tallymark import is_compiled
 from tallymark.spark import reconcile
 from tallymark.spark.client import BrokerRefused, BrokerUnreachable
 from tallymark.spark.command import cause
-from tallymark.spark.demo.broker import BrokerDidNotStart, BrokerProcess
-from tallymark.spark.demo.publisher import PublishingEnded
-from tallymark.spark.demo.stage import CheckFailed, Stage
 from tallymark.spark.java import JavaNotFound
 from tallymark.spark.ledger import LedgerIncomplete
 from tallymark.spark.reconcile_table import show
 from tallymark.spark.session import SparkDidNotStart
+from tallymark_demo.broker import BrokerDidNotStart, BrokerProcess
+from tallymark_demo.publisher import PublishingEnded
+from tallymark_demo.stage import CheckFailed, Stage
 
 FOLDER: Final = Path("demo-out")
 
@@ -46,12 +46,12 @@ class Scene:
 
 def scenes() -> list[Scene]:
     """The play, in order."""
-    from tallymark.spark.demo import credit as demo_credit
-    from tallymark.spark.demo import letters as demo_letters
-    from tallymark.spark.demo import rollback as demo_rollback
-    from tallymark.spark.demo import slow as demo_slow
-    from tallymark.spark.demo import table as demo_table
-    from tallymark.spark.demo import timeouts as demo_timeouts
+    from tallymark_demo import credit as demo_credit
+    from tallymark_demo import letters as demo_letters
+    from tallymark_demo import rollback as demo_rollback
+    from tallymark_demo import slow as demo_slow
+    from tallymark_demo import table as demo_table
+    from tallymark_demo import timeouts as demo_timeouts
 
     return [
         Scene("From a publisher to a table", demo_table.__doc__ or "", demo_table.play),

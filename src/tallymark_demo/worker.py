@@ -1,6 +1,6 @@
 """The demo's second client, in a process of its own: aio-pika, consuming, settling and rejecting.
 
-    python -m tallymark.spark.demo.worker AMQP_URL QUEUE [CRASH_AFTER]
+    python -m tallymark_demo.worker AMQP_URL QUEUE [CRASH_AFTER]
 
 It works until the queue is empty. With CRASH_AFTER it stops in the middle of its work after so many
 messages, says how many it holds unsettled, and waits for the kill that the demo has ready for it.
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import aio_pika
 
-from tallymark.spark.demo.input import refuses
+from tallymark_demo.input import refuses
 
 PREFETCH: Final = 200
 QUIET_S: Final = 0.5

@@ -16,8 +16,8 @@ from rich.markup import escape
 
 from tallymark.spark.account import Reconciliation
 from tallymark.spark.client import Client, api_path
-from tallymark.spark.demo.broker import BrokerProcess
 from tallymark.spark.session import build_session, stop_session
+from tallymark_demo.broker import BrokerProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 
 from tallymark.spark import land
 from tallymark.spark.client import counted
-from tallymark.spark.demo.input import Workload, workload
-from tallymark.spark.demo.publisher import Published, declare, publish
-from tallymark.spark.demo.stage import CheckFailed, Stage, rate, table_of
+from tallymark_demo.input import Workload, workload
+from tallymark_demo.publisher import Published, declare, publish
+from tallymark_demo.stage import CheckFailed, Stage, rate, table_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -106,7 +106,7 @@ def _consume(stage: Stage, work: Workload) -> None:
 
 def _worker(stage: Stage, crash_after: int | None) -> dict[str, int]:
     """One worker from start to end. With crash_after it is killed when it says that it is there."""
-    command = [sys.executable, "-m", "tallymark.spark.demo.worker", stage.broker.amqp_url, WORK]
+    command = [sys.executable, "-m", "tallymark_demo.worker", stage.broker.amqp_url, WORK]
     if crash_after is not None:
         command.append(str(crash_after))
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:

@@ -34,7 +34,7 @@ from tallymark.client import (
 )
 from tallymark.spark.account import Reconciliation
 from tallymark.spark.client import counted
-from tallymark.spark.demo.stage import CheckFailed, Stage, table_of
+from tallymark_demo.stage import CheckFailed, Stage, table_of
 
 if TYPE_CHECKING:
     from tallymark.client.options import CreditOn

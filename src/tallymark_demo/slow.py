@@ -20,7 +20,7 @@ import pika
 from pika.exceptions import ChannelClosedByBroker
 
 from tallymark.spark.client import Client, api_path
-from tallymark.spark.demo.stage import CheckFailed, Stage, table_of
+from tallymark_demo.stage import CheckFailed, Stage, table_of
 
 if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel

@@ -8,7 +8,6 @@ import time
 from dataclasses import dataclass
 from typing import Final, Self
 
-from tallymark.spark.demo.stage import CheckFailed
 from tallymark.wire.nsq import commands
 from tallymark.wire.nsq.frames import (
     CLOSE_WAIT,
@@ -20,6 +19,7 @@ from tallymark.wire.nsq.frames import (
     decode_message,
     split_frames,
 )
+from tallymark_demo.stage import CheckFailed
 
 PATIENCE_S: Final = 20.0
 READ_SIZE: Final = 1 << 16

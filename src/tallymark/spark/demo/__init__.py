@@ -1,1 +1,0 @@
-"""`tallymark demo`: the main job as a play in scenes."""
