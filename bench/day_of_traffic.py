@@ -36,10 +36,11 @@ from tallymark.engine.broker import Broker
 from tallymark.engine.effects import Deliver, Effect, TimedOut
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.formats import Format
-from tallymark.engine.message import Payload, Route
+from tallymark.engine.message import Payload
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
 from tallymark.engine.restore import Restorer
+from tallymark.engine.route import Route
 from tallymark.engine.session import (
     ACCEPTED,
     DISCARDED,

@@ -11,7 +11,8 @@ from tallymark.bridge.filters.attach import SELECTOR_FILTER, SQL_FILTER
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.clock import Clock
 from tallymark.engine.formats import Filter
-from tallymark.engine.message import Payload, Route
+from tallymark.engine.message import Payload
+from tallymark.engine.route import Route
 from tallymark.wire.amqp10.sections import Header, Properties, encode_message
 from tallymark.wire.amqp10.types import Described, Symbol
 

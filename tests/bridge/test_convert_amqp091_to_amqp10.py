@@ -7,7 +7,8 @@ import pytest
 from tallymark.bridge.amqp10.delivery import Outgoing
 from tallymark.bridge.conversion.amqp091_to_amqp10 import sections_of
 from tallymark.engine.annotations import Annotations
-from tallymark.engine.message import Route, Slice
+from tallymark.engine.message import Slice
+from tallymark.engine.route import Route
 from tallymark.wire.amqp091 import fields
 from tallymark.wire.amqp091.fields import Float32, WireInt
 from tallymark.wire.amqp091.properties import Properties as BasicProperties

@@ -9,8 +9,9 @@ from tallymark.bridge.formats import AMQP091, NSQ
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import Deliver
 from tallymark.engine.formats import Filter
-from tallymark.engine.message import Payload, Route
+from tallymark.engine.message import Payload
 from tallymark.engine.queue import Queue
+from tallymark.engine.route import Route
 from tallymark.engine.session import Session
 from tallymark.wire.amqp091.properties import Properties as Basic
 from tallymark.wire.amqp10.types import Described, ULong

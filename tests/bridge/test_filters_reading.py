@@ -15,7 +15,8 @@ from tallymark.bridge.filters.message_filter import ANSWERS, MessageFilter
 from tallymark.bridge.formats import AMQP091, NSQ
 from tallymark.engine.annotations import NEWEST_FORM, Annotations, Death
 from tallymark.engine.formats import Filter
-from tallymark.engine.message import Payload, Route, Slice
+from tallymark.engine.message import Payload, Slice
+from tallymark.engine.route import Route
 from tallymark.wire.amqp091.fields import Timestamp as Seconds
 from tallymark.wire.amqp091.fields import WireInt
 from tallymark.wire.amqp091.properties import Properties as Basic

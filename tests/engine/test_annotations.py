@@ -18,7 +18,7 @@ from tallymark.engine.annotations import (
     is_cycle,
     keys_of,
 )
-from tallymark.engine.message import Route
+from tallymark.engine.route import Route
 
 FORMS = (1, 2, 3)
 START_MS = 1_700_000_000_000

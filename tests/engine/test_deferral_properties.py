@@ -22,6 +22,7 @@ from tallymark.engine.session import (
     RETURNED,
     STOPS,
 )
+from tallymark.engine.subscription import subscriptions_of
 from tests.support.engine_rig import Rig, Said, numbers
 from tests.support.engine_steps import manual
 from tests.support.long import longer, sized
@@ -214,7 +215,7 @@ class Chaos:
         queue.unpack()
         found = [*queue.slices(), *[entry[3] for entry in queue.deferrals]]
         found += [letter.piece for letter in queue.letters]
-        found += [lease.slice for s in queue.subscriptions for lease in s.leases]
+        found += [lease.slice for s in subscriptions_of(queue) for lease in s.leases]
         for connection in self.rig.broker.connections.values():
             for session in connection.sessions:
                 for entry in session.inflight:
@@ -228,7 +229,7 @@ class Chaos:
         """(number, failed deliveries, when it entered) of all that a restart must keep. Of what is
         leased the log does not tell how often it failed."""
         queue = self.rig.vhost.queues[name]
-        leased = {id(lease.slice) for s in queue.subscriptions for lease in s.leases}
+        leased = {id(lease.slice) for s in subscriptions_of(queue) for lease in s.leases}
         out = []
         for piece in self.pieces(name):
             if piece.payload.persistent:

@@ -6,7 +6,7 @@ import pytest
 
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.policies import Policy
-from tallymark.engine.session import ACCEPTED, REJECTED, RETURNED
+from tallymark.engine.session import ACCEPTED, REJECTED, RETURNED, consumers_of
 from tallymark.engine.sinks import StagedPart
 from tests.support.engine_rig import Rig
 from tests.support.engine_steps import finish, manual
@@ -286,7 +286,7 @@ def test_what_was_given_back_twice_waits_for_the_disk_to_know_of_both() -> None:
     queue = rig.declare("q", {"deliver-after": "synced"})
     session = rig.session()
     watch(rig, "q")
-    rig.broker.cancel(queue.consumers[0])
+    rig.broker.cancel(consumers_of(queue)[0])
     rig.send("q", 1)
     finish(rig)
     taken = rig.get(session, queue)

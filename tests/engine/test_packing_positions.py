@@ -7,9 +7,10 @@ from array import array
 import pytest
 
 from tallymark.engine.broker import Broker
-from tallymark.engine.message import Payload, Route, Slice
+from tallymark.engine.message import Payload, Slice
 from tallymark.engine.packing import Packing
 from tallymark.engine.restore import Restorer
+from tallymark.engine.route import Route
 from tallymark.engine.snapshot import live_payloads, packed_in
 from tests.support.memory_journal import MemoryJournal
 

@@ -14,7 +14,7 @@ from tallymark.engine.errors import AccessRefused, BrokerError, PreconditionFail
 from tallymark.engine.records import Record
 from tallymark.engine.session import ACCEPTED, REJECTED, RETURNED, Session
 from tallymark.engine.snapshot import snapshot
-from tallymark.engine.subscription import Subscription
+from tallymark.engine.subscription import Subscription, subscriptions_of
 from tests.support.engine_rig import MemoryLog, Rig, numbers
 
 
@@ -156,7 +156,7 @@ def state(rig: Rig) -> dict[object, object]:
             ready += [(piece.first + i, n, piece.acquired > 0)
                       for i, n in enumerate(numbers(piece))]  # fmt: skip
         leased = []
-        for subscription in queue.subscriptions:
+        for subscription in subscriptions_of(queue):
             rows = [
                 (first + i, number)
                 for first, piece in broker.leases.read(

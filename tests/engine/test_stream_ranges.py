@@ -8,6 +8,7 @@ import pytest
 
 from tallymark import is_compiled
 from tallymark.engine import store, streams
+from tallymark.engine.claims import Pin
 from tallymark.engine.errors import Fenced, Gone, PreconditionFailed
 from tallymark.engine.message import Slice
 from tallymark.engine.packing import Packing
@@ -34,9 +35,7 @@ def numbers_of(rig: Rig, pieces: list[Slice]) -> list[int]:
     return found
 
 
-def between(
-    rig: Rig, queue: Queue, low: int, high: int, pin: streams.Pin | None = None
-) -> list[int]:
+def between(rig: Rig, queue: Queue, low: int, high: int, pin: Pin | None = None) -> list[int]:
     streams.check_range(queue, low, high, pin)
     return numbers_of(rig, streams.between(queue, low, high, pin))
 
@@ -203,7 +202,7 @@ def test_ranges_of_packed_and_other_slices_agree_with_a_list(seed: int) -> None:
     rig.broker.backlogs.packing = Packing(after=6, group=8, fresh=2)
     queue = rig.declare("s", {**STREAM, "max-length-bytes": 50 * SIZE})
     sent = 0
-    pins: list[tuple[streams.Pin, int, int]] = []
+    pins: list[tuple[Pin, int, int]] = []
     for _ in range(60):
         for _ in range(choose.choice([1, 1, 3])):
             more = list(range(sent + 1, sent + 1 + choose.choice([1, 1, 1, 2, 5])))

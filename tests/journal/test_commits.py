@@ -9,8 +9,9 @@ from pathlib import Path
 
 from tallymark.engine import records
 from tallymark.engine.broker import Broker
-from tallymark.engine.message import Payload, Route
+from tallymark.engine.message import Payload
 from tallymark.engine.restore import Restorer
+from tallymark.engine.route import Route
 from tallymark.engine.session import ACCEPTED, REJECTED, Session
 from tallymark.engine.snapshot import live_payloads, snapshot
 from tallymark.engine.staging import Transaction

@@ -25,6 +25,7 @@ from tallymark.engine.formats import Format
 from tallymark.engine.queue import Queue
 from tallymark.engine.restore import Restorer
 from tallymark.engine.snapshot import live_payloads
+from tallymark.engine.subscription import subscriptions_of
 from tallymark.journal.journal import Journal
 from tallymark.journal.verify import verify
 
@@ -72,7 +73,7 @@ def queue_state(broker: Broker, queue: Queue) -> dict[str, Any]:
 
 def leases_of(broker: Broker, queue: Queue) -> list[list[object]]:
     out: list[list[object]] = []
-    for held in queue.subscriptions:
+    for held in subscriptions_of(queue):
         for first, piece in broker.leases.read(held, held.floor, held.next):
             raw, cuts = piece.payload.raw, piece.payload.cuts
             assert raw is not None

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.engine.message import Payload, Route
+from tallymark.engine.message import Payload
 from tallymark.engine.records import (
     COUNTERS,
     DEAD_LETTERED,
@@ -24,6 +24,7 @@ from tallymark.engine.records import (
     SETTLED,
     Record,
 )
+from tallymark.engine.route import Route
 from tallymark.journal import layout
 from tallymark.journal.layout import LayoutError, Packer, crc32c, pack, unpack
 from tests.journal.builders import TIME, all_shown, entering, payload, settling, shown

@@ -36,11 +36,12 @@ from tallymark.engine.effects import (
 )
 from tallymark.engine.formats import Format
 from tallymark.engine.ledger import expanded
-from tallymark.engine.message import PACKED, Pack, Payload, Route, Slice
+from tallymark.engine.message import PACKED, Pack, Payload, Slice
 from tallymark.engine.policies import QUEUES, Policy
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
 from tallymark.engine.restore import Restorer
+from tallymark.engine.route import Route
 from tallymark.engine.session import Connection, Consumer, Session
 from tallymark.engine.snapshot import snapshot
 from tallymark.engine.staging import Transaction

@@ -29,7 +29,7 @@ import json
 from base64 import b64decode, b64encode
 from typing import Final, final
 
-from tallymark.engine.message import Route
+from tallymark.engine.route import Route
 
 VERSION: Final = 1
 HEADER_FORM: Final = 1

@@ -14,10 +14,10 @@ from typing import Final, final
 
 from tallymark.engine import records, streams
 from tallymark.engine.arguments import named
+from tallymark.engine.claims import Archived
 from tallymark.engine.errors import Fenced, PreconditionFailed
 from tallymark.engine.queue import Queue
 from tallymark.engine.state import State
-from tallymark.engine.streams import Archived
 
 IN_A_TURN: Final = 1000
 """Number of slices deleted in one turn."""
@@ -77,7 +77,7 @@ class Archives:
                 f"{what}, expected {found}"
             )
         queue.archive = made
-        self._ledger.emit(made.to_record(queue))
+        self._ledger.emit(made.to_record(queue.id))
         return True
 
     def release(self, queue: Queue, high: int) -> bool:

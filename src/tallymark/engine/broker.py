@@ -54,7 +54,14 @@ from tallymark.engine.records import Record
 from tallymark.engine.redrive import Redrives
 from tallymark.engine.retries import Retries
 from tallymark.engine.routing import Targets
-from tallymark.engine.session import RETURNED, UNLIMITED, Connection, Consumer, Session
+from tallymark.engine.session import (
+    RETURNED,
+    UNLIMITED,
+    Connection,
+    Consumer,
+    Session,
+    consumers_of,
+)
 from tallymark.engine.settlement import Settlement
 from tallymark.engine.sinks import Committed, Sink, Sinks, Staging
 from tallymark.engine.slow.consumers import SlowConsumers
@@ -62,7 +69,7 @@ from tallymark.engine.staging import Transaction
 from tallymark.engine.state import State
 from tallymark.engine.statistics import progress_record
 from tallymark.engine.streams import Start
-from tallymark.engine.subscription import Subscription
+from tallymark.engine.subscription import Subscription, subscriptions_of
 from tallymark.engine.timeouts import Timeouts
 from tallymark.engine.transactions import Transactions
 from tallymark.engine.upkeep import Upkeep
@@ -416,10 +423,10 @@ class Broker:
         self._flush_settled(queue)
         reason = records.DROPPED_QUEUE_DELETED
         count = self._drop_ready(queue, reason)
-        for consumer in list(queue.consumers):
+        for consumer in list(consumers_of(queue)):
             self._forget_consumer(consumer)
             self.effects.append(Cancelled(consumer))
-        for subscription in list(queue.subscriptions):
+        for subscription in list(subscriptions_of(queue)):
             for piece in self.leases.remove(subscription):
                 queue.account.move(piece, ACQUIRED, MOVING)
                 self.state.drop(queue, piece, reason)
@@ -779,7 +786,7 @@ class Broker:
         if tag in session.consumers:
             raise NotAllowed(f"attempt to reuse consumer tag '{tag}'")
         self._attend(queue)
-        consumers = queue.consumers
+        consumers = consumers_of(queue)
         if (consumers and (exclusive or consumers[0].exclusive)) or (
             exclusive and queue.subscriptions
         ):
@@ -846,13 +853,13 @@ class Broker:
         if consumer.progress:
             self.ledger.emit(progress_record(consumer, records.CONSUMER_ENDED, self.clock.now_ms))
         at = queue.consumers.index(consumer)
-        del queue.consumers[at]
+        del consumers_of(queue)[at]
         queue.comings += 1
         if consumer.cursors:
             queue.seekers.remove(consumer)
         if queue.active is consumer:
             queue.active = None
-            for other in queue.consumers:
+            for other in consumers_of(queue):
                 if not other.cursors:
                     queue.active = other
                     if queue.settings.single_active:
@@ -1127,7 +1134,7 @@ class Broker:
                 assert unacked == session.unacked, (unacked, session.unacked)
         for queue in self.queues.values():
             queue.check()
-            leased = sum(len(x.slice) for s in queue.subscriptions for x in s.leases)
+            leased = sum(len(x.slice) for s in subscriptions_of(queue) for x in s.leases)
             assert leased == queue.account.leased, (queue.name, leased, queue.account.leased)
             assert queue.acquired == held.get(queue.id, 0) + leased, (queue.name, queue.acquired)
             parked = staged.get(queue.id, 0)
@@ -1152,7 +1159,7 @@ class Broker:
 def _consumes(connection: Connection, queue: Queue) -> bool:
     """Return whether this connection also consumes from the queue. Its socket has to be read then,
     or the queue never gets shorter."""
-    return any(consumer.session.connection is connection for consumer in queue.consumers)
+    return any(consumer.session.connection is connection for consumer in consumers_of(queue))
 
 
 def _not_of_streams(what: str, queue: Queue) -> Unsupported:

@@ -27,10 +27,11 @@ from tallymark.engine.effects import Signal
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.exchange import Exchange
 from tallymark.engine.ledger import dead_lettered_record
-from tallymark.engine.message import NOWHERE, Route, Slice
+from tallymark.engine.message import NOWHERE, Slice
 from tallymark.engine.pending import PendingLetters
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Letter, Queue
+from tallymark.engine.route import Route
 from tallymark.engine.routing import Targets
 from tallymark.engine.settings import DROP_HEAD, REJECT_PUBLISH_DLX
 from tallymark.engine.state import State

@@ -27,6 +27,8 @@ from tallymark.engine.session import (
     UNLIMITED,
     Consumer,
     Session,
+    active_of,
+    consumers_of,
 )
 from tallymark.engine.state import State
 from tallymark.engine.upkeep import Upkeep
@@ -224,7 +226,7 @@ class Dispatcher:
 
     def _line_up(self, queue: Queue) -> None:
         """Put consumers that only a shared limit stops in their session's line."""
-        for consumer in queue.consumers:
+        for consumer in consumers_of(queue):
             if (
                 consumer.session.limit != UNLIMITED
                 and not consumer.in_line
@@ -235,10 +237,10 @@ class Dispatcher:
                 consumer.session.step_in(consumer)
 
     def _serve(self, queue: Queue) -> None:
-        consumers = queue.consumers
+        consumers = consumers_of(queue)
         before = queue.acquired + queue.account.settled
         if len(consumers) == 1 or queue.settings.single_active:
-            consumer = consumers[0] if queue.active is None else queue.active
+            consumer = active_of(queue) or consumers[0]
             while queue.ready:
                 credit = consumer.credit()
                 if credit <= 0 or not self._hand_over(queue, consumer, credit):
@@ -270,7 +272,7 @@ class Dispatcher:
 
     def _serve_equals(self, queue: Queue, start: int, end: int) -> None:
         """Serve consumers start..end-1, all of one priority, in turn."""
-        consumers = queue.consumers
+        consumers = consumers_of(queue)
         eligible = 0
         for at in range(start, end):
             if consumers[at].credit() > 0:
@@ -308,7 +310,7 @@ class Dispatcher:
         """End the drain of consumers that have got all messages available to them: their unused
         credit becomes void."""
         queue.draining = 0
-        for consumer in queue.consumers:
+        for consumer in consumers_of(queue):
             if not consumer.draining:
                 continue
             served = (

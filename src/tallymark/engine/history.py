@@ -14,13 +14,14 @@ from tallymark.engine import records
 from tallymark.engine.account import DEAD_LETTERED, DROPPED, LEASED, MOVING, READY, SETTLED
 from tallymark.engine.annotations import Annotations, ready_since
 from tallymark.engine.arguments import named
+from tallymark.engine.claims import Archived
 from tallymark.engine.intervals import Deferral, Deferrals, IntervalSet, Tally
 from tallymark.engine.ledger import Ledger, dropped_record, lost_delivery_record
 from tallymark.engine.message import Slice
 from tallymark.engine.pending import pending_letter
 from tallymark.engine.queue import Letter, Queue
 from tallymark.engine.records import Record
-from tallymark.engine.streams import Archived
+from tallymark.engine.subscription import subscriptions_of
 
 
 @final
@@ -148,7 +149,7 @@ class QueueHistory:
                 queue.kept_from = max(queue.kept_from, end)
                 queue.let_go_bytes += record.other
             if record.reason in (records.DROPPED_LOST, records.DROPPED_UNREADABLE):
-                for subscription in queue.subscriptions:
+                for subscription in subscriptions_of(queue):
                     subscription.lose(first, end)
         elif kind == records.RETURNED:
             self.note(record)
@@ -232,7 +233,7 @@ class Contents:
         """Count what durable subscriptions hold as acquired: it is not ready."""
         queue = self._history.queue
         leased = IntervalSet()
-        for subscription in queue.subscriptions:
+        for subscription in subscriptions_of(queue):
             for lease in subscription.leases:
                 piece = lease.slice
                 leased.add(piece.first, piece.first + len(piece))

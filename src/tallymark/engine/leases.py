@@ -22,13 +22,14 @@ from tallymark.engine.ledger import (
 from tallymark.engine.message import NOWHERE, ON_ITS_WAY, Slice
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED
+from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED, consumers_of
 from tallymark.engine.settlement import Settlement
 from tallymark.engine.state import State
 from tallymark.engine.subscription import (
     DEFAULT_LIMIT_BYTES,
     DEFAULT_LIMIT_ROWS,
     Subscription,
+    subscriptions_of,
 )
 from tallymark.engine.upkeep import Upkeep
 
@@ -67,7 +68,7 @@ class Leases:
 
     def find(self, queue: Queue, name: str) -> Subscription:
         """Return the subscription. Raises NotFound."""
-        for subscription in queue.subscriptions:
+        for subscription in subscriptions_of(queue):
             if subscription.name == name:
                 return subscription
         raise NotFound(f"no subscription '{name}' on queue '{queue.name}' in vhost '{queue.vhost}'")
@@ -93,7 +94,7 @@ class Leases:
             raise PreconditionFailed(
                 f"queue '{queue.name}' in vhost '{queue.vhost}' is a stream: it is read by offset"
             )
-        if queue.consumers and queue.consumers[0].exclusive:
+        if queue.consumers and consumers_of(queue)[0].exclusive:
             raise PreconditionFailed(
                 f"queue '{queue.name}' in vhost '{queue.vhost}' in exclusive use"
             )

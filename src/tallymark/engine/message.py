@@ -15,10 +15,10 @@ from __future__ import annotations
 import zlib
 from array import array
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
-if TYPE_CHECKING:
-    from tallymark.engine.annotations import Annotations
+from tallymark.engine.annotations import Annotations
+from tallymark.engine.route import Route
 
 NOWHERE: Final = -1
 """Position of a payload that is not stored in the journal."""
@@ -42,17 +42,6 @@ def opened(part: bytes) -> list[bytes]:
 def closed(blobs: list[bytes]) -> bytes:
     """Compress the stored annotations of one part; the reverse of `opened`."""
     return zlib.compress(b"\n".join(blobs), FASTEST)
-
-
-@final
-class Route:
-    """The exchange and routing key a message was published with, as its readers see them."""
-
-    __slots__ = ("exchange", "key")
-
-    def __init__(self, exchange: str, key: str) -> None:
-        self.exchange = exchange
-        self.key = key
 
 
 @final

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from tallymark.engine.account import (
     ACQUIRED,
@@ -21,15 +21,11 @@ from tallymark.engine.account import (
     Account,
 )
 from tallymark.engine.annotations import Annotations, ready_since
+from tallymark.engine.claims import Archived, Pin
 from tallymark.engine.deadlines import Timed
 from tallymark.engine.message import Payload, Slice
 from tallymark.engine.ready import Ready
 from tallymark.engine.settings import UNLIMITED, Settings
-
-if TYPE_CHECKING:
-    from tallymark.engine.session import Consumer
-    from tallymark.engine.streams import Archived, Pin
-    from tallymark.engine.subscription import Subscription
 
 
 @final
@@ -77,6 +73,39 @@ class Quarantined:
         back."""
         self.trouble = trouble
         """Error text of the last attempt to read them."""
+
+
+class QueueConsumer:
+    """A consumer, as far as its queue knows it. `session.Consumer` is the only kind, and
+    `session.consumers_of` returns a queue's consumers as such."""
+
+    __slots__ = ("browses", "cursors", "exclusive", "priority")
+
+    def __init__(self, exclusive: bool, priority: int) -> None:
+        self.exclusive = exclusive
+        self.priority = priority
+        self.browses = False
+        """True if the consumer is sent copies: each ready message once, and none is removed."""
+        self.cursors: list[int] = []
+        """Cursors of a consumer that browses or filters: for each lane, the first place it has not
+        examined. Empty for a consumer that takes messages from the head."""
+
+    def wanted(self) -> int:
+        """Return how many messages the consumer can accept once the broker may send them. A
+        consumer that browses or filters may want none of the messages present, so it counts as
+        0."""
+        raise NotImplementedError
+
+
+class QueueSubscription:
+    """A durable subscription, as far as its queue knows it. `subscription.Subscription` is the only
+    kind, and `subscription.subscriptions_of` returns a queue's subscriptions as such."""
+
+    __slots__ = ()
+
+    def held(self) -> list[Slice]:
+        """Return the messages that it has leased and that are not settled."""
+        raise NotImplementedError
 
 
 @final
@@ -252,13 +281,13 @@ class Queue(Timed):
         """True if consumers see how often a message was delivered and how often it failed
         [DL-5]."""
 
-        self.consumers: list[Consumer] = []
+        self.consumers: list[QueueConsumer] = []
         """Consumers, highest priority first; equal priorities in order of arrival."""
-        self.seekers: list[Consumer] = []
+        self.seekers: list[QueueConsumer] = []
         """Consumers that browse or filter."""
         self.draining = 0
         """Count of the consumers that are to be drained."""
-        self.active: Consumer | None = None
+        self.active: QueueConsumer | None = None
         """The one consumer that is served where the queue has a single active consumer."""
         self.next_turn = 0
         """Index of the next consumer to be served among those of equal priority."""
@@ -268,7 +297,7 @@ class Queue(Timed):
         self.holds_publishers = False
         """True while connections that publish to the queue are blocked because its consumer is too
         slow [SC-D7]; see Broker.hold_publishers."""
-        self.subscriptions: list[Subscription] = []
+        self.subscriptions: list[QueueSubscription] = []
 
         self.mark = 0
         """High-water mark of delivered sequences that was sent to the journal: sequences below it

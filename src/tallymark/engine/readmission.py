@@ -13,6 +13,7 @@ from tallymark.engine.message import Slice
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
 from tallymark.engine.state import State
+from tallymark.engine.subscription import subscriptions_of
 
 
 @final
@@ -57,7 +58,7 @@ class Readmission:
                 queue.take_from_aside(entry)
                 self._state.drop(queue, piece, records.DROPPED_UNREADABLE)
                 gone += len(piece)
-        for subscription in queue.subscriptions:
+        for subscription in subscriptions_of(queue):
             for lease in list(subscription.leases):
                 piece = lease.slice
                 inside = low < piece.first + len(piece) and piece.first < high

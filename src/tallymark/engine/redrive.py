@@ -28,11 +28,13 @@ from tallymark.engine.errors import Unsupported
 from tallymark.engine.exchange import Exchange
 from tallymark.engine.intervals import IntervalSet
 from tallymark.engine.ledger import settled_record
-from tallymark.engine.message import Route, Slice
+from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
+from tallymark.engine.route import Route
 from tallymark.engine.routing import Targets
 from tallymark.engine.settings import DROP_HEAD
 from tallymark.engine.state import State
+from tallymark.engine.subscription import subscriptions_of
 from tallymark.engine.transactions import Transactions
 
 MOVED: Final = "moved"
@@ -292,7 +294,7 @@ class Redrives:
         """Return the sequences of messages that are in the queue and not ready. O(ranges)."""
         pieces = [entry[3] for entry in queue.deferrals]
         pieces += [letter.piece for letter in queue.letters]
-        pieces += [lease.slice for s in queue.subscriptions for lease in s.leases]
+        pieces += [lease.slice for s in subscriptions_of(queue) for lease in s.leases]
         entries = [e for c in self._connections.values() for s in c.sessions for e in s.inflight]
         for transaction in self._transactions.open.values():
             entries += [e for settlement in transaction.settlements for e in settlement.entries]

@@ -20,7 +20,7 @@ from tallymark.engine.message import Payload, Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
 from tallymark.engine.session import FAILED, RETURNED
-from tallymark.engine.subscription import Subscription
+from tallymark.engine.subscription import Subscription, subscriptions_of
 
 TELL_ONLY: Final = (records.SLOW, records.CONSUMER)
 """Kinds of record that do not affect the content of a queue."""
@@ -161,7 +161,7 @@ class Restorer:
         queue = self._broker.queues.pop(queue_id, None)
         if queue is not None:
             del self._histories[queue_id]
-            for subscription in queue.subscriptions:
+            for subscription in subscriptions_of(queue):
                 del self._broker.leases.subscriptions[subscription.epoch]
 
     def _drop_subscription(self, subscription: Subscription) -> None:
@@ -237,7 +237,7 @@ def drop_lost(broker: Broker, lost: list[Payload]) -> int:
         for letter in [x for x in queue.letters if id(x.piece.payload) in gone]:
             queue.letters.remove(letter)
             count += _lose(broker, queue, letter.piece, PENDING)
-        for subscription in queue.subscriptions:
+        for subscription in subscriptions_of(queue):
             held = [lease.slice for lease in subscription.leases]
             for piece in [x for x in held if id(x.payload) in gone]:
                 subscription.lose(piece.first, piece.first + len(piece))

@@ -19,11 +19,12 @@ from tallymark.engine.account import MOVING, READY
 from tallymark.engine.effects import Deliver
 from tallymark.engine.handover import Handover
 from tallymark.engine.marks import Marks
-from tallymark.engine.message import Payload, Route, Slice
+from tallymark.engine.message import Payload, Slice
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
 from tallymark.engine.ready import Ready
-from tallymark.engine.session import Consumer, InFlight
+from tallymark.engine.route import Route
+from tallymark.engine.session import Consumer, InFlight, seekers_of
 from tallymark.engine.state import State
 from tallymark.engine.upkeep import Upkeep
 
@@ -65,7 +66,7 @@ class Seeking:
         more to examine, or to be given, in the next turn."""
         has_more = False
         share = self._share(queue)
-        for consumer in queue.seekers:
+        for consumer in seekers_of(queue):
             looks = share
             for number in range(len(queue.lanes) - 1, -1, -1):
                 looks = self._serve_lane(queue, consumer, number, looks)
@@ -81,7 +82,7 @@ class Seeking:
         if len(queue.seekers) < 2:
             return LOOKS
         count = 0
-        for consumer in queue.seekers:
+        for consumer in seekers_of(queue):
             if consumer.filter is not None and consumer.room() > 0:
                 count += not self.has_seen(queue, consumer)
         return max(1, LOOKS // count) if count else LOOKS

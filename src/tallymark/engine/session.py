@@ -11,13 +11,13 @@ order finds its range by bisection and marks a lazily made bitmap.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from typing import Final, final
+from typing import Final, cast, final
 
 from tallymark.engine.deadlines import Timed
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.formats import Filter
 from tallymark.engine.message import Slice
-from tallymark.engine.queue import Queue
+from tallymark.engine.queue import Queue, QueueConsumer
 from tallymark.engine.rates import Pace
 
 UNLIMITED: Final = 1 << 62
@@ -185,17 +185,14 @@ class InFlight:
 
 
 @final
-class Consumer:
+class Consumer(QueueConsumer):
     """A consumer: receives a queue's messages as long as it has credit [LC-3]."""
 
     __slots__ = (
         "active",
-        "browses",
         "by_link",
-        "cursors",
         "delivered",
         "draining",
-        "exclusive",
         "filter",
         "handle",
         "id",
@@ -206,7 +203,6 @@ class Consumer:
         "on_timeout",
         "overdue",
         "pace",
-        "priority",
         "queue",
         "session",
         "share",
@@ -230,14 +226,13 @@ class Consumer:
         timeout_ms: int,
         since_ms: int = 0,
     ) -> None:
+        super().__init__(exclusive, priority)
         self.id = id
         """Broker-wide number of the consumer, and its owner number in the ledger."""
         self.session = session
         self.queue = queue
         self.tag = tag
         self.no_ack = no_ack
-        self.exclusive = exclusive
-        self.priority = priority
         self.limit = limit
         """Maximum of unsettled messages [amqp-0.9.1 basic.qos]; with `by_link`, the number of
         messages that may still be sent [amqp-1.0 §2.6.7]."""
@@ -254,13 +249,8 @@ class Consumer:
         self.draining = False
         """True if the unused limit becomes void as soon as no more messages are available
         [FC-5]."""
-        self.browses = False
-        """True if the consumer is sent copies: each ready message once, and none is removed."""
         self.filter: Filter | None = None
         """Filter that messages must match; None: all messages match."""
-        self.cursors: list[int] = []
-        """Cursors of a consumer that browses or filters: for each lane, the first place it has not
-        examined. Empty for a consumer that takes messages from the head."""
         self.unacked = 0
         self.in_line = False
         """True while the consumer waits in its session's line for the limit that the session's
@@ -345,6 +335,21 @@ class Consumer:
         if not self.active or not self.queue.ready or self.by_link:
             return False
         return self.no_ack or self.limit > self.unacked
+
+
+def consumers_of(queue: Queue) -> list[Consumer]:
+    """Return the consumers of a queue: its own list."""
+    return cast(list[Consumer], queue.consumers)
+
+
+def seekers_of(queue: Queue) -> list[Consumer]:
+    """Return the consumers of a queue that browse or filter: its own list."""
+    return cast(list[Consumer], queue.seekers)
+
+
+def active_of(queue: Queue) -> Consumer | None:
+    """Return the one consumer that is served where the queue has a single active consumer."""
+    return cast(Consumer | None, queue.active)
 
 
 def timeout_of(consumer: Consumer | None, queue: Queue) -> int:

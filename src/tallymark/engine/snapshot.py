@@ -30,7 +30,7 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
 from tallymark.engine.session import InFlight
 from tallymark.engine.sinks import part_record
-from tallymark.engine.subscription import ranges_of
+from tallymark.engine.subscription import ranges_of, subscriptions_of
 from tallymark.engine.walltime import in_wall_time
 
 
@@ -107,13 +107,13 @@ def _snapshot_queue(
             payload = _add_payload(payload, placed, out)
         out.emit(letter_record(queue, letter, payload))
     if queue.archive is not None:
-        out.emit(queue.archive.to_record(queue))
+        out.emit(queue.archive.to_record(queue.id))
     if queue.publishers:
         out.emit(publishers_record(queue.id, queue.publishers))
     forget_ids(queue, broker.clock.now_ms)
     for time_ms, ids in _ids_by_time(queue):
         out.emit(seen_record(queue.id, ids, time_ms))
-    for subscription in queue.subscriptions:
+    for subscription in subscriptions_of(queue):
         epoch = subscription.epoch
         out.emit(defined_record(broker.leases.definition(subscription)))
         out.emit(lease_settled_record(queue.id, epoch, subscription.floor))
@@ -188,7 +188,7 @@ def live_payloads(broker: Broker) -> list[Payload]:
         ]:
             if piece.payload.pack is None:
                 found[id(piece.payload)] = piece.payload
-        for subscription in queue.subscriptions:
+        for subscription in subscriptions_of(queue):
             for lease in subscription.leases:
                 found[id(lease.slice.payload)] = lease.slice.payload
     for entry in _in_flight(broker):

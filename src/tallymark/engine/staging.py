@@ -16,7 +16,8 @@ from tallymark.engine.account import ACQUIRED, STAGED
 from tallymark.engine.annotations import Annotations, Notes, keys_of
 from tallymark.engine.deadlines import Timed
 from tallymark.engine.errors import PreconditionFailed, ResourceExhausted
-from tallymark.engine.message import Payload, Route
+from tallymark.engine.message import Payload
+from tallymark.engine.route import Route
 from tallymark.engine.routing import Targets
 from tallymark.engine.session import InFlight, Session
 

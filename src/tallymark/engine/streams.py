@@ -14,17 +14,15 @@ and stay readable under the pin.
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from typing import Final, final
 
 from tallymark.engine.arguments import age_ms, erlang_term, named, type_name
+from tallymark.engine.claims import Pin
 from tallymark.engine.clock import Clock
 from tallymark.engine.errors import Fenced, Gone, PreconditionFailed
-from tallymark.engine.ledger import archived_record
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
-from tallymark.engine.records import Record
 from tallymark.engine.session import Consumer
 from tallymark.engine.store import Store
 
@@ -99,37 +97,6 @@ def first_offset(queue: Queue) -> int:
 def offset_of(consumer: Consumer) -> int:
     """Return the offset of the message that the reader of a stream will see next."""
     return consumer.cursors[0] - 1
-
-
-@final
-class Pin:
-    """A reader's claim to sequences low..high-1, which stay readable while it is in queue.pins."""
-
-    __slots__ = ("held", "high", "low")
-
-    def __init__(self, low: int, high: int) -> None:
-        self.low = low
-        self.high = high
-        self.held: list[Slice] = []
-        """Slices that retention has deleted from the stream since then, in order."""
-
-    def keep(self, piece: Slice, store: Store) -> None:
-        """Keep a slice that retention deletes."""
-        start = max(0, self.low - piece.first)
-        stop = min(len(piece), self.high - piece.first)
-        if start < stop:
-            store.use(piece.payload, stop - start)
-            self.held.append(piece.part(start, stop))
-
-    def between(self, low: int, high: int) -> list[Slice]:
-        """Return the pinned slices of sequences low..high-1, as parts of their own."""
-        found: list[Slice] = []
-        for piece in self.held:
-            start = max(0, low - piece.first)
-            stop = min(len(piece), high - piece.first)
-            if start < stop:
-                found.append(piece.part(start, stop))
-        return found
 
 
 def pin(queue: Queue, low: int, high: int) -> Pin:
@@ -239,52 +206,3 @@ def batch(queue: Queue, low: int, most: int, most_bytes: int) -> Batch:
     if found.messages < most:
         found.end = max(found.end, end)  # includes missing sequences at the end
     return found
-
-
-@final
-class Archived:
-    """The newest range of a stream's archive: sequences low..high-1.
-
-    The blob of its record: {"archive": id, "checksum": text, "place": text}; `other` is the number
-    of messages.
-    """
-
-    __slots__ = ("archive", "checksum", "high", "low", "place", "rows")
-
-    def __init__(
-        self, low: int, high: int, rows: int, archive: str, checksum: str, place: str
-    ) -> None:
-        self.low = low
-        self.high = high
-        self.rows = rows
-        """Count of messages in it; lower than the count of sequences if some are missing."""
-        self.archive = archive
-        """Id of the archive."""
-        self.checksum = checksum
-        """Checksum of the rows, computed by the archiver."""
-        self.place = place
-        """Description of the range's place, for people."""
-
-    def same(self, other: Archived) -> bool:
-        return (
-            self.low == other.low
-            and self.high == other.high
-            and self.rows == other.rows
-            and self.archive == other.archive
-            and self.checksum == other.checksum
-        )
-
-    def to_record(self, queue: Queue) -> Record:
-        place = {"archive": self.archive, "checksum": self.checksum, "place": self.place}
-        return archived_record(queue.id, self.low, self.high, self.rows, place)
-
-    @staticmethod
-    def from_record(record: Record) -> Archived:
-        """Decode an ARCHIVED record. Raises ValueError for one of a newer version."""
-        found: object = json.loads(record.blob)
-        if not isinstance(found, dict) or set(found) != {"archive", "checksum", "place"}:
-            raise ValueError(f"archived {found!r}, expected archive, checksum and place")
-        return Archived(
-            record.first, record.first + record.count, record.other, str(found["archive"]),
-            str(found["checksum"]), str(found["place"]),
-        )  # fmt: skip

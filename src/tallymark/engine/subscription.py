@@ -15,11 +15,11 @@ message: priority, competing consumers, purge.
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, final
+from typing import Final, cast, final
 
 from tallymark.engine.errors import Fenced, PreconditionFailed
 from tallymark.engine.message import Slice
-from tallymark.engine.queue import Queue
+from tallymark.engine.queue import Queue, QueueSubscription
 from tallymark.engine.session import ACCEPTED
 
 DEFAULT_LIMIT_ROWS: Final = 100_000
@@ -38,7 +38,7 @@ class Lease:
 
 
 @final
-class Subscription:
+class Subscription(QueueSubscription):
     """State of one durable subscription; the Broker moves the messages and writes the records."""
 
     __slots__ = (
@@ -56,6 +56,7 @@ class Subscription:
     )
 
     def __init__(self, epoch: int, queue: Queue, name: str) -> None:
+        super().__init__()
         self.epoch = epoch
         """Number of the subscription in the ledger (the owner of its records); never reused."""
         self.queue = queue
@@ -180,6 +181,10 @@ class Subscription:
         self.leased_bytes -= sum(piece.size() for piece in lost)
         return lost
 
+    def held(self) -> list[Slice]:
+        """Return the messages that it has leased and that are not settled."""
+        return [lease.slice for lease in self.leases]
+
     def release(self) -> list[Slice]:
         """Remove all leased messages and return them; the caller returns them to the queue."""
         pieces = [lease.slice for lease in self.leases]
@@ -187,6 +192,11 @@ class Subscription:
         self.leased_bytes = 0
         self.verdicts.clear()
         return pieces
+
+
+def subscriptions_of(queue: Queue) -> list[Subscription]:
+    """Return the durable subscriptions of a queue: its own list."""
+    return cast(list[Subscription], queue.subscriptions)
 
 
 def ranges_of(verdicts: dict[int, int]) -> list[tuple[int, int, int]]:

@@ -91,8 +91,9 @@ from struct import Struct
 from struct import error as StructError
 from typing import Final, final
 
-from tallymark.engine.message import PACKED, Pack, Payload, Route
+from tallymark.engine.message import PACKED, Pack, Payload
 from tallymark.engine.records import MOVED, PAYLOAD, Record
+from tallymark.engine.route import Route
 from tallymark.journal.block import ALIGN as ALIGN
 from tallymark.journal.block import APART as APART
 from tallymark.journal.block import CHECKED as CHECKED

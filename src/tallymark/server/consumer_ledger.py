@@ -10,6 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from tallymark.engine import records
+from tallymark.engine.session import consumers_of
 from tallymark.engine.statistics import progress_record
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class ConsumerLedger:
         broker = self._node.broker
         written = 0
         for queue in list(broker.queues.values()):
-            for consumer in list(queue.consumers):
+            for consumer in list(consumers_of(queue)):
                 if consumer.told == consumer.progress:
                     continue
                 self._node.tell_time()

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from tallymark.engine.deadletters import AT_LEAST_ONCE, AT_MOST_ONCE, CONFIRMED, DISABLED
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import DEATHS, DROP_REASONS
+from tallymark.engine.session import consumers_of
 from tallymark.engine.streams import first_offset, offset_of
 from tallymark.server.parts import cut
 from tallymark.server.slow.consumers import STATES, used
@@ -245,7 +246,7 @@ def _streams(queues: list[Queue]) -> Iterator[Metric]:
         if not queue.settings.is_stream:
             continue
         first, end = first_offset(queue), queue.end() - 1
-        places = [max(first, offset_of(consumer)) for consumer in queue.consumers]
+        places = [max(first, offset_of(consumer)) for consumer in consumers_of(queue)]
         lag = max(0, end - min(places, default=end))
         for gauge, value in zip(gauges, (first, end, len(places), lag), strict=True):
             gauge.add_metric([queue.vhost, queue.name], value)

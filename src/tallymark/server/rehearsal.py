@@ -16,6 +16,7 @@ from tallymark.engine.message import Payload, Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.restore import Restorer, take_apart
 from tallymark.engine.snapshot import live_payloads, missing_since, packed_payloads
+from tallymark.engine.subscription import subscriptions_of
 from tallymark.journal.layout import LayoutError
 from tallymark.journal.recovery import Folder, Recovery
 from tallymark.journal.stock import Stock
@@ -82,7 +83,7 @@ def _lost(broker: Broker, stock: Stock) -> list[str]:
 
 
 def _pieces(queue: Queue) -> list[Slice]:
-    held = [lease.slice for one in queue.subscriptions for lease in one.leases]
+    held = [lease.slice for one in subscriptions_of(queue) for lease in one.leases]
     held += [letter.piece for letter in queue.letters]
     return [*queue.slices(), *[entry[3] for entry in queue.deferrals], *held]
 

@@ -12,7 +12,8 @@ from tallymark.bridge.permissions import Access
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import NotFound
-from tallymark.engine.message import Payload, Route
+from tallymark.engine.message import Payload
+from tallymark.engine.route import Route
 from tallymark.engine.routing import Targets
 from tallymark.engine.session import Connection as EngineConnection
 from tallymark.engine.session import Session

@@ -21,7 +21,8 @@ from tallymark.bridge.permissions import EXCHANGE, WRITE, check_keys
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Part
 from tallymark.engine.errors import BrokerError
-from tallymark.engine.message import Payload, Route
+from tallymark.engine.message import Payload
+from tallymark.engine.route import Route
 from tallymark.engine.routing import Targets
 from tallymark.wire.amqp091.errors import NOT_IMPLEMENTED, WireError
 from tallymark.wire.amqp091.events import PublishReceived

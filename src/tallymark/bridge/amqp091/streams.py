@@ -30,8 +30,9 @@ from tallymark.engine.arguments import named
 from tallymark.engine.clock import Clock
 from tallymark.engine.errors import PreconditionFailed, Unsupported
 from tallymark.engine.formats import Filter
-from tallymark.engine.message import Route, Slice
+from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
+from tallymark.engine.route import Route
 from tallymark.engine.streams import TIME, Start, start_of
 from tallymark.wire.amqp091.fields import Timestamp
 from tallymark.wire.amqp091.kernel import rechannel, reframe

@@ -22,8 +22,8 @@ from tallymark.bridge.amqp10.stretch import RELEASED, Destination, Stretch, Stre
 from tallymark.bridge.amqp10.work import find, unknown
 from tallymark.bridge.permissions import EXCHANGE, WRITE, check_keys
 from tallymark.engine.errors import AccessRefused, BrokerError, PreconditionFailed
-from tallymark.engine.message import Route
 from tallymark.engine.queue import Queue
+from tallymark.engine.route import Route
 from tallymark.engine.routing import Targets
 from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10.errors import DecodeError

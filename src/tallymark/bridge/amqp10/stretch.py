@@ -28,7 +28,8 @@ from tallymark.engine.annotations import Annotations
 from tallymark.engine.arguments import LONGEST_MS
 from tallymark.engine.broker import Part
 from tallymark.engine.errors import AccessRefused, ResourceExhausted
-from tallymark.engine.message import Payload, Route
+from tallymark.engine.message import Payload
+from tallymark.engine.route import Route
 from tallymark.engine.routing import Targets
 from tallymark.engine.staging import AS_DUE, MUST_ARRIVE, StagedRun
 from tallymark.wire.amqp10 import errors

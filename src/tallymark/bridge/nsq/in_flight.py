@@ -13,7 +13,7 @@ from typing import final
 
 from tallymark.engine.broker import Broker
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import ACCEPTED, Consumer, InFlight, Session
+from tallymark.engine.session import ACCEPTED, Consumer, InFlight, Session, consumers_of
 from tallymark.wire.nsq.errors import NOT_IN_FLIGHT, NOT_OWNER
 
 OnFinish = Callable[[Queue, int, int, int], None]
@@ -87,7 +87,7 @@ class InFlightMessages:
     def reason(self, id: int) -> str:
         """Return why a message is not the subscriber's to settle [NQ-A6]. O(in flight in the
         channel)."""
-        for consumer in self.queue.consumers:
+        for consumer in consumers_of(self.queue):
             if consumer.session is not self._session:
                 entry = _holding(consumer.session, id)
                 if entry is not None and entry.queue is self.queue:

@@ -35,8 +35,9 @@ from tallymark.engine.errors import (
     ResourceExhausted,
 )
 from tallymark.engine.exchange import FANOUT, Exchange
-from tallymark.engine.message import Payload, Route
+from tallymark.engine.message import Payload
 from tallymark.engine.queue import Queue
+from tallymark.engine.route import Route
 from tallymark.engine.routing import Targets
 from tallymark.engine.session import Connection, Session
 from tallymark.engine.settings import DROP_TAIL, REJECT_PUBLISH

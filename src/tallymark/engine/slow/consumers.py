@@ -22,7 +22,7 @@ from tallymark.engine.exchange import TOPIC
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.rates import WINDOW_MS
-from tallymark.engine.session import Consumer
+from tallymark.engine.session import Consumer, consumers_of
 from tallymark.engine.slow.rules import AGE, COUNT, DEPTH, RATE, Rule, Rules
 from tallymark.engine.state import State
 from tallymark.engine.statistics import figures
@@ -313,7 +313,7 @@ class SlowConsumers:
         pieces: list[Slice] = []
         missing = queue.acquired - queue.account.leased
         seen: set[int] = set()
-        for consumer in queue.consumers:
+        for consumer in consumers_of(queue):
             session = consumer.session
             if session.id not in seen:
                 seen.add(session.id)
@@ -458,7 +458,7 @@ def messages_of(queue: Queue) -> int:
 def _owners(queue: Queue) -> list[Consumer]:
     """Return the consumers of a queue that is exclusive to one connection or one consumer, without
     browsers, which take no message."""
-    consumers = queue.consumers
+    consumers = consumers_of(queue)
     if not consumers or not (queue.exclusive_owner or consumers[0].exclusive):
         return []
     return [consumer for consumer in consumers if not consumer.browses]

@@ -14,8 +14,9 @@ from aiohttp import web
 
 from tallymark.bridge.permissions import CONFIGURE, QUEUE
 from tallymark.engine import streams
+from tallymark.engine.claims import Archived
 from tallymark.engine.queue import Queue
-from tallymark.engine.streams import Archived, first_offset
+from tallymark.engine.streams import first_offset
 from tallymark.server.http.requests import HttpContext, answer, body_of
 
 Offset = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62) - 1)]

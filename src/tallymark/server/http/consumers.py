@@ -6,7 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tallymark.engine.session import Consumer
+from tallymark.engine.session import Consumer, consumers_of
 from tallymark.engine.slow.consumers import Watched
 from tallymark.engine.statistics import figures
 from tallymark.server.config.reload import ReloadRefused, reload
@@ -39,7 +39,7 @@ class Consumers:
         rows = [
             consumer_row(consumer, watched.get(queue.id), broker.clock.now_ms)
             for queue in self._http.queues(request)
-            for consumer in queue.consumers
+            for consumer in consumers_of(queue)
         ]
         return answer({"consumers": rows})
 

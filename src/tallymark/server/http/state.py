@@ -11,6 +11,7 @@ from tallymark import __version__, is_compiled
 from tallymark.engine.arguments import wire_bytes
 from tallymark.engine.clock import Clock
 from tallymark.engine.queue import Queue
+from tallymark.engine.session import consumers_of
 from tallymark.engine.streams import first_offset, offset_of
 from tallymark.server import logs
 from tallymark.server.access.user import sees
@@ -229,7 +230,7 @@ def stream_row(queue: Queue) -> dict[str, Any]:
     return {
         "first_offset": first_offset(queue),
         "next_offset": queue.end() - 1,
-        "reader_offsets": [offset_of(consumer) for consumer in queue.consumers],
+        "reader_offsets": [offset_of(consumer) for consumer in consumers_of(queue)],
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeAlias
 from aiohttp import web
 
 from tallymark.engine.errors import AccessRefused, NotFound
+from tallymark.engine.session import consumers_of
 from tallymark.server.access.user import sees_everything
 from tallymark.server.amqp import AmqpClient
 from tallymark.server.client import Client
@@ -133,6 +134,6 @@ class Connections(Routes):
                 consumer_row(consumer)
                 for vhost in self.vhosts(request)
                 for queue in vhost.queues.values()
-                for consumer in queue.consumers
+                for consumer in consumers_of(queue)
             ),
         )

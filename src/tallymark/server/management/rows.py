@@ -18,7 +18,7 @@ from tallymark.bridge.amqp10.client import Session
 from tallymark.engine.exchange import Binding, Exchange
 from tallymark.engine.policies import merged
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import UNLIMITED, Consumer
+from tallymark.engine.session import UNLIMITED, Consumer, active_of, consumers_of
 from tallymark.engine.streams import offset_of
 from tallymark.engine.table_json import canonical
 from tallymark.engine.vhost import VirtualHost
@@ -61,8 +61,8 @@ def queue_row(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any]:
         vhost.policy_table.of_queue(queue, False),
         vhost.policy_table.of_queue(queue, True),
     )
-    exclusive = [consumer.tag for consumer in queue.consumers if consumer.exclusive]
-    active = queue.active if queue.settings.single_active else None
+    exclusive = [consumer.tag for consumer in consumers_of(queue) if consumer.exclusive]
+    active = active_of(queue) if queue.settings.single_active else None
     held_bytes = queue.account.acquired_bytes + queue.account.staged_bytes
     row: dict[str, Any] = {
         "name": queue.name,
@@ -105,7 +105,7 @@ def queue_row(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any]:
 def queue_details(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any]:
     """Return the row of one queue asked for by name, with its consumers and figures for which every
     deferred message is looked at."""
-    consumers = [consumer_row(consumer) for consumer in queue.consumers]
+    consumers = [consumer_row(consumer) for consumer in consumers_of(queue)]
     row = {**queue_row(node, vhost, queue), "consumer_details": consumers}
     if queue.deferrals:
         row["last_delayed_at"] = max(entry[0] for entry in queue.deferrals)

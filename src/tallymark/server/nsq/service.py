@@ -16,6 +16,7 @@ from tallymark.bridge.amqp10.connection import Amqp10
 from tallymark.bridge.bridge import Bridge
 from tallymark.bridge.nsq.lifecycle import Settings
 from tallymark.bridge.nsq.topics import Topics
+from tallymark.engine.session import consumers_of
 from tallymark.server.access import audit
 from tallymark.server.access.tls import Tls, tls_required
 from tallymark.server.config.settings import Config
@@ -175,7 +176,7 @@ class NsqService:
         ]
         for topic in self.topics.topics():
             for queue in topic.channels.values():
-                for consumer in queue.consumers:
+                for consumer in consumers_of(queue):
                     connection = consumer.session.connection
                     bridge = connection.handle
                     assert isinstance(bridge, Bridge), bridge
