@@ -58,8 +58,6 @@ class Client(asyncio.Protocol):
     bridge: Bridge
     category = "server"
     """Category of the log that reports on it."""
-    is_local = False
-    """True for a request that was authenticated elsewhere and has no socket of its own."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
@@ -417,7 +415,7 @@ class Clients:
 
     def opened(self, client: Client) -> None:
         """A client connected; one too many is closed at once."""
-        if not client.is_local and not self.doors.enter(client):
+        if not self.doors.enter(client):
             client.transport.abort()
             return
         self._count += 1

@@ -23,7 +23,6 @@ class Paced(Protocol):
     """A client as the rates know it."""
 
     bridge: Bridge
-    is_local: bool
     is_paced: bool
 
     def read_or_not(self) -> None:
@@ -45,9 +44,7 @@ class Pacer:
         """Count what a connection published; let it rest where that was too much."""
         place = client.bridge.publishes_as
         if place is not None:
-            wait_s = self._spend(*place, count)
-            if not client.is_local:  # a request has waited before it came here
-                self._rest(client, wait_s)
+            self._rest(client, self._spend(*place, count))
 
     def published_over_http(self, vhost: str, user: str, count: int) -> None:
         """Count what a request published."""

@@ -36,6 +36,7 @@ from tallymark.server.http.requests import (
     Refused,
     answer,
     body_of,
+    check_rights_stayed,
     number_in,
     require_administrator,
     user_of,
@@ -84,23 +85,21 @@ class Sinks(Routes):
             )
         self.check_alarms()
         frames = await whole(request.content.iter_any())
-        intake = Intake()
-        async with self.channel(request) as channel:
-            channel.take_into(intake)
+        node, intake = self.node, Intake()
+        with self.publisher(request) as publisher:
+            publisher.send_to(intake)
             for at in range(0, len(frames), FEED_BYTES):
-                if channel.is_open:
-                    channel.feed(frames[at : at + FEED_BYTES])
-                    await asyncio.sleep(0)
-            if not channel.is_open:
-                await channel.next()  # raises why
+                part = frames[at : at + FEED_BYTES]
+                publisher.receive(part, node.tell_time(), node.broker.clock.now_ms)
+                await asyncio.sleep(0)
+                check_rights_stayed(request)
             if intake.count != count:
                 raise Refused(
                     400, "bad_request",
                     f"count is {count}, expected {intake.count}, which is how many whole messages "
                     f"came in {len(frames)} bytes",
                 )  # fmt: skip
-            sinks = self.node.broker.sinks
-            staging = sinks.stage(vhost, sink, intake.parts, expires_ms or EXPIRES_MS)
+            staging = node.broker.sinks.stage(vhost, sink, intake.parts, expires_ms or EXPIRES_MS)
         await self.node.durable()
         return answer({"staging": staging.id, "messages": staging.count, "bytes": staging.size})
 

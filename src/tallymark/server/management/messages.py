@@ -12,22 +12,18 @@ from typing import Any, Final
 from aiohttp import web
 
 from tallymark.bridge.amqp091.content import content_of
-from tallymark.engine.broker import Broker
+from tallymark.bridge.amqp091.local import CHANNEL, FRAME_MAX
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import FAILED, NACKED, REJECTED
 from tallymark.server.http.requests import Refused, answer, user_of
 from tallymark.server.http.state import plain
-from tallymark.server.management.requests import Channel, Fields, Routes, fields_of
+from tallymark.server.management.requests import Fields, Routes, fields_of
 from tallymark.server.management.topology import ONE_EXCHANGE, ONE_QUEUE, exchange_name
-from tallymark.wire.amqp091.frames import frame_length, joined
+from tallymark.wire.amqp091.frames import METHOD, content_frames, frame, frame_length, joined
+from tallymark.wire.amqp091.layouts import encode_method
 from tallymark.wire.amqp091.methods import (
-    BasicAck,
-    BasicNack,
     BasicPublish,
-    BasicReturn,
-    ConfirmSelect,
-    ConfirmSelectOk,
 )
 from tallymark.wire.amqp091.properties import Properties, decode_properties, encode_properties
 
@@ -66,10 +62,29 @@ class Messages(Routes):
         section, body = _section(fields), _payload(fields)
         self.check_alarms()
         await self.turn(request)
-        async with self.channel(request) as channel:
-            await channel.call(ConfirmSelect(), ConfirmSelectOk)
-            routed = await _published(channel, publish, section, body)
-        return answer({"routed": routed})
+        return answer({"routed": await self._published(request, publish, section, body)})
+
+    async def _published(
+        self, request: web.Request, publish: BasicPublish, section: bytes, body: bytes
+    ) -> bool:
+        """Publish a message, and wait until it would be confirmed. Return whether it was routed to
+        a queue. Raises Refused: it is no message, or a queue refused it."""
+        try:
+            frames = frame(METHOD, CHANNEL, encode_method(publish))
+            frames += content_frames(CHANNEL, section, body, FRAME_MAX)
+        except (ValueError, TypeError) as error:  # what AMQP has no room or no type for
+            raise Refused(400, "bad_request", str(error)) from error
+        node = self.node
+        with self.publisher(request) as publisher:
+            before = node.broker.published
+            publisher.receive(frames, node.tell_time(), node.broker.clock.now_ms)
+            place = publisher.connection
+            count = node.broker.published - before
+            node.pacer.published_over_http(place.vhost, place.user, count)
+            await node.recorded()
+        if publisher.is_refused:
+            raise Refused(400, "bad_request", "rejected: a queue refused the message")
+        return publisher.returned == 0
 
     async def _get(self, request: web.Request) -> web.Response:
         fields = await fields_of(request)
@@ -79,9 +94,28 @@ class Messages(Routes):
         if not 1 <= count <= MOST:
             raise fields.wrong("count", f"1 to {MOST}")
         queue = self.operations(request).queue_to_read(request.match_info["name"])
-        found = _taken(self.node.broker, queue, user_of(request).name, count, mode)
+        found = self._taken(request, queue, count, mode)
         await self.node.durable()
         return answer([one.shown(encoding, cut) for one in found])
+
+    def _taken(self, request: web.Request, queue: Queue, count: int, mode: str) -> list[Got]:
+        """Take messages as basic.get does, and settle them. No turn of the loop comes between, and
+        so what is given back is not taken again. Raises BrokerError."""
+        broker = self.node.broker
+        found: list[Got] = []
+        with self.connected(request, queue.vhost) as connection:
+            session = broker.open_session(connection)
+            size = last = 0
+            while len(found) < count and size < MOST_BYTES:
+                taken = broker.get(session, queue, mode == "ack_requeue_false")
+                if taken is None:
+                    break
+                piece, last = taken
+                found.append(Got(queue, piece))
+                size += len(found[-1].body)
+            if last and mode in OUTCOMES:
+                broker.settle_up_to(session, last, OUTCOMES[mode])
+        return found
 
     async def _purge(self, request: web.Request) -> web.Response:
         self.operations(request).purge_queue(request.match_info["name"])
@@ -92,28 +126,12 @@ class Messages(Routes):
         """Declare a queue, publish to it and get the message back [rabbitmq aliveness-test]."""
         self.check_alarms()
         self.operations(request).declare_queue(ALIVENESS, False, False, False, {})
-        async with self.channel(request) as channel:
-            await channel.call(ConfirmSelect(), ConfirmSelectOk)
-            said = user_of(request).name.encode()
-            await _published(channel, BasicPublish("", ALIVENESS, True), b"\0\0", said)
+        said = user_of(request).name.encode()
+        await self._published(request, BasicPublish("", ALIVENESS, True), b"\0\0", said)
         queue = self.operations(request).queue_to_read(ALIVENESS)
-        found = _taken(self.node.broker, queue, user_of(request).name, 1, "ack_requeue_false")
+        found = self._taken(request, queue, 1, "ack_requeue_false")
         is_alive = bool(found) and found[0].route.key == ALIVENESS
         return answer({"status": "ok" if is_alive else "failed"})
-
-
-async def _published(channel: Channel, publish: BasicPublish, section: bytes, body: bytes) -> bool:
-    """Return whether the message was routed to a queue. Raises Refused: a queue refused it."""
-    channel.send(publish, section, body)
-    routed = True
-    while True:
-        method = await channel.next()
-        if isinstance(method, BasicReturn):
-            routed = False
-        elif isinstance(method, BasicAck):
-            return routed
-        elif isinstance(method, BasicNack):
-            raise Refused(400, "bad_request", "rejected: a queue refused the message")
 
 
 class Got:
@@ -145,28 +163,6 @@ class Got:
             "payload": base64.b64encode(body).decode() if text is None else text,
             "payload_encoding": "base64" if text is None else "string",
         }
-
-
-def _taken(broker: Broker, queue: Queue, user: str, count: int, mode: str) -> list[Got]:
-    """Take messages as basic.get does, and settle them. No turn of the loop comes between, and so
-    what is given back is not taken again. Raises BrokerError."""
-    found: list[Got] = []
-    connection = broker.open_connection(queue.vhost, user, "http")
-    try:
-        session = broker.open_session(connection)
-        size = last = 0
-        while len(found) < count and size < MOST_BYTES:
-            taken = broker.get(session, queue, mode == "ack_requeue_false")
-            if taken is None:
-                break
-            piece, last = taken
-            found.append(Got(queue, piece))
-            size += len(found[-1].body)
-        if last and mode in OUTCOMES:
-            broker.settle_up_to(session, last, OUTCOMES[mode])
-    finally:
-        broker.close_connection(connection, False)
-    return found
 
 
 def _text(body: bytes) -> str | None:

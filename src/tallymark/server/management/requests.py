@@ -3,7 +3,7 @@
 An administrator may do everything. A user with the tag `monitoring` sees every virtual host and
 connection; any other user sees the virtual hosts in which it has permissions, and its own
 connections. Requests that read or change messages, queues, exchanges and bindings need the
-permissions of AMQP, see local.py.
+permissions of AMQP.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import msgspec
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import BadHttpMessage
 
+from tallymark.bridge.amqp091.local import LocalPublisher
 from tallymark.bridge.operations import Operations, arguments_of
-from tallymark.engine.errors import AccessRefused, NotFound
+from tallymark.engine.errors import AccessRefused, NotAllowed, NotFound
 from tallymark.engine.patterns import PatternRefused, compile_pattern
 from tallymark.engine.session import Connection
 from tallymark.engine.vhost import VirtualHost
@@ -29,15 +30,8 @@ from tallymark.server.http.requests import (
     check_rights_stayed,
     user_of,
 )
-from tallymark.server.local import ChannelRefused, LocalChannel
 from tallymark.server.node import Node
-from tallymark.wire.amqp091.errors import (
-    ACCESS_REFUSED,
-    CONNECTION_FORCED,
-    NOT_ALLOWED,
-    NOT_FOUND,
-)
-from tallymark.wire.amqp091.methods import Method
+from tallymark.wire.amqp091.errors import WireError
 
 POLICYMAKER: Final = "policymaker"
 PAGE_SIZE: Final = 100
@@ -254,38 +248,37 @@ class Routes:
             self.node.schedule()
         return web.Response(status=201 if is_new else 204)
 
-    def channel(self, request: web.Request) -> Channel:
-        """An AMQP channel in the user's name in the virtual host that the path names.
-
-        Raises NotFound, and when entered AccessRefused.
-        """
-        vhost = self.node.broker.vhost(request.match_info["vhost"])
-        return Channel(self.node, request, vhost.name)
-
-
-class Channel(LocalChannel):
-    """A LocalChannel whose refusals are raised as the answer to the request."""
-
-    def __init__(self, node: Node, request: web.Request, vhost: str) -> None:
-        super().__init__(node, user_of(request), vhost, f"http {request.remote} {request.method}")
-
-    def send(self, method: Method, properties: bytes | None = None, body: bytes = b"") -> None:
+    @contextmanager
+    def connected(self, request: web.Request, vhost: str) -> Iterator[Connection]:
+        """Have a connection of the user in a virtual host, which counts as any other. Raises
+        AccessRefused: it has too many."""
+        broker = self.node.broker
+        name = f"http {request.remote} {request.method}"
         try:
-            super().send(method, properties, body)
-        except (ValueError, TypeError) as error:  # what AMQP has no room or no type for
-            raise Refused(400, "bad_request", str(error)) from error
-
-    async def next(self) -> Method:
+            connection = broker.open_connection(vhost, user_of(request).name, name)
+        except NotAllowed as error:
+            raise AccessRefused(str(error)) from error
         try:
-            return await super().next()
-        except ChannelRefused as error:
-            if error.reply_code == NOT_FOUND:
-                raise NotFound(str(error)) from error
-            if error.reply_code in (ACCESS_REFUSED, NOT_ALLOWED):
-                raise AccessRefused(str(error)) from error
-            if error.reply_code == CONNECTION_FORCED:
-                raise Refused(503, "stopping", str(error)) from error
-            raise Refused(400, "bad_request", str(error)) from error
+            yield connection
+        finally:
+            broker.close_connection(connection, False)
+            self.node.schedule()
+
+    @contextmanager
+    def publisher(self, request: web.Request) -> Iterator[LocalPublisher]:
+        """Have a publisher in the user's name in the virtual host that the path names. Raises
+        NotFound, AccessRefused; inside of the block a WireError is answered as Refused 400."""
+        vhost = self.node.broker.vhost(request.match_info["vhost"]).name
+        access = self.http.access(request, vhost)
+        with self.connected(request, vhost) as connection:
+            publisher = LocalPublisher(
+                self.node.broker, connection, access, self.node.clients.replies,
+                self.node.config.max_message_size,
+            )  # fmt: skip
+            try:
+                yield publisher
+            except WireError as error:
+                raise Refused(400, "bad_request", error.text) from error
 
 
 # -- lists

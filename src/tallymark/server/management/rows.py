@@ -25,7 +25,6 @@ from tallymark.engine.vhost import VirtualHost
 from tallymark.server.amqp import AmqpClient
 from tallymark.server.client import Client
 from tallymark.server.http.state import plain, stream_row
-from tallymark.server.local import LocalClient
 from tallymark.server.node import Node, node_name
 
 NO_ARGUMENTS: Final = "~"
@@ -232,7 +231,7 @@ def connection_row(client: AmqpClient) -> dict[str, Any]:
     row = {
         **peer_details(client.peer),
         "node": node_name(),
-        "type": "direct" if isinstance(client, LocalClient) else "network",
+        "type": "network",
         "protocol": about["protocol"],
         "state": _state(client, about["state"]),
         "user": about["user"],

@@ -97,6 +97,13 @@ class Connection(Lifecycle):
         super().__init__(limits)
         self._frame_limit = INITIAL_FRAME_MAX  # payload bytes
 
+    def begin_open(self, channel: int) -> None:
+        """Be open from the start, with this channel open: for frames that come without a
+        handshake."""
+        self._state = State.RUNNING
+        self._frame_limit = self.limits.frame_max
+        self._channels[channel] = Channel(channel, self.limits.max_message_bytes)
+
     # Input
 
     def receive_data(self, data: bytes, now_ms: int) -> None:

@@ -1,0 +1,105 @@
+"""Publishing without a connection: frames that came, or were made of what came, over HTTP.
+
+Messages are stored as frames of AMQP 0-9-1. So these are read, checked and routed by the code that
+reads a connection's, and permissions, properties and refusals are the same.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from tallymark.bridge.amqp091 import sink
+from tallymark.bridge.amqp091.channel import Channel, Client, Intake
+from tallymark.bridge.amqp091.publish import publish
+from tallymark.bridge.bridge import Bridge
+from tallymark.bridge.direct_reply import DirectReplies
+from tallymark.bridge.output_gate import OutputGate
+from tallymark.bridge.permissions import Access
+from tallymark.engine.broker import Broker
+from tallymark.engine.effects import Refused
+from tallymark.engine.session import Connection
+from tallymark.wire.amqp091.connection import Connection as WireConnection
+from tallymark.wire.amqp091.errors import COMMAND_INVALID, WireError
+from tallymark.wire.amqp091.events import MethodReceived, ProtocolFailure, PublishReceived
+from tallymark.wire.amqp091.layouts import layout_of
+from tallymark.wire.amqp091.limits import Limits
+
+CHANNEL: Final = 1
+"""Number of the channel that all frames name."""
+FRAME_MAX: Final = 131_072
+
+
+@final
+class LocalPublisher(Bridge):
+    """A publisher of frames on one channel, whose returned messages are counted and dropped."""
+
+    __slots__ = ("_channel", "_connection", "_wire", "is_refused")
+
+    def __init__(
+        self,
+        broker: Broker,
+        connection: Connection,
+        access: Access,
+        replies: DirectReplies,
+        max_message_bytes: int,
+    ) -> None:
+        """connection: the engine's, which its owner closes."""
+        super().__init__()
+        limits = Limits(CHANNEL, FRAME_MAX, max_message_bytes=max_message_bytes)
+        self._wire = WireConnection(limits)
+        self._wire.begin_open(CHANNEL)
+        self._connection = connection
+        self.is_refused = False
+        """True once a queue has refused a message."""
+        client = Client(
+            broker, self._wire, OutputGate(self), replies, _no_name, connection, access, False,
+            False, False, self,
+        )  # fmt: skip
+        self._channel = Channel(client, CHANNEL, broker.open_session(connection))
+        self._channel.session.confirming = True
+        connection.handle = self
+
+    @property
+    def connection(self) -> Connection:
+        return self._connection
+
+    @property
+    def returned(self) -> int:
+        """Number of mandatory messages that no queue has taken."""
+        return self._channel.returned
+
+    def send_to(self, intake: Intake) -> None:
+        """Send all later publishes to this intake, and to no queue."""
+        self._channel.intake = intake
+
+    def receive(self, data: bytes, now_ms: int, wall_ms: int) -> None:
+        """Publish. Messages may be cut off anywhere, and continue with the next call.
+
+        Raises:
+            BrokerError, WireError: a message was refused, or it is none; those before it are in
+                their queues, it and those after it are not.
+        """
+        channel = self._channel
+        channel.client.wall_ms = wall_ms
+        self._wire.receive_data(data, now_ms)
+        event = self._wire.next_event()
+        while event is not None:
+            if isinstance(event, PublishReceived):
+                if channel.intake is None:
+                    publish(channel, event)
+                else:
+                    sink.take(channel, channel.intake, event)
+            elif isinstance(event, ProtocolFailure):
+                raise event.error
+            elif isinstance(event, MethodReceived):
+                name = layout_of(event.method).name
+                raise WireError(COMMAND_INVALID, f"{name}, expected basic.publish")
+            event = self._wire.next_event()
+
+    def refused(self, effect: Refused) -> None:
+        self.is_refused = True
+
+
+def _no_name() -> str:
+    """Return no name: nothing that a publisher does makes any."""
+    return ""
