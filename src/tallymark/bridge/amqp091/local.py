@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import Final, final
 
+from tallymark.bridge.amqp import AmqpBridge
 from tallymark.bridge.amqp091 import sink
 from tallymark.bridge.amqp091.channel import Channel, Client, Intake
 from tallymark.bridge.amqp091.publish import publish
-from tallymark.bridge.bridge import Bridge
 from tallymark.bridge.direct_reply import DirectReplies
-from tallymark.bridge.output_gate import OutputGate
 from tallymark.bridge.permissions import Access
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import Refused
@@ -30,10 +29,10 @@ FRAME_MAX: Final = 131_072
 
 
 @final
-class LocalPublisher(Bridge):
+class LocalPublisher(AmqpBridge):
     """A publisher of frames on one channel, whose returned messages are counted and dropped."""
 
-    __slots__ = ("_channel", "_connection", "_wire", "is_refused")
+    __slots__ = ("_channel", "_client", "_wire", "is_refused")
 
     def __init__(
         self,
@@ -44,24 +43,21 @@ class LocalPublisher(Bridge):
         max_message_bytes: int,
     ) -> None:
         """connection: the engine's, which its owner closes."""
-        super().__init__()
         limits = Limits(CHANNEL, FRAME_MAX, max_message_bytes=max_message_bytes)
         self._wire = WireConnection(limits)
+        super().__init__(broker, self._wire.line, connection.name, "")
         self._wire.begin_open(CHANNEL)
-        self._connection = connection
         self.is_refused = False
         """True once a queue has refused a message."""
-        client = Client(
-            broker, self._wire, OutputGate(self), replies, _no_name, connection, access, False,
-            False, False, self,
-        )  # fmt: skip
-        self._channel = Channel(client, CHANNEL, broker.open_session(connection))
+        self._client = Client(
+            broker, self._wire, replies, _no_name, connection, access, False, False, False, self
+        )
+        self._channel = Channel(self._client, CHANNEL, broker.open_session(connection))
         self._channel.session.confirming = True
         connection.handle = self
 
-    @property
-    def connection(self) -> Connection:
-        return self._connection
+    def logged_in(self) -> Client:
+        return self._client
 
     @property
     def returned(self) -> int:
@@ -80,7 +76,7 @@ class LocalPublisher(Bridge):
                 their queues, it and those after it are not.
         """
         channel = self._channel
-        channel.client.wall_ms = wall_ms
+        self._client.wall_ms = wall_ms
         self._wire.receive_data(data, now_ms)
         event = self._wire.next_event()
         while event is not None:

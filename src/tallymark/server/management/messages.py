@@ -78,7 +78,7 @@ class Messages(Routes):
         with self.publisher(request) as publisher:
             before = node.broker.published
             publisher.receive(frames, node.tell_time(), node.broker.clock.now_ms)
-            place = publisher.connection
+            place = publisher.logged_in().connection
             count = node.broker.published - before
             node.pacer.published_over_http(place.vhost, place.user, count)
             await node.recorded()
