@@ -6,7 +6,7 @@ One request is under way at a time: what stands behind a refused one would go wi
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, final
+from typing import final
 
 from tallymark.client.adapter import ManagementPort
 from tallymark.client.amqp091.channel import Channels, ChannelUser, error_of
@@ -27,18 +27,14 @@ from tallymark.client.turn import Waiter, resolve
 from tallymark.wire.amqp091.client import ClientChannel
 from tallymark.wire.amqp091.methods import (
     ChannelClose,
+    ChannelFlow,
     ChannelOpenOk,
     ExchangeBind,
-    ExchangeBindOk,
     ExchangeDeclare,
-    ExchangeDeclareOk,
     ExchangeDelete,
-    ExchangeDeleteOk,
     ExchangeUnbind,
-    ExchangeUnbindOk,
     Method,
     QueueBind,
-    QueueBindOk,
     QueueDeclare,
     QueueDeclareOk,
     QueueDelete,
@@ -46,19 +42,6 @@ from tallymark.wire.amqp091.methods import (
     QueuePurge,
     QueuePurgeOk,
     QueueUnbind,
-    QueueUnbindOk,
-)
-
-ANSWERS: Final = (
-    ExchangeBindOk,
-    ExchangeDeclareOk,
-    ExchangeDeleteOk,
-    ExchangeUnbindOk,
-    QueueBindOk,
-    QueueDeclareOk,
-    QueueDeleteOk,
-    QueuePurgeOk,
-    QueueUnbindOk,
 )
 
 
@@ -104,7 +87,7 @@ class Amqp091Management(ManagementPort, ChannelUser):
     def method(self, method: Method) -> None:
         if isinstance(method, ChannelOpenOk):
             self._is_open = True
-        elif isinstance(method, ANSWERS):
+        elif self._is_asked and not isinstance(method, ChannelFlow):  # nothing else comes here
             self._answer(_state(self._waiting[0][0], method))
         self._go_on()
 
