@@ -109,4 +109,4 @@ def test_the_code_is_the_peers_or_what_the_condition_stands_for(
 ) -> None:
     error = MessageRejected("text", Rejected(), condition=condition, info=info)
     assert error.code == code
-    assert error.again().code == code
+    assert error.copied().code == code

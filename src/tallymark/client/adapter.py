@@ -106,7 +106,7 @@ class SenderPort(LinkPort):
     @abstractmethod
     def send(self, messages: list[bytes], settled: bool, work: Work | None = None) -> Iterable[int]:
         """Send at most `sendable` messages; return their numbers, in order. In a transaction their
-        outcome (SessionOwner.sent_settled) says whether the broker holds them for it: where a
+        outcome (SessionOwner.outcomes_received) says whether the broker holds them for it: where a
         protocol has no such answer, they are accepted as soon as they have left."""
 
     @abstractmethod
@@ -162,12 +162,14 @@ class SessionPort(ABC):
         raise NotImplementedError
 
     def commit(self, work: Work) -> None:
-        """End it, all or nothing; Work.ended follows."""
+        """End the transaction: everything done in it takes effect, or nothing; Work.ended
+        follows."""
         raise NotImplementedError
 
     def rollback(self, work: Work) -> None:
-        """End it: what was sent in it never was. Of what was settled in it, whatever the broker
-        still takes for delivered to us is given back with `give_back`. Work.ended follows."""
+        """End the transaction without effect: what was sent in it is never published. What was
+        settled in it and counts as delivered to us all the same is given back with `give_back`.
+        Work.ended follows."""
         raise NotImplementedError
 
     def stop_inflow(self) -> None:
@@ -177,7 +179,7 @@ class SessionPort(ABC):
         raise NotImplementedError
 
     def resume_inflow(self) -> None:
-        """Go on; credit is granted anew after this."""
+        """Let deliveries come again; credit is granted anew after this."""
         raise NotImplementedError
 
     def give_back(self, ranges: list[tuple[int, int]]) -> None:
@@ -192,9 +194,9 @@ class ManagementPort(ABC):
 
     @abstractmethod
     def ask(self, request: Request, waiter: Waiter) -> None:
-        """Have it done, behind what was asked before. The waiter's result is the queue that the
-        answer tells of (None: of none), or a ClientError: RequestRefused, or NotPossible.
-        Where the connection goes first, there is none."""
+        """Carry out a request, after those asked before. The waiter's result is the queue that the
+        answer describes (None: it describes none), or a ClientError: RequestRefused or NotPossible.
+        Where the connection is lost first, there is no result."""
 
 
 # Owners: what a protocol reports to the client
@@ -250,7 +252,7 @@ class ReceiverOwner(LinkOwner, MessageOwner):
 
     @abstractmethod
     def answered(self, first: int, last: int, state: Outcome | None) -> None:
-        """The sender settled these, which it was asked to [FC-12]. state None: as asked."""
+        """The sender's answer to settlements in two steps [FC-12]. state None: settled as asked."""
 
     @abstractmethod
     def drained(self, given_up: int) -> None:
@@ -340,7 +342,7 @@ class SessionOwner(ABC):
         """The peer has heard that the application ended it."""
 
     @abstractmethod
-    def sent_settled(self, low: int, high: int, outcome: Outcome | None) -> None:
+    def outcomes_received(self, low: int, high: int, outcome: Outcome | None) -> None:
         """The receiver has decided about sent messages low..high (numbers); None: settled without
         an outcome, which is taken for accepted."""
 
@@ -386,7 +388,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def start(self, now_ms: int) -> None:
-        """The transport is there."""
+        """Begin: the transport is connected."""
 
     @abstractmethod
     def receive(self, data: bytes, now_ms: int) -> None: ...
@@ -412,7 +414,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def manage(self) -> ManagementPort:
-        """Make a port for requests; one a connection is enough."""
+        """Return a port for requests; a connection needs only one."""
 
     @abstractmethod
     def close(self) -> None:

@@ -126,7 +126,7 @@ class Connection(Closing, SessionHost, LineOwner):
     async def _begin(self, dispatcher: Dispatcher) -> None:
         line = self._line
         if line is None:
-            raise (self._error or ConnectionLost("the connection is not there")).again()
+            raise (self._error or ConnectionLost("the connection is not there")).copied()
         timeout_s = self._options.timeout_s
         dispatcher.opening = self._turn.loop.create_future()
         port = line.adapter.begin(dispatcher)
@@ -148,7 +148,7 @@ class Connection(Closing, SessionHost, LineOwner):
     async def _ask(self, request: Request) -> QueueState | None:
         line = self._line
         if line is None:
-            raise (self._error or ConnectionLost("the connection is not there")).again()
+            raise (self._error or ConnectionLost("the connection is not there")).copied()
         return await self._management.ask(line.adapter, request, self._options.timeout_s)
 
     async def ready(self, timeout: float | None = None) -> None:
@@ -157,14 +157,14 @@ class Connection(Closing, SessionHost, LineOwner):
         check_timeout("timeout", timeout)
         while self._life is not Life.OPEN:
             if self._life is Life.CLOSED or self._life is Life.CLOSING:
-                raise (self._error or _closed_by_us()).again()
+                raise (self._error or _closed_by_us()).copied()
             waiter: Waiter = self._turn.loop.create_future()
             self._waiting.append(waiter)
             if await answer_to(waiter, timeout) is TIME_IS_UP:
                 self._waiting.remove(waiter)
                 raise TimedOut(f"not connected to {self._endpoint} within {timeout} s")
 
-    # What is known of it
+    # Properties
 
     @property
     def endpoint(self) -> str:
@@ -173,7 +173,7 @@ class Connection(Closing, SessionHost, LineOwner):
 
     @property
     def container_id(self) -> str:
-        """The peer's."""
+        """Name that the peer gave itself."""
         return "" if self._line is None else self._line.container_id
 
     @property
@@ -199,7 +199,7 @@ class Connection(Closing, SessionHost, LineOwner):
             self._life = Life.CLOSED
             raise
         self._life = Life.OPEN
-        self._tell(ConnectionChange.OPENED)
+        self._report(ConnectionChange.OPENED)
 
     async def _open_any(self) -> Line:
         """Connect to the first address that answers, beginning with the last one used."""
@@ -261,7 +261,7 @@ class Connection(Closing, SessionHost, LineOwner):
             factory, endpoint.host, endpoint.port, ssl=context
         )
 
-    # What the line tells
+    # Called by the socket
 
     def may_send(self) -> None:
         for dispatcher in self._dispatchers:
@@ -272,7 +272,7 @@ class Connection(Closing, SessionHost, LineOwner):
         if line is not self._line:
             return  # of an attempt, which hears of it itself
         self._line = None
-        self._management.lost(error or ConnectionLost("closed", is_remote=True))
+        self._management.fail_all(error or ConnectionLost("closed", is_remote=True))
         if self._life is Life.CLOSING or self._life is Life.CLOSED:
             return
         error = error or ConnectionLost("closed", is_remote=True)
@@ -283,10 +283,10 @@ class Connection(Closing, SessionHost, LineOwner):
             dispatcher.suspend(error)
         if self._life is Life.OPEN:
             self._life = Life.RECONNECTING
-            self._tell(ConnectionChange.LOST, str(error))
+            self._report(ConnectionChange.LOST, str(error))
             self._reconnecting = self._turn.loop.create_task(self._reconnect(error))
 
-    # Again
+    # Reconnecting
 
     async def _reconnect(self, error: ClientError) -> None:
         assert self._backoff is not None
@@ -295,11 +295,11 @@ class Connection(Closing, SessionHost, LineOwner):
             self._finish(failed)
             return
         self._life = Life.OPEN
-        self._tell(ConnectionChange.RESTORED)
+        self._report(ConnectionChange.RESTORED)
         self._wake()
 
     def _retrying(self, attempt: int, delay_ms: int, error: ClientError) -> None:
-        self._tell(ConnectionChange.RETRYING, str(error), attempt, delay_ms)
+        self._report(ConnectionChange.RETRYING, str(error), attempt, delay_ms)
 
     async def _restore(self) -> None:
         """Connect once, and restore the sessions and their links."""
@@ -321,7 +321,7 @@ class Connection(Closing, SessionHost, LineOwner):
     def _drop(self, line: Line) -> None:
         if self._line is line:
             self._line = None
-            self._management.lost(ConnectionLost("dropped while it was restored"))
+            self._management.fail_all(ConnectionLost("dropped while it was restored"))
             line.abort()
 
     async def _restore_session(self, dispatcher: Dispatcher) -> None:
@@ -347,7 +347,7 @@ class Connection(Closing, SessionHost, LineOwner):
                 if is_ours and error.condition == RESOURCE_LOCKED:
                     raise ConnectFailed(f"{declaration}: {error}") from error
                 dispatcher.topology.forget(declaration)
-                dispatcher.lost(error)
+                dispatcher.report_loss(error)
 
     async def _restore_links(self, dispatcher: Dispatcher) -> None:
         for link in (*dispatcher.consumers, *dispatcher.producers):
@@ -377,7 +377,7 @@ class Connection(Closing, SessionHost, LineOwner):
             self._turn.finish()
             for dispatcher in self._dispatchers:
                 dispatcher.closed(_closed_by_us(), False)
-            self._management.lost(_closed_by_us())
+            self._management.fail_all(_closed_by_us())
             if line is not None:
                 line.adapter.close()
                 self._turn.finish()
@@ -403,7 +403,7 @@ class Connection(Closing, SessionHost, LineOwner):
         asked = isinstance(error, Closed) and error.was_asked_for
         for dispatcher in self._dispatchers:
             dispatcher.closed(error, not asked)
-        self._tell(ConnectionChange.CLOSED, "" if asked else str(error))
+        self._report(ConnectionChange.CLOSED, "" if asked else str(error))
         self._wake()
 
     def _wake(self) -> None:
@@ -412,7 +412,7 @@ class Connection(Closing, SessionHost, LineOwner):
         for waiter in waiting:
             resolve(waiter, None)
 
-    def _tell(
+    def _report(
         self, change: ConnectionChange, reason: str = "", attempt: int = 0, delay_ms: int = 0
     ) -> None:
         self._reporter.report(

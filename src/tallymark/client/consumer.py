@@ -69,7 +69,7 @@ class Consumer(Link[ReceiverPort], ReceiverOwner):
         """Calls that wait for a message; see `wake`."""
         self._link_error: ClientError | None = None
         """Reason why the last link ended."""
-        self._is_touched = False
+        self._will_evaluate = False
 
     # Called by the adapter
 
@@ -84,7 +84,7 @@ class Consumer(Link[ReceiverPort], ReceiverOwner):
         self.mode = mode
         self.inbox.is_attached = True
         self.flow.attach(port)
-        self.touch()
+        self.evaluate_later()
         self.now_attached(port)
 
     def deliver(self, messages: list[ReceivedMessage]) -> None:
@@ -94,14 +94,14 @@ class Consumer(Link[ReceiverPort], ReceiverOwner):
         self.inbox.add(messages)
         if self.ending is not None:  # they can be read, but not settled [FC-A7]
             self.inbox.lose_buffered(self.ending)
-        self.touch()
+        self.evaluate_later()
         self.leaks.arrived(messages)
         if self._waiters or self.batching is not None:
             self.wake(len(messages))
 
     def answered(self, first: int, last: int, state: Outcome | None) -> None:
         self.inbox.answer(first, last, state)
-        self.touch()
+        self.evaluate_later()
 
     def drained(self, given_up: int) -> None:
         self.flow.drained(given_up)
@@ -124,7 +124,7 @@ class Consumer(Link[ReceiverPort], ReceiverOwner):
         dispatcher = self.dispatcher
         if not inbox.buffer:
             if self.error is not None:
-                raise self.error.again()
+                raise self.error.copied()
             return None
         if dispatcher.gate.is_shut:
             return None
@@ -136,10 +136,10 @@ class Consumer(Link[ReceiverPort], ReceiverOwner):
             if self.leaks.is_on:
                 self.leaks.taken()
             if self.window.on_handover:
-                self.touch()
+                self.evaluate_later()
         elif message.state == SETTLED:  # its slot comes back now [FC-10]
             inbox.last_tag = message.delivery_tag
-            self.touch()
+            self.evaluate_later()
         return message
 
     async def next(self, timeout: float | None) -> ReceivedMessage:
@@ -169,7 +169,7 @@ class Consumer(Link[ReceiverPort], ReceiverOwner):
             self._forget(waiter)
             raise
         finally:
-            self.dispatcher.gate.go_on(parked)
+            self.dispatcher.gate.unpark(parked)
         if result is TIME_IS_UP:
             self._forget(waiter)
 
@@ -194,14 +194,14 @@ class Consumer(Link[ReceiverPort], ReceiverOwner):
 
     # Credit
 
-    def touch(self) -> None:
+    def evaluate_later(self) -> None:
         """Look at the credit at the end of this turn."""
-        if not self._is_touched:
-            self._is_touched = True
-            self.dispatcher.touched(self)
+        if not self._will_evaluate:
+            self._will_evaluate = True
+            self.dispatcher.evaluate_later(self)
 
     def evaluate(self) -> None:
-        self._is_touched = False
+        self._will_evaluate = False
         if (
             self.port is not None
             and not self.dispatcher.has_no_inflow
@@ -233,7 +233,7 @@ class Consumer(Link[ReceiverPort], ReceiverOwner):
                 f"{self.window.size} gives the credit; pass credit_mode='manual'"
             )
         if self.port is None:
-            raise (self.error or self._link_error or NotPossible("not attached")).again()
+            raise (self.error or self._link_error or NotPossible("not attached")).copied()
         if self.flow.draining is not None:
             raise NotPossible(f"{call} while a drain is under way")
         self.dispatcher.send_settlements()
@@ -263,21 +263,21 @@ class Consumer(Link[ReceiverPort], ReceiverOwner):
                 if work.error is not None:
                     if isinstance(outcome, Released):
                         return  # as the rollback will
-                    raise work.error.again()
+                    raise work.error.copied()
                 work.settled.append(message)
             self.inbox.settle(message, outcome, work is not None)
             second: Consumer | None = None
             if work is None:
                 if message.is_second:
                     second = self
-                elif not self._is_touched:
-                    self.touch()
+                elif not self._will_evaluate:
+                    self.evaluate_later()
             if dispatcher.settlements.add(message.tag, outcome, second, work):
-                dispatcher.mark()
+                dispatcher.request_flush()
         elif state == LOST or (state == RETURNED and not isinstance(outcome, Released)):
             error = message.outcome_or_error
             assert isinstance(error, ClientError)
-            raise error.again()
+            raise error.copied()
 
     def release_unread(self, message: ReceivedMessage) -> None:
         self.inbox.hold_unread(message, self.dispatcher.turn.now_ms())
@@ -286,7 +286,7 @@ class Consumer(Link[ReceiverPort], ReceiverOwner):
     def ignore(self, message: ReceivedMessage) -> None:
         if message.state == HELD:
             self.inbox.ignore(message)
-            self.touch()
+            self.evaluate_later()
         elif message.state == LOST:
             message.state = IGNORED
 
@@ -296,7 +296,7 @@ class Consumer(Link[ReceiverPort], ReceiverOwner):
 
     def end_staged(self, message: ReceivedMessage, error: ClientError | None) -> None:
         self.inbox.end_staged(message, error)
-        self.touch()
+        self.evaluate_later()
 
     def changed_by_peer(self, first: int, last: int, state: Outcome | None) -> None:
         def changed(message: ReceivedMessage) -> None:
@@ -305,7 +305,7 @@ class Consumer(Link[ReceiverPort], ReceiverOwner):
                 self.dispatcher.call_back("on_delivery_state_changed", callback, message, state)
 
         self.inbox.change(first, last, state, changed)
-        self.touch()
+        self.evaluate_later()
 
     # A rollback, or recover
 
@@ -317,7 +317,7 @@ class Consumer(Link[ReceiverPort], ReceiverOwner):
 
     def resume_inflow(self) -> None:
         self.flow.resume()
-        self.touch()
+        self.evaluate_later()
 
     # The end
 

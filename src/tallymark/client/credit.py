@@ -220,4 +220,4 @@ class Flow:
     def lose(self, error: ClientError) -> None:
         """Forget the link, which is gone."""
         self.port = None
-        self._end_drain(error.again())
+        self._end_drain(error.copied())

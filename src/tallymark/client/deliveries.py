@@ -170,9 +170,9 @@ class Pending:
     def finish(self, outcome: Outcome | ClientError | None) -> None:
         """Give the message its outcome or error; None: accepted."""
         self.group.outcomes[self.index] = ACCEPTED if outcome is None else outcome
-        self.left()
+        self.done()
 
-    def left(self) -> None:
+    def done(self) -> None:
         """Finish the message: it has its outcome; or it was sent settled, has left, and gets
         none."""
         self.group.finish()
@@ -233,8 +233,8 @@ class Deliveries(SessionOwner, Coordinator):
         self.is_ending = False
         """The application has closed it, and the peer has not answered."""
         self._askers: list[Waiter] = []
-        self._touched: list[ReceiverOwner] = []
-        self._is_marked = False
+        self._to_evaluate: list[ReceiverOwner] = []
+        self._will_flush = False
 
     # What its transactions decide
 
@@ -266,7 +266,7 @@ class Deliveries(SessionOwner, Coordinator):
 
     # Telling the application
 
-    def lost(self, error: ClientError) -> None:
+    def report_loss(self, error: ClientError) -> None:
         """Report the loss of a link, the session or the connection that the application did not ask
         for: once, besides the errors of calls that wait."""
         for callback in list(self.callbacks):
@@ -292,13 +292,13 @@ class Deliveries(SessionOwner, Coordinator):
         for consumer in self.consumers:
             consumer.resumed()
 
-    # What the peer says
+    # Called by the adapter
 
     def changed_by_peer(self, first: int, last: int, state: Outcome | None) -> None:
         for consumer in list(self.consumers):
             consumer.changed_by_peer(first, last, state)
 
-    def sent_settled(self, low: int, high: int, outcome: Outcome | None) -> None:
+    def outcomes_received(self, low: int, high: int, outcome: Outcome | None) -> None:
         sent = self.sent
         if high - low < len(sent):
             for number in range(low, high + 1):
@@ -306,29 +306,29 @@ class Deliveries(SessionOwner, Coordinator):
                 if pending is not None:
                     pending.finish(outcome)
         else:
-            for number in [known for known in sent if low <= known <= high]:
+            for number in [one for one in sent if low <= one <= high]:
                 sent.pop(number).finish(outcome)
 
     # Turns
 
-    def touched(self, consumer: ReceiverOwner) -> None:
+    def evaluate_later(self, consumer: ReceiverOwner) -> None:
         """Look at its credit at the end of the turn."""
-        self._touched.append(consumer)
-        self.mark()
+        self._to_evaluate.append(consumer)
+        self.request_flush()
 
-    def mark(self) -> None:
+    def request_flush(self) -> None:
         """Have settlements and credit sent at the end of the turn."""
-        if not self._is_marked:
-            self._is_marked = True
-            self.turn.mark(self)
+        if not self._will_flush:
+            self._will_flush = True
+            self.turn.flush_later(self)
 
     def flush(self) -> None:
         """Send settlements, and then the credit they free."""
-        self._is_marked = False
+        self._will_flush = False
         self.send_settlements()
-        touched = self._touched
-        self._touched = []
-        for consumer in touched:
+        consumers = self._to_evaluate
+        self._to_evaluate = []
+        for consumer in consumers:
             consumer.evaluate()
 
     def send_settlements(self) -> None:
@@ -351,7 +351,7 @@ class Deliveries(SessionOwner, Coordinator):
         runs = self.unsent + self.settlements.take()
         self.unsent = [run for run in runs if run.work is not work]
         if self.unsent:
-            self.mark()
+            self.request_flush()
         return [tag for run in runs if run.work is work for tag in run.tags]
 
     # Waiting for the broker; at each wait the session may go
@@ -365,7 +365,7 @@ class Deliveries(SessionOwner, Coordinator):
             error = SessionClosed(f"ended here: {late}")
             self.begin_close(error)
             self.turn.request()
-            self.lost(error)
+            self.report_loss(error)
             return False
 
     async def until(
@@ -401,7 +401,7 @@ class Deliveries(SessionOwner, Coordinator):
         for asker in askers:
             resolve(asker, None)
         if self.unsent:
-            self.mark()
+            self.request_flush()
         for producer in self.producers:
             producer.send_waiting()
 
@@ -437,7 +437,7 @@ class Deliveries(SessionOwner, Coordinator):
         self.ended()
         self.changed()
         if by_peer and was_open:
-            self.lost(error)
+            self.report_loss(error)
 
     def begin_close(self, error: ClientError) -> None:
         """The application ends it, and the peer has not heard of it yet."""
@@ -468,7 +468,7 @@ class Deliveries(SessionOwner, Coordinator):
         for link in (*self.consumers, *self.producers):
             link.suspend(error)
         self.changed()
-        self.lost(error)
+        self.report_loss(error)
 
 
 MS_PER_S: Final = 1000

@@ -154,7 +154,7 @@ class Dispatcher(Deliveries):
             async with self._lock:
                 port = self.port
                 if port is None:
-                    raise (self.error or NotPossible("the session is not there")).again()
+                    raise (self.error or NotPossible("the session is not there")).copied()
                 if self.transaction is not None:
                     raise NotPossible("a transaction on a session that is in one")
                 if self.explicit and not transaction.is_explicit:
@@ -171,9 +171,9 @@ class Dispatcher(Deliveries):
         self._ask_for_transactions(port)
         await self.until(port, lambda: selection.is_answered, self.answer_s)
         if selection.error is not None:
-            raise selection.error.again()
+            raise selection.error.copied()
         if self.port is not port:
-            raise (self.error or ConnectionLost("while a transaction was opened")).again()
+            raise (self.error or ConnectionLost("while a transaction was opened")).copied()
 
     def _ask_for_transactions(self, port: SessionPort) -> None:
         if self._selection.ask(port):
@@ -310,7 +310,7 @@ class Dispatcher(Deliveries):
                         await self._give_one_back(work, error)
                     else:
                         await self._give_all_back(error, lambda: work)
-                raise error.again()
+                raise error.copied()
             self._is_over(work, None)
             transaction.commits += 1
             if work.returned:
@@ -343,7 +343,7 @@ class Dispatcher(Deliveries):
                 await self._give_all_back(error, taken)
         ended = self._ended_by_others()
         if ended is not None and not last:
-            raise ended.again()
+            raise ended.copied()
 
     def _ended_by_others(self) -> ClientError | None:
         """Return why the session was closed by others for good, if it was: its next commit and
@@ -371,7 +371,7 @@ class Dispatcher(Deliveries):
     async def _recover(self) -> None:
         async with self._lock:
             if self.error is not None:
-                raise self.error.again()
+                raise self.error.copied()
             await self._give_all_back(NotPossible("given back by recover: it comes again"))
 
     async def _give_all_back(
@@ -510,7 +510,7 @@ class Dispatcher(Deliveries):
 
     def lose_work(self, error: ClientError) -> None:
         for work in list(self._live):
-            work.lost(error)
+            work.lose(error)
             if work.error is not None:
                 for producer in self.producers:
                     producer.fail_posted(work, work.error)
@@ -527,5 +527,5 @@ def _by_the_application() -> TransactionRolledBack:
 
 def _uncertain(work: Work | None) -> TransactionError:
     if work is not None and isinstance(work.error, RollbackUncertain):
-        return work.error.again()
+        return work.error.copied()
     return RollbackUncertain("the session went before everything was given back")

@@ -114,7 +114,7 @@ class ClientError(Exception):
         code = f"{self.code} " if self.code else ""
         return f"{code}{self.condition}: {self.text}"
 
-    def again(self, in_doubt: bool = False) -> Self:
+    def copied(self, in_doubt: bool = False) -> Self:
         """A copy to raise in one more waiting call: tracebacks do not pile up on one object."""
         other = type(self).__new__(type(self), *self.args)
         other.__dict__.update(self.__dict__)
@@ -271,8 +271,8 @@ class CommitUncertain(TransactionError):
         super().__init__(text, condition=condition, is_remote=is_remote)
         self.in_doubt = True
 
-    def again(self, in_doubt: bool = True) -> Self:
-        return super().again(in_doubt)
+    def copied(self, in_doubt: bool = True) -> Self:
+        return super().copied(in_doubt)
 
 
 class RollbackUncertain(TransactionError):

@@ -64,7 +64,7 @@ class Gate:
     def close(self, error: ClientError) -> None:
         self.error = error
         self.state = State.CLOSED
-        self._tell()
+        self._wake()
 
     # Handlers
 
@@ -73,21 +73,22 @@ class Gate:
 
     def handler_ended(self, task: asyncio.Task[Any]) -> None:
         self._at_work.discard(task)
-        self._tell()
+        self._wake()
 
     def park(self) -> asyncio.Task[Any] | None:
-        """The calling task waits for something that a stop may hold up: until `go_on`, it is not at
-        work. None: it is no handler's, and nobody cares."""
+        """Note that the calling task waits for something that a stop may hold up: until `unpark`,
+        it does not count as at work. Return the task; None: it runs no handler, and does not
+        count."""
         if not self._at_work:
             return None
         task = asyncio.current_task()
         if task is None or task not in self._at_work:
             return None
         self._parked[task] = self._parked.get(task, 0) + 1
-        self._tell()
+        self._wake()
         return task
 
-    def go_on(self, task: asyncio.Task[Any] | None) -> None:
+    def unpark(self, task: asyncio.Task[Any] | None) -> None:
         if task is not None:
             depth = self._parked.pop(task)
             if depth > 1:
@@ -100,13 +101,13 @@ class Gate:
         try:
             yield
         finally:
-            self.go_on(task)
+            self.unpark(task)
 
     def is_quiet(self) -> bool:
         """No handler is at work on a message."""
         return not self._at_work.difference(self._parked)
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         waiters = self._waiters
         self._waiters = []
         for waiter in waiters:
@@ -155,14 +156,14 @@ class Gate:
 
     def _check(self) -> None:
         if self.error is not None:
-            raise self.error.again()
+            raise self.error.copied()
 
     def _shut(self) -> None:
         if self.state is State.RUNNING:
             self.state = State.STOPPING
-            self._tell()
+            self._wake()
 
     def _open(self) -> None:
         self.state = State.RUNNING
-        self._tell()
+        self._wake()
         self._resumed()

@@ -230,7 +230,7 @@ class Inbox:
             book.clear()
         self.window.held = 0
         for message in settling:
-            message.answered(error.again(), LOST)
+            message.answered(error.copied(), LOST)
         _lose((found for found in held if found is not None), error)
 
     def clear(self) -> None:

@@ -68,7 +68,7 @@ class Link(LinkOwner, Generic[P]):
     async def attach(self) -> None:
         dispatcher = self.dispatcher
         if dispatcher.port is None:
-            raise (dispatcher.error or Closed("the session is not there")).again()
+            raise (dispatcher.error or Closed("the session is not there")).copied()
         self._attaching = dispatcher.loop.create_future()
         try:
             self._opening = self.begin(dispatcher.port)
@@ -79,7 +79,7 @@ class Link(LinkOwner, Generic[P]):
         finally:
             self._attaching = None
         if self.error is not None:  # detached at once
-            raise self.error.again()
+            raise self.error.copied()
 
     def now_attached(self, port: P) -> None:
         """Note that the peer has attached."""
@@ -127,7 +127,7 @@ class Link(LinkOwner, Generic[P]):
         was_open = self._was_attached
         self.close(error if by_us is None else by_us)
         if by_us is None and was_open:
-            self.dispatcher.lost(error)
+            self.dispatcher.report_loss(error)
 
     def close(self, error: ClientError) -> None:
         if self.error is None:

@@ -72,7 +72,7 @@ class _Content:
         self.sections = sections
 
     def __getattr__(self, name: str) -> object:
-        """A section that was not asked for before."""
+        """Return a section that was not asked for before."""
         sections = self.sections
         if sections is None or name not in _Content.__slots__:
             raise AttributeError(name)
@@ -181,8 +181,8 @@ class Message:
 
     @staticmethod
     def parse(data: bytes) -> Message:
-        """The message that these sections are. What is wrong with them shows (BadMessage) when the
-        section is asked for."""
+        """Return the message that these sections make up. A section that is not as the standard
+        demands raises BadMessage when it is asked for."""
         check_type("data", data, (bytes, bytearray, memoryview), "bytes")
         message = Message.__new__(Message)
         message._raw = bytes(data)

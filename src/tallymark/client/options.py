@@ -56,8 +56,8 @@ class Endpoint:
 
 
 def parse(url: str) -> Endpoint:
-    """The parts of an address. Percent-escapes are decoded in user, password and vhost (`%2F` is
-    the vhost `/`). Raises ValueError, which never shows the password."""
+    """Return the parts of an address. Percent-escapes are decoded in user, password and vhost
+    (`%2F` is the vhost `/`). Raises ValueError, which never shows the password."""
     check_type("url", url, str, "text such as 'amqp://localhost'")
     scheme, separator, _ = url.partition("://")
     if not separator or scheme.lower() not in PORTS:

@@ -70,8 +70,8 @@ def check_outcome(outcome: Outcome) -> None:
 
 
 def rejected(reason: Error | BaseException | str | None) -> Rejected:
-    """A rejection that says why: an error of the standard's form, or one made of an exception or a
-    text (condition amqp:internal-error)."""
+    """Return a rejection that says why: an error of the standard's form, or one made of an
+    exception or a text (condition amqp:internal-error)."""
     if reason is None:
         return REJECTED
     if isinstance(reason, Error):
@@ -87,7 +87,8 @@ def rejected(reason: Error | BaseException | str | None) -> Rejected:
 def modified(
     failed: bool, undeliverable_here: bool, annotations: Mapping[str, object] | None
 ) -> Modified:
-    """Brokers merge annotations whose keys begin with `x-` over those of the message [FC-20]."""
+    """Return a Modified. Brokers merge annotations whose keys begin with `x-` over those of the
+    message [FC-20]."""
     check_flag("failed", failed)
     check_flag("undeliverable_here", undeliverable_here)
     check_fields("annotations", annotations)

@@ -133,7 +133,7 @@ class ReceivedMessage(Message):
         self.outcome_or_error: Outcome | ClientError | None = None
         self.waiters: list[Waiter] | None = None
 
-    # What is known of it
+    # Properties
 
     @property
     def delivery_id(self) -> int:
@@ -266,7 +266,7 @@ class ReceivedMessage(Message):
     def _outcome(self) -> Outcome | None:
         found = self.outcome_or_error
         if isinstance(found, ClientError):
-            raise found.again()
+            raise found.copied()
         return found
 
     async def _result(self) -> Outcome | None:
@@ -281,7 +281,7 @@ class ReceivedMessage(Message):
         return self._outcome()
 
     def answered(self, result: Outcome | ClientError, state: int) -> None:
-        """Set the settlement's result and the message's new state; called by the dispatcher."""
+        """Set the settlement's result and the message's new state."""
         self.state = state
         self.outcome_or_error = result
         waiters = self.waiters

@@ -45,7 +45,7 @@ from tallymark.client.turn import Closing, answer_to
 
 
 async def next_batch(consumer: Consumer, n: int, timeout: float | None) -> list[ReceivedMessage]:
-    """Up to n messages. See Receiver.receive_batch.
+    """Return up to n messages. See Receiver.receive_batch.
 
     They stay in the buffer until there are enough, or time is up: nobody holds them meanwhile.
     """
@@ -64,7 +64,7 @@ async def next_batch(consumer: Consumer, n: int, timeout: float | None) -> list[
     while len(batch) < n and consumer.buffered and (message := consumer.take()) is not None:
         batch.append(message)
     if not batch and consumer.error is not None:
-        raise consumer.error.again()
+        raise consumer.error.copied()
     return batch
 
 
@@ -82,7 +82,7 @@ async def _gathered(consumer: Consumer, n: int, end: float | None) -> None:
             await answer_to(consumer.batching, remaining)
         finally:
             consumer.batching = None
-            consumer.dispatcher.gate.go_on(parked)
+            consumer.dispatcher.gate.unpark(parked)
 
 
 Handler: TypeAlias = Callable[[ReceivedMessage], Awaitable[object]]
@@ -398,7 +398,7 @@ class Receiver(Closing):
         """
         return await self._consumer.drain()
 
-    # What is known of it
+    # Properties
 
     @property
     def address(self) -> str:

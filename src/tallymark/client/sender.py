@@ -49,7 +49,7 @@ class Producer(Link[SenderPort], SenderOwner):
         self.options = options
         self.address = options.address
         self.queue: deque[Pending] = deque()
-        self._is_marked = False
+        self._will_flush = False
         self._leaving: list[Pending] = []  # sent settled, and behind the session's window
 
     # Called by the adapter
@@ -64,9 +64,9 @@ class Producer(Link[SenderPort], SenderOwner):
         self.now_attached(port)
 
     def may_send(self) -> None:
-        if not self._is_marked:
-            self._is_marked = True
-            self.dispatcher.turn.mark(self)
+        if not self._will_flush:
+            self._will_flush = True
+            self.dispatcher.turn.flush_later(self)
 
     def send_waiting(self) -> None:
         if self.queue:
@@ -77,7 +77,7 @@ class Producer(Link[SenderPort], SenderOwner):
         self._leaving = []
         for pending in leaving:
             if self.dispatcher.sent.pop(pending.number, None) is not None:
-                pending.left()
+                pending.done()
         self.may_send()
 
     def taken_back(self, low: int, high: int) -> None:
@@ -132,7 +132,7 @@ class Producer(Link[SenderPort], SenderOwner):
 
     def flush(self) -> None:
         """Send the messages that may leave, at most once per turn."""
-        self._is_marked = False
+        self._will_flush = False
         port = self.port
         if port is None:
             return
@@ -150,7 +150,8 @@ class Producer(Link[SenderPort], SenderOwner):
             self.dispatcher.loop.call_soon(self.may_send)
 
     def _next_run(self, most: int, room: int) -> list[Pending]:
-        """Messages from the front of the queue that leave alike."""
+        """Return messages from the front of the queue that leave alike: settled or not, in the same
+        transaction."""
         queue = self.queue
         run: list[Pending] = []
         while queue and most > 0 and room > 0:
@@ -176,7 +177,7 @@ class Producer(Link[SenderPort], SenderOwner):
         for pending, number in zip(run, numbers, strict=True):
             pending.number = number
             if has_left:
-                pending.left()
+                pending.done()
             else:
                 sent[number] = pending
         if settled and not has_left:
@@ -189,14 +190,14 @@ class Producer(Link[SenderPort], SenderOwner):
         self.queue = deque()
         for pending in queue:
             if pending.number == WAITING:
-                pending.finish(error.again())
+                pending.finish(error.copied())
 
     def fail_posted(self, work: Work, error: ClientError) -> None:
         failed = [pending for pending in self.queue if pending.work is work]
         if failed:
             self.queue = deque(pending for pending in self.queue if pending.work is not work)
             for pending in failed:
-                pending.finish(error.again())
+                pending.finish(error.copied())
 
     def lose(self, error: ClientError) -> None:
         """Fail the messages that were sent: their outcomes will not be known. Those that have not
@@ -207,7 +208,7 @@ class Producer(Link[SenderPort], SenderOwner):
             pending = sent.pop(number)
             work = pending.work
             is_lost = work is not None and work.error is not None  # for sure, with all of it
-            pending.finish(error.again(in_doubt=not is_lost))
+            pending.finish(error.copied(in_doubt=not is_lost))
 
 
 Sendable: TypeAlias = Message | bytes | str
@@ -289,7 +290,7 @@ class Sender(Closing):
         producer = self._producer
         error = producer.error or producer.ending
         if error is not None:
-            raise error.again()
+            raise error.copied()
         mode = producer.options.settle_mode
         if settled is not None:
             check_flag("settled", settled)
@@ -327,7 +328,7 @@ class Sender(Closing):
             error.in_doubt = self._producer.withdraw(posted)
             raise error
 
-    # What is known of it
+    # Properties
 
     @property
     def address(self) -> str | None:
@@ -370,7 +371,7 @@ class Sender(Closing):
 
 
 def _check(outcome: Outcome | None) -> None:
-    """Raises where the receiver did not accept."""
+    """Raise NotAccepted unless the receiver accepted."""
     if isinstance(outcome, Rejected):
         error = outcome.error
         if error is None:

@@ -173,7 +173,7 @@ class Session(Declaring, Closing):
         check_flag("restore", restore)
         dispatcher = self._dispatcher
         if dispatcher.error is not None:
-            raise dispatcher.error.again()
+            raise dispatcher.error.copied()
         answer = await self.connection.ask(request)
         dispatcher.topology.record(request, restore)
         return answer
@@ -197,7 +197,7 @@ class Session(Declaring, Closing):
         await self.connection.ready(self.timeout_s)
         dispatcher = self._dispatcher
         if dispatcher.error is not None:
-            raise dispatcher.error.again()
+            raise dispatcher.error.copied()
         dispatcher.consumers[:] = [one for one in dispatcher.consumers if not one.is_finished]
         dispatcher.producers[:] = [one for one in dispatcher.producers if one.error is None]
         return dispatcher

@@ -181,8 +181,8 @@ class Topology:
         return iter(list(self._declared.values()))
 
     def record(self, request: Request, restore: bool = True) -> None:
-        """Note a request that the broker has granted. `restore` false: what it declares is not to
-        be declared again, also where it was to be."""
+        """Note a request that the broker has granted. restore=False: what it declares is not
+        declared again after a reconnect, even where it was to be."""
         if isinstance(request, DeclareQueue | DeclareExchange | Bind):
             if restore:
                 self._declared[_key(request)] = request
@@ -196,11 +196,11 @@ class Topology:
             self._forget_all_of("exchange", request.name)
 
     def forget(self, declaration: Declaration) -> None:
-        """The broker refuses it now."""
+        """Forget a declaration that the broker refuses now."""
         self._declared.pop(_key(declaration), None)
 
     def _forget_all_of(self, kind: str, name: str) -> None:
-        """A queue or an exchange, and the bindings that went with it."""
+        """Forget a queue or an exchange, and the bindings that went with it."""
         for key, declared in list(self._declared.items()):
             if isinstance(declared, Bind):
                 destination = "exchange" if declared.to_exchange else "queue"

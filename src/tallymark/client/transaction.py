@@ -115,7 +115,7 @@ class Work:
     def check(self) -> None:
         """Raise TransactionRolledBack if nothing that is done in it from now on can take effect."""
         if self.error is not None:
-            raise self.error.again()
+            raise self.error.copied()
 
     def doom(self, error: TransactionError) -> None:
         """Mark it as one that can only be rolled back: not everything done in it can take
@@ -139,8 +139,9 @@ class Work:
             self._changed()
 
     def ended(self, error: TransactionError | None, returned: int = 0) -> None:
-        """The broker's answer to commit or rollback. `error`: of a commit, that it was rolled back
-        instead, or that nobody knows. `returned`: messages that the commit found no queue for."""
+        """Note the broker's answer to commit or rollback. `error`: of a commit, that it was rolled
+        back instead, or that nobody knows. `returned`: messages that the commit found no queue
+        for."""
         if self.stage is Stage.ENDING:
             self.stage = Stage.ENDED
             self.error = error
@@ -156,8 +157,9 @@ class Work:
 
     # Called by the session
 
-    def lost(self, error: ClientError) -> None:
-        """Fail it: the session is gone, and the broker rolls back its open transactions [TX-16]."""
+    def lose(self, error: ClientError) -> None:
+        """Fail the unit: the session is gone, and the broker rolls back its open transactions
+        [TX-16]."""
         if self.stage is not Stage.ENDING:
             if not self.is_empty:
                 self.failed(rolled_back(f"with its session: {error}", error))
@@ -206,7 +208,7 @@ class Transaction:
 
     @property
     def is_open(self) -> bool:
-        """Inside its block."""
+        """Return whether it is inside its block."""
         return self.work is not None
 
     @property

@@ -111,7 +111,7 @@ class Management:
         self._waiting: set[Waiter] = set()
 
     async def ask(self, adapter: Adapter, request: Request, timeout_s: float) -> QueueState | None:
-        """Have it done. Returns the queue that the answer tells of, if it tells of one.
+        """Have a request carried out. Return the queue that the answer describes, if it does.
 
         Raises RequestRefused, NotPossible, TimedOut, and ConnectionClosed, in doubt, where the
         connection goes before the answer."""
@@ -131,12 +131,12 @@ class Management:
         assert answer is None or isinstance(answer, QueueState), answer
         return answer
 
-    def lost(self, error: ClientError) -> None:
-        """The socket is gone."""
+    def fail_all(self, error: ClientError) -> None:
+        """Fail all requests: the socket is gone."""
         self._port = None
         self._adapter = None
         for waiter in list(self._waiting):
-            resolve(waiter, error.again(in_doubt=True))
+            resolve(waiter, error.copied(in_doubt=True))
 
 
 class LineOwner(ABC):
@@ -214,7 +214,7 @@ class Line(asyncio.Protocol, ConnectionOwner):
         self._is_over = True
         self.error = error
         resolve(self.opening, error or ConnectionLost("closed before it was open"))
-        self._write()  # the last words
+        self._write()  # what is still to be sent
         if self._transport is not None:
             self._transport.close()
         self._finish()
@@ -265,7 +265,7 @@ class Line(asyncio.Protocol, ConnectionOwner):
             await answer_to(waiter, timeout)
 
     def abort(self) -> None:
-        """Drop the socket, without a word."""
+        """Drop the socket without a close."""
         self._is_over = True
         if self._transport is not None:
             self._transport.abort()

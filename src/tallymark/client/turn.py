@@ -35,8 +35,9 @@ def resolve(waiter: Waiter, result: object) -> None:
 
 
 async def answer_to(waiter: Waiter, timeout: float | None) -> object:
-    """The result, or TIME_IS_UP after `timeout` seconds (None: no limit); raises a ClientError that
-    is the result. When cancelled, the waiter is cancelled and nothing else has changed."""
+    """Return the result, or TIME_IS_UP after `timeout` seconds (None: no limit); raises a
+    ClientError that is the result. When cancelled, the waiter is cancelled and nothing else has
+    changed."""
     if timeout is None:
         result = await waiter
     else:
@@ -101,7 +102,7 @@ class Opening(Generic[T]):
 
 class Flushable(Protocol):
     def flush(self) -> None:
-        """Send what was collected. Called once after any number of marks."""
+        """Send what was collected. Called once at the end of the turn."""
         ...
 
 
@@ -120,9 +121,8 @@ class Turn:
         self._marked: list[Flushable] = []
         self._handle: asyncio.Handle | None = None
 
-    def mark(self, what: Flushable) -> None:
-        """Have `what` flushed at the end of this turn; it is to be marked once, until it is
-        flushed."""
+    def flush_later(self, what: Flushable) -> None:
+        """Have `what` flushed at the end of this turn. To be called once until it is flushed."""
         self._marked.append(what)
         self.request()
 
@@ -138,7 +138,7 @@ class Turn:
         self._run()
 
     def now_ms(self) -> int:
-        """Monotonic."""
+        """Return monotonic milliseconds."""
         return int(self.loop.time() * 1000)
 
     def _run(self) -> None:

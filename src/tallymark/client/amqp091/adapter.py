@@ -131,7 +131,7 @@ class Amqp091(Adapter):
                 self._event(event)
             elif not channels.call_later():
                 break
-        channels.hand_in()
+        channels.deliver_arrived()
 
     def _event(self, event: Event) -> None:
         if isinstance(event, ContentReceived):

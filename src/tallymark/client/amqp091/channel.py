@@ -64,8 +64,8 @@ class ChannelUser(ABC):
 
 @final
 class Channels:
-    """The channels of one connection by number, and what is put off until their present call has
-    returned, or the turn ends."""
+    """The channels of one connection by number, and calls that wait until the present one has
+    returned, or until the turn ends."""
 
     def __init__(self, wire: ClientConnection, wall_ms: Callable[[], int]) -> None:
         self.wire = wire
@@ -82,7 +82,7 @@ class Channels:
         self._arrivals: list[SessionChannel] = []
 
     def open(self, user: ChannelUser) -> ClientChannel:
-        """Raises NotPossible where there are no more."""
+        """Open a channel. Raises NotPossible where there are no more."""
         try:
             channel = self.wire.open_channel()
         except ValueError as error:
@@ -91,7 +91,7 @@ class Channels:
         return channel
 
     def sessions(self) -> list[SessionChannel]:
-        """The users that are sessions."""
+        """Return the users that are sessions."""
         return [user for user in self.users.values() if isinstance(user, SessionChannel)]
 
     def close_when_sent(self) -> None:
@@ -101,11 +101,11 @@ class Channels:
             self.wire.close()
 
     def later(self, call: Callable[[], None]) -> None:
-        """Call the client after its own call has returned."""
+        """Make a call to the client after the client's own call has returned."""
         self._later.append(call)
 
     def at_end(self, call: Callable[[], None]) -> None:
-        """Call when this turn's output is taken."""
+        """Make a call when this turn's output is taken."""
         self._at_end.append(call)
 
     def arrived(self, session: SessionChannel) -> None:
@@ -126,11 +126,11 @@ class Channels:
         for call in calls:
             call()
 
-    def hand_in(self) -> None:
+    def deliver_arrived(self) -> None:
         arrivals = self._arrivals
         self._arrivals = []
         for session in arrivals:
-            session.hand_in()
+            session.deliver_arrived()
 
 
 class SessionChannel(ChannelUser):
@@ -151,7 +151,7 @@ class SessionChannel(ChannelUser):
         """The broker reads publishes again [rabbitmq connection.unblocked]."""
 
     @abstractmethod
-    def hand_in(self) -> None:
+    def deliver_arrived(self) -> None:
         """Pass on deliveries that arrived: all input was processed."""
 
     @abstractmethod
@@ -163,6 +163,6 @@ class SessionChannel(ChannelUser):
         """Return a number for a message, which no other message of the session has."""
 
     @abstractmethod
-    def decided(self, number: int, outcome: Outcome | None) -> None:
+    def report_outcome(self, number: int, outcome: Outcome | None) -> None:
         """Report an outcome that is known before anything was sent, after the client's own call has
         returned."""

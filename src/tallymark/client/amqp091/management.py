@@ -62,7 +62,7 @@ class Amqp091Management(ManagementPort, ChannelUser):
         self._go_on()
 
     def _go_on(self) -> None:
-        """Say the first request, where none is under way."""
+        """Send the first request, where none is under way."""
         while self._waiting and not self._is_asked:
             if self._channel is None:
                 try:
@@ -106,7 +106,7 @@ class Amqp091Management(ManagementPort, ChannelUser):
 
 
 def method_of(request: Request) -> Method:
-    """The method that says it."""
+    """Return the method that carries out a request."""
     match request:
         case DeclareQueue(name, durable, exclusive, auto_delete, arguments):
             return QueueDeclare(

@@ -55,14 +55,14 @@ class Stage(Enum):
 class Subscription:
     """One basic.consume: deliveries remember which they came by."""
 
-    __slots__ = ("is_awaited", "left", "port", "tag")
+    __slots__ = ("is_awaited", "port", "remaining", "tag")
 
-    def __init__(self, port: Amqp091Receiver, tag: str, left: int) -> None:
+    def __init__(self, port: Amqp091Receiver, tag: str, remaining: int) -> None:
         self.port = port
         self.tag = tag
         self.is_awaited = False
         """Its cancel-ok: inflow has not stopped before."""
-        self.left = left
+        self.remaining = remaining
         """Messages that the broker may still send by it. Below 0 where it has sent some for what a
         commit has settled, and its commit-ok is still on its way."""
 
@@ -123,7 +123,7 @@ class Amqp091Receiver(ReceiverPort):
         Probe(self, self._session, declare)
 
     def found(self, name: str) -> None:
-        """The queue is there."""
+        """Attach: the queue is there."""
         if self._dynamic and self._is_closed:
             self._session.send(QueueDelete(name, no_wait=True))
         if self._is_closed or self.owner.error is not None:
@@ -144,7 +144,7 @@ class Amqp091Receiver(ReceiverPort):
         if not self._is_known:
             return 0
         subscription = self.subscription
-        return self._wanted + (0 if subscription is None else max(0, subscription.left))
+        return self._wanted + (0 if subscription is None else max(0, subscription.remaining))
 
     @property
     def delivery_count(self) -> int:
@@ -155,19 +155,19 @@ class Amqp091Receiver(ReceiverPort):
             return
         self._is_known = True
         subscription = self.subscription
-        if subscription is not None and credit == subscription.left:
+        if subscription is not None and credit == subscription.remaining:
             self._wanted = 0
             return
         self._wanted = credit
         self._drains = False
         if subscription is not None:
-            subscription.left = 0
+            subscription.remaining = 0
             self._cancel()
         elif self._stage is Stage.IDLE:
             self._consume()
 
     def drain(self) -> bool:
-        """Cancelling has the same effect, once the broker has served the consumer."""
+        """Cancel the consumer, which drains it once the broker has served it."""
         if self.credit == 0 and self._stage is not Stage.ENDING:
             return False
         self._drains = True
@@ -182,7 +182,7 @@ class Amqp091Receiver(ReceiverPort):
         self._wanted = 0
         if self.subscription is not None:
             self._cancel()
-            self.subscription.left = 0
+            self.subscription.remaining = 0
 
     def _consume(self) -> None:
         """Consume with a prefetch that comes nearest to the credit."""
@@ -202,7 +202,7 @@ class Amqp091Receiver(ReceiverPort):
         )
 
     def started(self) -> None:
-        """consume-ok."""
+        """Note consume-ok."""
         if self._stage is Stage.STARTING:
             self._stage = Stage.ACTIVE
             if self._waits_to_cancel:
@@ -219,14 +219,14 @@ class Amqp091Receiver(ReceiverPort):
             self._session.send(BasicCancel(self.subscription.tag))
 
     def cancelled(self) -> None:
-        """cancel-ok."""
+        """Note cancel-ok."""
         subscription = self.subscription
         self.subscription = None
         self._stage = Stage.IDLE
         if self._is_closed:
             self._finish()
             return
-        self._wanted += 0 if subscription is None else max(0, subscription.left)
+        self._wanted += 0 if subscription is None else max(0, subscription.remaining)
         if self._drains and (self._ends_drain or not self._wanted):
             self._drained()
             return
@@ -247,27 +247,28 @@ class Amqp091Receiver(ReceiverPort):
         self.deliveries += 1
         if subscription is self.subscription:
             self.started()
-        if subscription.left > 0 or (
+        if subscription.remaining > 0 or (
             subscription is self.subscription and self._stage is Stage.ACTIVE
         ):
-            subscription.left -= 1
+            subscription.remaining -= 1
         elif self._wanted > 0:  # it was on its way when its consumer was cancelled
             self._wanted -= 1
-        if self._is_manual and subscription.left <= 0 and subscription is self.subscription:
+        if self._is_manual and subscription.remaining <= 0 and subscription is self.subscription:
             self._cancel()
 
-    def settles(self, subscription: Subscription) -> None:
-        """Something that came by it is about to be settled: by hand that must let nothing come. The
-        prefetch of a consumer counts what that one was sent, so of others anything may be."""
+    def settling(self, subscription: Subscription) -> None:
+        """Prepare to settle deliveries of a subscription: with credit by hand that must not let
+        more come. A prefetch counts the deliveries of its own consumer, so those of earlier ones
+        may be settled freely."""
         if self._is_manual and subscription is self.subscription:
             self._cancel()
 
     def freed(self, subscription: Subscription) -> None:
-        """The broker counts a delivery no more. That is credit again, but of a consumer that is
-        being cancelled: what is wanted in its place was said without it."""
+        """Note that the broker does not count a delivery any more. That is credit again, except for
+        a consumer that is being cancelled: the credit wanted instead was decided without it."""
         is_ending = self._stage is Stage.ENDING or self._waits_to_cancel
         if subscription is self.subscription and not self._is_manual and not is_ending:
-            subscription.left += 1
+            subscription.remaining += 1
 
     def settle(self, first: int, last: int, outcome: Outcome, work: Work | None = None) -> None:
         raise NotPossible("AMQP 0-9-1 settles in one step")
@@ -275,15 +276,15 @@ class Amqp091Receiver(ReceiverPort):
     # Inflow
 
     def stop(self, with_flow: bool) -> bool:
-        """No more deliveries; returns whether that takes a cancel-ok. `with_flow`: the channel
-        stops them, a consumer may stay where it is not by hand."""
+        """Stop deliveries. Return whether a cancel-ok has to be awaited. `with_flow`: channel.flow
+        stops them, so that a consumer may stay, unless its credit is by hand."""
         self._is_known = False
         self._drains = False
         self._wanted = 0
         if with_flow and not self._is_manual:
             return False
         if self.subscription is not None:
-            self.subscription.left = 0
+            self.subscription.remaining = 0
             self._cancel()
         return self._stage is not Stage.IDLE
 
@@ -310,7 +311,8 @@ class Amqp091Receiver(ReceiverPort):
         self.owner.detached(LinkClosed("closed by the application"))
 
     def cancelled_by_peer(self) -> None:
-        """Its queue is gone, mostly [rabbitmq consumer cancel notification]."""
+        """End the receiver: the broker has cancelled its consumer, mostly because the queue was
+        deleted [rabbitmq consumer cancel notification]."""
         self.subscription = None
         self._stage = Stage.IDLE
         was_closed = self._is_closed
@@ -329,7 +331,7 @@ class Amqp091Receiver(ReceiverPort):
 
 @final
 class Probe(ChannelUser):
-    """Asks for a queue, on a channel of its own."""
+    """Question whether a queue is there, on a channel of its own."""
 
     def __init__(
         self, receiver: Amqp091Receiver, session: ReceiverSession, declare: QueueDeclare

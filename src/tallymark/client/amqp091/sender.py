@@ -122,12 +122,12 @@ class Amqp091Sender(SenderPort, ChannelUser):
             publish = BasicPublish(target.exchange, target.key, mandatory=not settled)
             if work is not None:
                 session.publish(publish, section, body)
-                session.decided(number, None)
+                session.report_outcome(number, None)
                 return number
             self._wire.send_content(self._channel, publish, section, body)
         except (ValueError, BadAddress) as error:
             reason = Error(condition="amqp:precondition-failed", description=str(error))
-            session.decided(number, Rejected(error=reason))
+            session.report_outcome(number, Rejected(error=reason))
             return number
         self._published += 1
         self._unconfirmed[self._published] = Sent(number, publish, body)
@@ -170,28 +170,28 @@ class Amqp091Sender(SenderPort, ChannelUser):
         unconfirmed = self._unconfirmed
         if multiple:
             tags = []
-            for known in unconfirmed:
-                if tag and known > tag:
+            for one in unconfirmed:
+                if tag and one > tag:
                     break
-                tags.append(known)
+                tags.append(one)
         else:
             tags = [tag] if tag in unconfirmed else []
         was_full = len(unconfirmed) >= UNCONFIRMED_MAX
         low = high = -1
         said: Outcome | None = None
         owner = self._session.owner
-        for known in tags:
-            sent = unconfirmed.pop(known)
+        for one in tags:
+            sent = unconfirmed.pop(one)
             found = RELEASED if sent.is_returned and outcome is None else outcome
             if sent.number == high + 1 and found is said:
                 high += 1
                 continue
             if low >= 0:
-                owner.sent_settled(low, high, said)
+                owner.outcomes_received(low, high, said)
             low = high = sent.number
             said = found
         if low >= 0:
-            owner.sent_settled(low, high, said)
+            owner.outcomes_received(low, high, said)
         if was_full and tags:
             self.owner.may_send()
 

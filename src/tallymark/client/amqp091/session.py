@@ -2,7 +2,7 @@
 
 Delivery tags count from 1 on it and are the session's tags. Once transactions are wanted the
 channel is transactional for good [TX-1]: what is settled outside of one is followed by a commit of
-its own. While an answer to a commit or rollback is out, what there is to say waits [TX-5].
+its own. While an answer to a commit or rollback is out, methods wait [TX-5].
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Amqp091Session(SessionPort, ReceiverSession):
         self._is_closing = False
         self._senders: list[Amqp091Sender] = []
         self._incoming = Incoming()
-        self._open: dict[int, Subscription] = {}
+        self._unsettled: dict[int, Subscription] = {}
         """Deliveries that are not settled, by tag, ascending."""
         self._recovering: list[Subscription] = []
         """Subscription of each delivery that was unsettled when basic.recover was sent."""
@@ -82,11 +82,11 @@ class Amqp091Session(SessionPort, ReceiverSession):
         # transactions
         self._is_selected = False
         self._work: Work | None = None
-        self._parked: dict[int, Subscription] = {}
+        self._staged: dict[int, Subscription] = {}
         """Deliveries that were settled in the transaction and are not committed, by tag."""
         self._is_waiting = False
         """True while the answer to a commit or a rollback is awaited."""
-        self._held: deque[tuple[Method, bytes | None, bytes]] = deque()
+        self._unsent: deque[tuple[Method, bytes | None, bytes]] = deque()
         """Methods to send after the answer to a commit or rollback has come."""
         self._ending: deque[tuple[Work | None, dict[int, Subscription]]] = deque()
         """Transactions whose commit or rollback was sent, with the deliveries settled in each."""
@@ -105,7 +105,7 @@ class Amqp091Session(SessionPort, ReceiverSession):
 
     def _send_or_keep(self, method: Method, section: bytes | None, body: bytes) -> None:
         if self._is_waiting:
-            self._held.append((method, section, body))
+            self._unsent.append((method, section, body))
             return
         if section is None:
             self._wire.send_method(self._channel, method)
@@ -116,11 +116,11 @@ class Amqp091Session(SessionPort, ReceiverSession):
     def _answered(self) -> None:
         """Send the waiting methods after the answer to a commit or rollback, up to the next one."""
         self._is_waiting = False
-        held = self._held
-        while held and not self._is_waiting:
-            method, section, body = held.popleft()
+        unsent = self._unsent
+        while unsent and not self._is_waiting:
+            method, section, body = unsent.popleft()
             self._send_or_keep(method, section, body)
-        if not held:
+        if not unsent:
             self.channels.close_when_sent()
 
     # What comes
@@ -173,15 +173,15 @@ class Amqp091Session(SessionPort, ReceiverSession):
         raw = self._incoming.sections(method, section, body)
         name = tag.to_bytes(8, "big")
         message = ReceivedMessage(consumer, tag, name, raw, False, False, self.channels.wall_ms())
-        self._open[tag] = subscription
+        self._unsettled[tag] = subscription
         port.received(subscription, message)
         if consumer is not self._arrived_for:
-            self.hand_in()
+            self.deliver_arrived()
             self._arrived_for = consumer
             self.channels.arrived(self)
         self._arrived.append(message)
 
-    def hand_in(self) -> None:
+    def deliver_arrived(self) -> None:
         """Pass the deliveries that arrived for one receiver in a row to the client."""
         consumer = self._arrived_for
         if consumer is not None:
@@ -214,7 +214,7 @@ class Amqp091Session(SessionPort, ReceiverSession):
         subscription = self._subscriptions.pop(consumer_tag, None)
         if subscription is None:
             return
-        self.hand_in()  # what came by it is handed in before what follows from its end
+        self.deliver_arrived()  # what came by it is delivered before what follows from its end
         subscription.port.cancelled()
         if self._stopping and subscription.is_awaited:
             self._has_stopped()
@@ -224,7 +224,7 @@ class Amqp091Session(SessionPort, ReceiverSession):
             self.send(BasicCancelOk(method.consumer_tag))
         subscription = self._subscriptions.pop(method.consumer_tag, None)
         if subscription is not None:
-            self.hand_in()
+            self.deliver_arrived()
             subscription.port.cancelled_by_peer()
             if self._stopping and subscription.is_awaited:
                 self._has_stopped()
@@ -232,28 +232,28 @@ class Amqp091Session(SessionPort, ReceiverSession):
     # Settling
 
     def settle(self, first: int, last: int, outcome: Outcome, work: Work | None = None) -> None:
-        known = self._open
-        if last - first < len(known):
-            tags = [tag for tag in range(first, last + 1) if tag in known]
+        unsettled = self._unsettled
+        if last - first < len(unsettled):
+            tags = [tag for tag in range(first, last + 1) if tag in unsettled]
         else:
-            tags = [tag for tag in known if first <= tag <= last]
-        for subscription in {known[tag] for tag in tags}:
-            subscription.port.settles(subscription)
+            tags = [tag for tag in unsettled if first <= tag <= last]
+        for subscription in {unsettled[tag] for tag in tags}:
+            subscription.port.settling(subscription)
         self._settle(tags, outcome, work)
 
     def give_back_of(self, port: Amqp091Receiver) -> None:
-        tags = [tag for tag, subscription in self._open.items() if subscription.port is port]
+        tags = [tag for tag, subscription in self._unsettled.items() if subscription.port is port]
         self._settle(tags, RELEASED, self._work)
 
     def _settle(self, tags: list[int], outcome: Outcome, work: Work | None) -> None:
-        """Tags, ascending, that are not settled."""
-        known = self._open
+        """Settle these tags, which are unsettled and ascending."""
+        unsettled = self._unsettled
         if not tags:
             return
-        is_all = len(tags) > 1 and all(map(int.__eq__, tags, known))  # all that there is up to it
+        is_all = len(tags) > 1 and all(map(int.__eq__, tags, unsettled))  # up to the last of them
         if isinstance(outcome, Modified) and outcome.delivery_failed:
             is_all = False
-        taken = [(tag, known.pop(tag)) for tag in tags]
+        taken = [(tag, unsettled.pop(tag)) for tag in tags]
         if is_all:
             self._send_settlement(tags[-1], True, outcome)
         else:
@@ -261,7 +261,7 @@ class Amqp091Session(SessionPort, ReceiverSession):
                 self._send_settlement(tag, False, outcome)
         for tag, subscription in taken:
             if work is not None:
-                self._parked[tag] = subscription
+                self._staged[tag] = subscription
             else:
                 subscription.port.freed(subscription)
         if work is None and self._is_selected:
@@ -288,7 +288,7 @@ class Amqp091Session(SessionPort, ReceiverSession):
         self._numbers += 1
         return self._numbers
 
-    def decided(self, number: int, outcome: Outcome | None) -> None:
+    def report_outcome(self, number: int, outcome: Outcome | None) -> None:
         if not self._outcomes:
             self.channels.later(self._report_outcomes)
         self._outcomes.append((number, outcome))
@@ -297,7 +297,7 @@ class Amqp091Session(SessionPort, ReceiverSession):
         outcomes = self._outcomes
         self._outcomes = []
         for number, outcome in outcomes:
-            self.owner.sent_settled(number, number, outcome)
+            self.owner.outcomes_received(number, number, outcome)
 
     # Transactions [TX-17 to TX-26]
 
@@ -319,8 +319,8 @@ class Amqp091Session(SessionPort, ReceiverSession):
     def _end(self, work: Work | None, method: Method) -> None:
         self._work = None
         self._will_commit = False
-        self._ending.append((work, self._parked))
-        self._parked = {}
+        self._ending.append((work, self._staged))
+        self._staged = {}
         self.send(method)
 
     def _commit_later(self) -> None:
@@ -334,8 +334,8 @@ class Amqp091Session(SessionPort, ReceiverSession):
             self._end(None, TxCommit())
 
     def _committed(self) -> None:
-        work, parked = self._ending.popleft()
-        for subscription in parked.values():
+        work, staged = self._ending.popleft()
+        for subscription in staged.values():
             subscription.port.freed(subscription)
         returned = self._returned
         self._returned = 0
@@ -346,8 +346,8 @@ class Amqp091Session(SessionPort, ReceiverSession):
     def _rolled_back(self) -> None:
         """Make the deliveries settled in the transaction unsettled again, with their old tags
         [TX-6]."""
-        work, parked = self._ending.popleft()
-        self._open = dict(sorted({**self._open, **parked}.items()))
+        work, staged = self._ending.popleft()
+        self._unsettled = dict(sorted({**self._unsettled, **staged}.items()))
         self._answered()
         if work is not None:
             work.ended(None)
@@ -370,7 +370,7 @@ class Amqp091Session(SessionPort, ReceiverSession):
     def _has_stopped(self) -> None:
         self._stopping -= 1
         if not self._stopping:
-            self.hand_in()
+            self.deliver_arrived()
             self.owner.inflow_stopped()
 
     def resume_inflow(self) -> None:
@@ -383,9 +383,9 @@ class Amqp091Session(SessionPort, ReceiverSession):
 
     def give_back(self, ranges: list[tuple[int, int]]) -> None:
         """Return all unsettled deliveries of the channel to the broker, ignored messages too
-        [TX-8]. What is said behind it cannot mean these any more."""
-        self._recovering = list(self._open.values())
-        self._open.clear()
+        [TX-8]. What is sent behind it cannot mean these any more."""
+        self._recovering = list(self._unsettled.values())
+        self._unsettled.clear()
         self.send(BasicRecover(True))
 
     def _recovered(self) -> None:
@@ -401,16 +401,16 @@ class Amqp091Session(SessionPort, ReceiverSession):
         """Return whether settlements made outside of transactions wait for the answer to such a
         commit: they have to be sent before the close. The end of a transaction is waited for
         elsewhere."""
-        return bool(self._held) and all(work is None for work, _ in self._ending)
+        return bool(self._unsent) and all(work is None for work, _ in self._ending)
 
     def close(self) -> None:
         self._is_closing = True
         self._close_senders()
         close = ChannelClose(200, "closed by the application")
         if self.has_unsent:
-            self._held.append((close, None, b""))
+            self._unsent.append((close, None, b""))
         else:
-            self._held.clear()
+            self._unsent.clear()
             self._wire.send_method(self._channel, close)
 
     def _close_senders(self) -> None:
@@ -418,10 +418,10 @@ class Amqp091Session(SessionPort, ReceiverSession):
             sender.close()
 
     def closed(self, close: ChannelClose | None) -> None:
-        self.hand_in()
+        self.deliver_arrived()
         self._subscriptions.clear()
-        self._open.clear()
-        self._held.clear()
+        self._unsettled.clear()
+        self._unsent.clear()
         self.channels.close_when_sent()
         if self._is_closing or close is None:
             self.owner.ended()

@@ -349,13 +349,13 @@ class Amqp10(Adapter):
             link.detach()
         else:  # suspended, to be taken up again: we keep nothing to do that with [FC-21]
             link.detach(Error(NOT_IMPLEMENTED, "links are not resumed"), closed=True)
-        _tell(link, error)
+        _report_detached(link, error)
 
     def _link_failed(self, event: LinkFailed) -> None:
         text = event.error.description or "the server broke the link's rules"
         was_attached = event.link.remote_attach is not None
         kind = LinkClosed if was_attached and not _is_opening(event.link) else LinkRefused
-        _tell(event.link, kind(text, condition=event.error.condition))
+        _report_detached(event.link, kind(text, condition=event.error.condition))
 
     def _link_requested(self, event: LinkRequested) -> None:
         event.link.refuse(Error(NOT_ALLOWED, TAKEN_BACK))
@@ -387,7 +387,7 @@ class Amqp10(Adapter):
     def _inflow_stopped(self, event: InflowStopped) -> None:
         port = event.link.context
         assert isinstance(port, Amqp10Receiver)
-        port.session.is_dry(event.link)
+        port.session.link_stopped(event.link)
 
     # Deliveries
 
@@ -440,7 +440,7 @@ class Amqp10(Adapter):
         if not event.by_sender:
             for low, high in walk(event.first, event.last):
                 port.coordinator.answered(low, high, event.state)
-                port.owner.sent_settled(low, high, outcome)
+                port.owner.outcomes_received(low, high, outcome)
             if not event.settled:  # the receiver settles second: our turn
                 port.wire.settle_sent(event.first, event.last, event.state)
             return
@@ -458,11 +458,11 @@ def _is_opening(link: LinkEnd) -> bool:
     return isinstance(port, Amqp10Sender) and not port.owner.is_attached
 
 
-def _tell(link: LinkEnd, error: LinkClosed) -> None:
+def _report_detached(link: LinkEnd, error: LinkClosed) -> None:
     port = link.context
     if isinstance(port, Amqp10Receiver):
         port.owner.detached(error)
-        port.session.is_dry(link)
+        port.session.link_stopped(link)
     elif isinstance(port, CoordinatorEnd):
         port.detached(error)
     elif isinstance(port, Amqp10Management):

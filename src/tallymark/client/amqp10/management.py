@@ -169,9 +169,9 @@ class Amqp10Management(ManagementPort):
 
     def _fail_all(self, error: ClientError) -> None:
         while self._waiting:
-            self._answer(error.again())
+            self._answer(error.copied())
 
-    # What the peer says
+    # Called by the adapter
 
     def begun(self) -> None:
         session = self._session
@@ -300,7 +300,7 @@ def conversation(request: Request) -> Conversation:
 
 
 def _unbound(request: Unbind) -> Generator[Ask, Reply, None]:
-    """A binding with arguments is found by its place in the list of its like."""
+    """Delete a binding. One with arguments is found in the list of those between the same ends."""
     source, destination, key = map(_quoted, (request.source, request.destination, request.key))
     kind = "e" if request.to_exchange else "q"
     if not request.arguments:

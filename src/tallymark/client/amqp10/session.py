@@ -87,7 +87,8 @@ def fields_of(values: Mapping[str, object] | None) -> dict[object, object] | Non
 
 
 def outcome_of(state: object) -> Outcome | None:
-    """An outcome, also where it is only a transaction's."""
+    """Return the outcome in a delivery state, also where it holds only if a transaction is
+    committed."""
     if isinstance(state, TransactionalState):
         state = state.outcome
     return state if isinstance(state, (Accepted, Rejected, Released, Modified)) else None
@@ -141,7 +142,8 @@ class CoordinatorEnd:
     # What the client asks for
 
     def attach(self) -> None:
-        """Unless it is. ValueError where the peer takes no more links."""
+        """Attach the link, unless it is attached. Raises ValueError where the peer takes no more
+        links."""
         if self._link is None:
             attach = Attach(
                 name=f"coordinator-{uuid.uuid4().hex[:12]}",
@@ -168,10 +170,10 @@ class CoordinatorEnd:
         self._waiting.append((work, is_begin, message))
         self.may_send()
 
-    # What the peer says
+    # Called by the adapter
 
     def attached(self, attach: Attach) -> bool:
-        """Returns whether several transactions may be open."""
+        """Return whether several transactions may be open side by side."""
         self._is_attached = True
         if self._is_proven:
             self._owner.selected(None)
@@ -189,16 +191,16 @@ class CoordinatorEnd:
 
     def answered(self, low: int, high: int, state: object) -> None:
         """Handle the outcomes of messages with these numbers that were sent here."""
-        for number in [known for known in self._asked if low <= known <= high]:
+        for number in [one for one in self._asked if low <= one <= high]:
             work, is_begin = self._asked.pop(number)
             if work is None:
-                self._tried(is_begin, state)
+                self._probed(is_begin, state)
             elif is_begin:
                 self._begun(work, state)
             else:
                 self._ended(work, state)
 
-    def _tried(self, is_begin: bool, state: object) -> None:
+    def _probed(self, is_begin: bool, state: object) -> None:
         if not is_begin:
             self._is_proven = True
             self._owner.selected(None)
@@ -239,9 +241,9 @@ class CoordinatorEnd:
         was_attached = self._is_attached
         self._link = None
         self._is_attached = False
-        known = [(work, is_begin) for work, is_begin, _ in self._waiting]
-        known += self._asked.values()
-        ending = [work for work, is_begin in known if work is not None and not is_begin]
+        requests = [(work, is_begin) for work, is_begin, _ in self._waiting]
+        requests += self._asked.values()
+        ending = [work for work, is_begin in requests if work is not None and not is_begin]
         self._waiting.clear()
         self._asked.clear()
         for work in ending:
@@ -265,7 +267,7 @@ RCV_MODES: Final = {"first": 0, "second": 1}
 
 @final
 class Amqp10Session(SessionPort):
-    __slots__ = ("_moving", "coordinator", "owner", "has_several", "is_closing", "wire")
+    __slots__ = ("_flowing", "coordinator", "owner", "has_several", "is_closing", "wire")
 
     def __init__(self, session: Session, owner: SessionOwner) -> None:
         self.wire = session
@@ -273,10 +275,10 @@ class Amqp10Session(SessionPort):
         self.is_closing = False
         self.has_several = False
         self.coordinator = CoordinatorEnd(session, owner)
-        self._moving: set[ReceiverLink] | None = None  # while the inflow is being stopped
+        self._flowing: set[ReceiverLink] | None = None  # while the inflow is being stopped
 
     def tag_of(self, delivery_id: int) -> int:
-        """delivery-ids come round after 2^32, tags do not."""
+        """Return the tag of a delivery-id: ids begin again after 2^32 - 1, tags do not."""
         highest = self.owner.highest_tag
         if highest < 0:
             return delivery_id
@@ -352,18 +354,18 @@ class Amqp10Session(SessionPort):
 
     def stop_inflow(self) -> None:
         links = [link for link in self.wire.links if isinstance(link, ReceiverLink)]
-        self._moving = {link for link in links if link.stop()}
-        self._check_dry()
+        self._flowing = {link for link in links if link.stop()}
+        self._report_stopped()
 
-    def is_dry(self, link: LinkEnd) -> None:
+    def link_stopped(self, link: LinkEnd) -> None:
         """Note that the link gets no more deliveries."""
-        if self._moving is not None and isinstance(link, ReceiverLink):
-            self._moving.discard(link)
-            self._check_dry()
+        if self._flowing is not None and isinstance(link, ReceiverLink):
+            self._flowing.discard(link)
+            self._report_stopped()
 
-    def _check_dry(self) -> None:
-        if self._moving is not None and not self._moving:
-            self._moving = None
+    def _report_stopped(self) -> None:
+        if self._flowing is not None and not self._flowing:
+            self._flowing = None
             self.owner.inflow_stopped()
 
     def resume_inflow(self) -> None:
@@ -459,7 +461,7 @@ class Amqp10Sender(SenderPort):
 
 @final
 class possible:
-    """Turns the wire's complaint about a limit of the peer's into the client's error."""
+    """Translation of the wire's ValueError about a limit of the peer into NotPossible."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -477,7 +479,8 @@ def _mode(modes: Mapping[str, int], name: str | None) -> int | None:
 
 
 def _state(outcome: Outcome | None, work: Work | None) -> DeliveryState | None:
-    """An outcome, or none yet; in a transaction, that which it is to have if that is committed."""
+    """Return the delivery state for an outcome, or for none yet; in a transaction, for the outcome
+    that a commit gives it."""
     if work is None:
         return outcome
     assert isinstance(work.handle, bytes), work.handle
