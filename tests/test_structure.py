@@ -3,12 +3,23 @@ import-linter reads them."""
 
 from __future__ import annotations
 
+import tomllib
+
 import pytest
 
-from tools.figures import circles, modules
+from tools.figures import ROOT, circles, modules
 
 
 @pytest.mark.parametrize("for_types", [False, True])
 def test_no_modules_import_each_other(for_types: bool) -> None:
     """Neither at run time, nor with what they import for annotations only."""
     assert circles(modules(), for_types) == []
+
+
+def test_every_module_of_the_engine_has_its_layer() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    [layers] = [one["layers"] for one in contracts["contracts"] if "of the engine" in one["name"]]
+    listed = [module for layer in layers for module in layer.split(" : ")]
+    packages = ["tallymark.engine", "tallymark.engine.slow"]
+    found = [name for name in modules() if name.startswith("tallymark.engine")]
+    assert sorted(listed) == sorted(set(found) - set(packages))
