@@ -14,9 +14,14 @@ from tallymark.server.amqp import AmqpClient
 from tallymark.server.client import Client
 from tallymark.server.http.requests import user_of
 from tallymark.server.logs import log_of
-from tallymark.server.management.nsq import nsq_channel_rows, nsq_connection_row
 from tallymark.server.management.requests import Routes, listed, shown
-from tallymark.server.management.rows import channel_rows, connection_row, consumer_row
+from tallymark.server.management.rows import (
+    channel_rows,
+    connection_row,
+    consumer_row,
+    nsq_channel_rows,
+    nsq_connection_row,
+)
 from tallymark.server.nsq.client import NsqClient
 from tallymark.server.places import place_of
 

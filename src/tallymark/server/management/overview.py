@@ -12,7 +12,7 @@ from tallymark.bridge.identity import BROKER, PRODUCT, VERSION
 from tallymark.engine.exchange import TYPES
 from tallymark.server.http.requests import answer
 from tallymark.server.management.requests import Routes, listed, shown
-from tallymark.server.management.rows import counted, queue_counts
+from tallymark.server.management.rows import counted, queue_totals
 from tallymark.server.node import node_name
 from tallymark.server.places import place_of
 
@@ -66,10 +66,6 @@ class Overview(Routes):
         places = [place_of(client) for client in self.node.clients]
         sessions = [len(c.sessions) for c in broker.connections.values() if c.vhost in names]
         queues = [queue for vhost in vhosts for queue in vhost.queues.values()]
-        totals = {"messages": 0, "messages_ready": 0, "messages_unacknowledged": 0}
-        for queue in queues:
-            for name, count in queue_counts(queue).items():
-                totals[name] += count
         return shown(
             request,
             {
@@ -88,7 +84,7 @@ class Overview(Routes):
                         "ack": sum(queue.account.settled for queue in queues),
                     }
                 ),
-                "queue_totals": counted(totals),
+                "queue_totals": counted(queue_totals(queues)),
                 "object_totals": {
                     "connections": sum(p is not None and p[0] in names for p in places),
                     "channels": sum(sessions),

@@ -1,14 +1,14 @@
-"""RabbitMQ's management interface, as of 3.10: all groups of its routes.
+"""RabbitMQ's management interface, as of 3.10: all groups of its routes, by module.
 
-    management_overview      the broker as a whole, health
-    management_vhosts        virtual hosts
-    management_users         users, permissions
-    management_limits        limits of users and virtual hosts
-    management_topology      queues, exchanges, bindings
-    management_messages      publish, get, purge
-    management_connections   connections, channels, consumers
-    management_policies      policies, operator policies
-    management_definitions   export and import of everything
+    overview      the broker as a whole, health
+    vhosts        virtual hosts
+    users         users, permissions
+    limits        limits of users and virtual hosts
+    topology      queues, exchanges, bindings
+    messages      publish, get, purge
+    connections   connections, channels, consumers
+    policies      policies, operator policies
+    definitions   export and import of everything
 
 docs/management.md says what differs from RabbitMQ's.
 """

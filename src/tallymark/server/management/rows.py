@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from base64 import urlsafe_b64encode
+from collections.abc import Iterable
 from typing import Any, Final
 from urllib.parse import quote_plus
 
@@ -26,6 +27,12 @@ from tallymark.server.amqp import AmqpClient
 from tallymark.server.client import Client
 from tallymark.server.http.state import plain, stream_row
 from tallymark.server.node import Node, node_name
+from tallymark.server.nsq.client import NsqClient
+from tallymark.wire.nsq.states import State
+
+NSQ_PROTOCOL: Final = "NSQ V2"
+NSQ_CHANNEL: Final = 0
+"""Number of the only channel in the consumers' rows."""
 
 NO_ARGUMENTS: Final = "~"
 """The properties key of a binding that has neither key nor arguments."""
@@ -53,6 +60,15 @@ def queue_counts(queue: Queue) -> dict[str, int]:
         "messages_ready": account.ready,
         "messages_unacknowledged": account.acquired + account.staged,
     }
+
+
+def queue_totals(queues: Iterable[Queue]) -> dict[str, int]:
+    """Return the sums of `queue_counts`."""
+    totals = {"messages": 0, "messages_ready": 0, "messages_unacknowledged": 0}
+    for queue in queues:
+        for name, count in queue_counts(queue).items():
+            totals[name] += count
+    return totals
 
 
 def queue_row(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any]:
@@ -287,3 +303,85 @@ def _state(client: Client, state: object) -> object:
     if client.blocked_reason is not None:
         return "blocked"
     return "flow" if client.is_paced else state
+
+
+# -- NSQ's connections
+
+# A subscriber is a connection with one channel, which holds one consumer, whose RDY is the prefetch
+# count; a producer has none. Where no user stands behind a client, what an auth server calls it is
+# among its properties, and only who sees everything sees it.
+
+
+def _nsq_state(client: NsqClient) -> str:
+    if client.blocked_reason is not None:
+        return "blocked"
+    if client.bridge.wire.state is State.CLOSING:
+        return "closing"
+    return "flow" if client.is_paced else "running"
+
+
+def nsq_connection_row(client: NsqClient) -> dict[str, Any]:
+    bridge, tls = client.bridge, client.tls
+    identify, auth = bridge.identify, bridge.auth
+    properties = {
+        "client_id": identify.client_id,
+        "hostname": identify.hostname,
+        "user_agent": identify.user_agent,
+        "auth_identity": "" if auth is None else auth.identity,
+    }
+    row: dict[str, Any] = {
+        **_nsq_ends(client),
+        "node": node_name(),
+        "type": "network",
+        "protocol": NSQ_PROTOCOL,
+        "state": _nsq_state(client),
+        "user": bridge.user,
+        "vhost": client.vhost,
+        "channels": 0 if bridge.connection is None else len(bridge.connection.sessions),
+        "client_properties": {name: value for name, value in properties.items() if value},
+        "connected_at": client.since_ms,
+        "ssl": tls is not None,
+        **counted({"recv_oct": client.received_bytes, "send_oct": client.sent_bytes}),
+    }
+    if tls is not None:
+        row |= {"ssl_protocol": tls.version(), "ssl_cipher": tls.cipher()}
+    if identify.client_id:
+        row["user_provided_name"] = identify.client_id
+    return row
+
+
+def nsq_channel_rows(client: NsqClient) -> list[dict[str, Any]]:
+    """The channel of a subscriber."""
+    consumer = client.bridge.consumer
+    if consumer is None or consumer.session.closed:
+        return []
+    return [
+        {
+            "name": channel_name(client.peer, NSQ_CHANNEL),
+            "number": NSQ_CHANNEL,
+            "connection_details": _nsq_ends(client),
+            "node": node_name(),
+            "user": client.bridge.user,
+            "vhost": client.vhost,
+            "state": "running",
+            "consumer_count": int(consumer.active),
+            "prefetch_count": consumer.limit,
+            "global_prefetch_count": 0,
+            "messages_unacknowledged": consumer.unacked,
+            "messages_unconfirmed": 0,
+            "messages_uncommitted": 0,
+            "acks_uncommitted": 0,
+            "confirm": True,
+            "transactional": False,
+        }
+    ]
+
+
+def _nsq_ends(client: NsqClient) -> dict[str, Any]:
+    """Name and addresses; the name is the client's address, as consumers' rows have it."""
+    row: dict[str, Any] = {"name": client.peer}
+    for prefix, end in (("peer_", "peername"), ("", "sockname")):
+        match client.transport.get_extra_info(end):
+            case (str() as host, int() as port, *_):
+                row |= {f"{prefix}host": host, f"{prefix}port": port}
+    return row

@@ -17,7 +17,7 @@ from tallymark.server.access.user import Permission, TokenUser, User, permission
 from tallymark.server.amqp import AmqpClient
 from tallymark.server.http.requests import require_administrator, user_of
 from tallymark.server.management.requests import Routes, fields_of, listed, shown
-from tallymark.server.management.rows import counted, queue_counts
+from tallymark.server.management.rows import counted, queue_totals
 from tallymark.server.node import Node, node_name
 
 DEFAULT_TYPE: Final = ("default_queue_type", "defaultqueuetype")
@@ -49,13 +49,9 @@ def delete_vhost(node: Node, name: str) -> None:
 
 
 def vhost_row(vhost: VirtualHost) -> dict[str, Any]:
-    totals = {"messages": 0, "messages_ready": 0, "messages_unacknowledged": 0}
-    published = settled = 0
-    for queue in vhost.queues.values():
-        for name, count in queue_counts(queue).items():
-            totals[name] += count
-        published += queue.entered
-        settled += queue.account.settled
+    queues = vhost.queues.values()
+    published = sum(queue.entered for queue in queues)
+    settled = sum(queue.account.settled for queue in queues)
     row: dict[str, Any] = {
         "name": vhost.name,
         "description": "",
@@ -63,7 +59,7 @@ def vhost_row(vhost: VirtualHost) -> dict[str, Any]:
         "metadata": {"description": "", "tags": []},
         "tracing": False,
         "cluster_state": {node_name(): "running"},
-        **counted(totals),
+        **counted(queue_totals(queues)),
     }
     if vhost.topology.default_queue_type:
         row["default_queue_type"] = vhost.topology.default_queue_type
