@@ -6,7 +6,9 @@ import pytest
 
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import ENTERED, PAYLOAD, SETTLED
+from tallymark.wire.line import SHARE
 from tallymark.wire.nsq.frames import ERROR, MESSAGE, RESPONSE
+from tallymark.wire.nsq.kernel import RUN_BYTES
 from tallymark.wire.nsq.limits import Limits
 from tests.bridge.nsq_rig import OK, NsqRig, dpub, mpub, pub
 
@@ -578,3 +580,38 @@ def test_a_message_id_counts_up_within_a_run() -> None:
     rig.client().ask(mpub(b"a", b"b", b"c"))
     ids = [int(m.id, 16) for m in peer.messages()]
     assert ids == list(range(ids[0], ids[0] + 3))
+
+
+# -- how much is done on one read
+
+
+@pytest.mark.parametrize("verb", ["FIN", "TOUCH", "REQ"])
+def test_what_is_refused_counts_as_work_however_it_came(verb: str) -> None:
+    """A read of 10,000 commands for messages that are not there: each receive answers a share, and
+    the rest waits for the next."""
+    rig = NsqRig(Limits(steps=SHARE))
+    peer = rig.consumer(ready=0)
+    delay = " 0" if verb == "REQ" else ""
+    count, shares, answered = 10_000, 0, 0
+    peer.send(f"{verb} 00000000000000ff{delay}\n".encode() * count)
+    while True:
+        answers = len(peer.hear())
+        shares += 1
+        answered += answers
+        assert answers <= RUN_BYTES // len("FIN 00000000000000ff\n") + SHARE
+        if not peer.bridge.is_behind:
+            break
+        peer.send(b"")
+    assert answered == count
+    assert shares >= count * 21 // (RUN_BYTES + SHARE * 21)
+
+
+def test_answers_that_wait_for_the_disk_count_as_memory() -> None:
+    rig = NsqRig()
+    peer = rig.consumer(ready=0)
+    rig.hold_disk = True
+    peer.send(pub(b"1"), b"FIN 00000000000000ff\n" * 500)
+    assert peer.bridge.output_bytes >= 501 * len(b"E_FIN_FAILED FIN 00000000000000ff failed")
+    rig.hold_disk = False
+    assert len(peer.hear()) == 501
+    assert peer.bridge.output_bytes == 0

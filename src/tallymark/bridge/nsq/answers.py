@@ -23,6 +23,8 @@ CLOSE_WAIT: Final = 2
 IDENTIFIED: Final = 3
 AUTHORIZED: Final = 4
 FAILED: Final = 5
+ANSWER_BYTES: Final = 512
+"""Memory of an answer that waits, about: it, its error and the error's text."""
 
 
 @final
@@ -58,13 +60,15 @@ class Batch(Waiter):
 class Answers:
     """Writes answers into a connection's output, each in its order."""
 
-    __slots__ = ("_batches", "_broker", "_is_fresh", "_owner", "_wire")
+    __slots__ = ("_batches", "_broker", "_count", "_is_fresh", "_owner", "_wire")
 
     def __init__(self, broker: Broker, wire: Connection, owner: Bridge) -> None:
         self._broker = broker
         self._wire = wire
         self._owner: Bridge | None = owner
         self._batches: deque[Batch] = deque()
+        self._count = 0
+        """Number of answers that wait."""
         self._is_fresh = False
         """True if the last batch was begun since the owner last took output. Its records and those
         emitted now are then in the same commit."""
@@ -74,6 +78,10 @@ class Answers:
         """True while some answer waits for the disk."""
         return bool(self._batches)
 
+    def waiting_bytes(self) -> int:
+        """Return about how much memory the answers take that wait for the disk."""
+        return self._count * ANSWER_BYTES
+
     def let_go(self) -> None:
         """Drop all answers because the connection is gone."""
         self._owner = None
@@ -82,6 +90,7 @@ class Answers:
         """Add an answer that only waits for those before it."""
         if self._batches:
             self._batches[-1].answers.append(answer)
+            self._count += 1
         else:
             self._give(answer)
 
@@ -93,6 +102,7 @@ class Answers:
     def add_durable(self, answer: Answer) -> None:
         """Add an answer that leaves when all records emitted so far are on disk."""
         self._begin().answers.append(answer)
+        self._count += 1
 
     def ok_durable(self, count: int) -> None:
         """Add `count` OKs that leave when all records emitted so far are on disk."""
@@ -103,6 +113,7 @@ class Answers:
             answer = Answer(OK)
             answer.count = count
             answers.append(answer)
+            self._count += 1
 
     def _begin(self) -> Batch:
         if self._is_fresh:
@@ -126,6 +137,7 @@ class Answers:
             first = batches.popleft()
             if not batches:
                 self._is_fresh = False
+            self._count -= len(first.answers)
             for answer in first.answers:
                 self._give(answer)
 

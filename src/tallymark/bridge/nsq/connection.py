@@ -102,7 +102,7 @@ class Nsq(Lifecycle):
 
     @property
     def output_bytes(self) -> int:
-        return self._messages.size + self.gate.held_bytes()
+        return self._messages.size + self.gate.held_bytes() + self.answers.waiting_bytes()
 
     @property
     def write_timeout_ms(self) -> int:
@@ -389,8 +389,10 @@ class Nsq(Lifecycle):
             self._tell_failed("TOUCH", failed)
 
     def _tell_failed(self, verb: str, ids: list[int]) -> None:
+        """Send an error for each, which is a step of work of its own."""
         in_flight = self.in_flight
         assert in_flight is not None
+        self.wire.line.steps -= len(ids)
         for id in ids:
             self.answers.fail(settle_failed(verb, id, in_flight.reason(id)))
 

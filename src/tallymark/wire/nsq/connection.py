@@ -46,6 +46,7 @@ from tallymark.wire.nsq.events import (
 )
 from tallymark.wire.nsq.identify import decode_identify
 from tallymark.wire.nsq.kernel import (
+    RUN_BYTES,
     ids_of,
     scan_fins,
     scan_publishes,
@@ -354,7 +355,7 @@ class Connection(Lifecycle):
             message_id(params, 3)
             delay_ms = req_delay(params, self.limits.max_req_timeout_ms)
             check_id(params)
-            ids = unpack_ids(scan_requeues(data, pos, len(data), line[20:]))
+            ids = unpack_ids(scan_requeues(data, pos, min(len(data), pos + RUN_BYTES), line[20:]))
             inbox.advance(pos + len(ids) * len(line), 1)
             self._events.append(ReqReceived(ids, delay_ms))
             return

@@ -25,6 +25,9 @@ from typing import Final
 ATTEMPTS_MAX: Final = 65_535
 """Highest number of attempts on the wire; it stays there instead of wrapping to 0 [NQ-D7]."""
 
+RUN_BYTES: Final = 16_384
+"""Maximum size of a run of FINs, TOUCHes or REQs: each may be refused, and a client has a share of
+work at a time."""
 _FINS: Final = re.compile(rb"(?:FIN [0-9a-f]{16}\n)++")
 _TOUCHES: Final = re.compile(rb"(?:TOUCH [0-9a-f]{16}\n)++")
 _SIZE_FIRST_MAX: Final = 0x43  # a cell that begins higher begins with a verb
@@ -100,14 +103,14 @@ def cut_messages(data: bytes, pos: int, end: int, count: int, most: int) -> arra
 
 def scan_fins(data: bytes, pos: int) -> int:
     """Return the end of the run of well-formed FINs that begins at `pos`; `pos`: there is none."""
-    found = _FINS.match(data, pos)
+    found = _FINS.match(data, pos, pos + RUN_BYTES)
     return pos if found is None else found.end()
 
 
 def scan_touches(data: bytes, pos: int) -> int:
     """Return the end of the run of well-formed TOUCHes that begins at `pos`; `pos`: there is
     none."""
-    found = _TOUCHES.match(data, pos)
+    found = _TOUCHES.match(data, pos, pos + RUN_BYTES)
     return pos if found is None else found.end()
 
 
