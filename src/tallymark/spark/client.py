@@ -18,13 +18,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from tallymark.environment import CA_FILE, CERT_FILE, KEY_FILE
-
-if TYPE_CHECKING:
-    pass
 
 
 DEFAULT_PORT: Final = 15672
