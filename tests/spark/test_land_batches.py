@@ -15,8 +15,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from tallymark.spark.batches import DELTA, PARQUET, Landing, Reader
-from tallymark.spark.bodies import FOUND, NoSchema, Schema
-from tallymark.spark.folders import BEGUN, CHECKPOINT
+from tallymark.spark.bodies import BEGUN, CHECKPOINT, FOUND, NoSchema, Schema
 from tallymark.spark.land import land_batches
 from tests.spark.rig import PATIENCE_S, SUBSCRIPTION, stream
 from tests.spark.test_sink import contents, declare, write

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tallymark.spark import ledger
-from tallymark.spark.latency import latencies, quantiles
+from tallymark.spark.transitions import latencies, quantiles
 
 pytestmark = pytest.mark.spark
 

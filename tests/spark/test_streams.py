@@ -229,7 +229,7 @@ def test_single_messages_of_a_deep_stream_are_read_where_they_lie(tmp_path: Path
 
 
 def test_files_that_are_not_there_are_named(broker: BrokerProcess) -> None:
-    from tallymark.spark.segments import Segments
+    from tallymark.spark.blocks import Segments
 
     segments = Segments().of_answer('{"7": "/nowhere/7.tmj"}')
     with pytest.raises(LookupError, match=r"/nowhere/7.tmj cannot be read here"):

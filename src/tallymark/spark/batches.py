@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tallymark.spark.bodies import REASON, Schema, read_by
+from tallymark.spark.bodies import CHECKPOINT, QUARANTINE, REASON, Schema, read_by
 from tallymark.spark.delta import QueryId, append_batch
-from tallymark.spark.folders import CHECKPOINT, QUARANTINE
 from tallymark.spark.schema import utc_date
 from tallymark.spark.verdicts import send_verdicts
 

@@ -1,22 +1,37 @@
 """The journal's blocks as arrays: rows, bounds and routes read in place, without a loop.
 
-The layout is drawn in tallymark.journal.layout; a block is found and its checksums are tested by
-the functions there.
+The layout is drawn in tallymark.journal.layout; a block is found and its own checksums are tested
+by the functions there. The checksums of messages are tested here: the broker sends bytes without
+looking at them, and the rows that come with them have their checksums.
+
+Programs that may do so read messages from the journal's files in place (option `readSegments`). The
+broker says where they lie (`places`, for administrators only) and its plan keeps them there while a
+batch is read; no byte of them goes through a socket. The files must be seen under the same path as
+by the broker: the same machine, or a folder that both have.
 """
 
 from __future__ import annotations
 
+import json
+import mmap
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from google_crc32c import extend
 from numpy.typing import NDArray
 
+from tallymark.engine.records import PAYLOAD
 from tallymark.journal import layout
-from tallymark.spark.extents import Ints
+from tallymark.spark.gather import Ints
 
+MOST_OPEN: Final = 8
+"""Files of one task at a time: their pages are the page cache's, so they cost addresses only."""
+OFFSET: Final = 0xFFFF_FFFF
+"""Bits of a position that are the offset in its segment."""
 ROW: Final = np.dtype(list(layout.ROW_DTYPE))
 
 
@@ -86,3 +101,95 @@ def spread(counts: Ints) -> tuple[Ints, Ints]:
 def _check(holds: bool, what: str, value: int, header: layout.Header) -> None:
     if not holds:
         raise layout.LayoutError(f"{what} at {value} lies outside its block of {header.length}")
+
+
+def check_sums(block: Block, raw: pa.Buffer, segment: int = -1) -> None:
+    """Look at every payload of a block that has checksums. raw: the block; or, with a segment's
+    number, that segment's file, of which only what lies in it is looked at.
+
+    Raises LayoutError where a payload's bytes are not those that were written.
+    """
+    rows = block.rows
+    for row in rows[(rows["kind"] == PAYLOAD) & (rows["flags"] & layout.CHECKED != 0)]:
+        if segment < 0:
+            start = block.header.at + int(row["at"])
+        elif int(row["payload"]) >> 32 == segment:
+            start = int(row["payload"]) & OFFSET
+        else:
+            start = -1
+        if row["flags"] & layout.COLUMNS:
+            _check_columns(block, row, raw, start, segment)
+        elif start >= 0:
+            size = int(row["other"])
+            _compare_sum(raw, start, size, int(row["queue"]), int(row["first"]))
+
+
+def _check_columns(block: Block, row: Any, raw: pa.Buffer, start: int, segment: int) -> None:
+    """Messages that were stored one by one."""
+    count = int(row["count"])
+    at = int(row["lo"])
+    bounds = block.bounds
+    ends = bounds[at : at + count + 1].astype("i8")
+    at += count + 1 + (count if row["flags"] & layout.ROUTE_COLUMN else 0) + 4 * count
+    starts = start + ends[:-1]
+    numbers = None
+    if row["flags"] & layout.ELSEWHERE:
+        halves = bounds[at : at + 2 * count].astype("i8")
+        positions = halves[0::2] | halves[1::2] << 32
+        numbers, starts = positions >> 32, positions & OFFSET
+        at += 2 * count
+    expected = bounds[at : at + count]
+    if len(expected) != count:
+        raise layout.LayoutError(f"checksums of a payload lie outside the {len(bounds)} bounds")
+    sizes = (ends[1:] - ends[:-1]).tolist()
+    for i, (begin, size, known) in enumerate(
+        zip(starts.tolist(), sizes, expected.tolist(), strict=True)
+    ):
+        if numbers is None or int(numbers[i]) == segment:
+            _compare_sum(raw, begin, size, known, int(row["first"]) + i)
+
+
+def _compare_sum(raw: pa.Buffer, start: int, size: int, expected: int, message_id: int) -> None:
+    if start + size > raw.size:
+        raise layout.LayoutError(f"message {message_id} ends at {start + size} of {raw.size} bytes")
+    found: int = extend(0, raw.slice(start, size))  # without a copy of them
+    if found != expected:
+        raise layout.LayoutError(
+            f"{size} bytes of message {message_id} have the checksum {found:#x}, expected "
+            f"{expected:#x}: damaged in the journal; `tallymark journal verify` says where"
+        )
+
+
+class Segments:
+    """Segment files, mapped into memory one by one as they are needed."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[str, pa.Buffer] = OrderedDict()
+        self._paths: dict[int, str] = {}
+
+    def of_answer(self, header: str) -> Segments:
+        """Itself, knowing the paths that an answer's header names."""
+        self._paths = {int(number): str(path) for number, path in json.loads(header).items()}
+        return self
+
+    def segment(self, number: int) -> pa.Buffer:
+        """Return all bytes of a segment. Raises LookupError, naming it, where it cannot be read."""
+        path = self._paths.get(number)
+        if path is None:
+            raise LookupError(f"the broker named no file for segment {number}")
+        found = self._open.get(path)
+        if found is None:
+            try:
+                with open(path, "rb") as file:
+                    found = pa.py_buffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+            except OSError as error:
+                raise LookupError(
+                    f"option readSegments: {path} cannot be read here ({error.strerror}); "
+                    "executors need the broker's data folder under the same path"
+                ) from error
+            self._open[path] = found
+            if len(self._open) > MOST_OPEN:
+                self._open.popitem(last=False)
+        else:
+            self._open.move_to_end(path)
+        return found

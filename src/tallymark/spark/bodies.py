@@ -13,11 +13,16 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tallymark.spark.folders import BEGUN, CHECKPOINT
-
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
+
+CHECKPOINT: Final = "_checkpoint"
+"""Folder under the target: Spark passes over names that begin with an underscore."""
+QUARANTINE: Final = "_quarantine"
+"""Folder under the table, where no other is named."""
+BEGUN: Final = "schema-of-batch.json"
+"""File in the query's checkpoint with its last batch and the schema of that batch."""
 
 INFER: Final = "infer"
 DATA: Final = "data"

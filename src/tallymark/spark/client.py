@@ -23,7 +23,6 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from tallymark.environment import CA_FILE, CERT_FILE, KEY_FILE
 
-
 DEFAULT_PORT: Final = 15672
 DEFAULT_TLS_PORT: Final = 15671
 BULK: Final = 256 * 1024

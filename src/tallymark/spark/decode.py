@@ -18,13 +18,12 @@ import pyarrow as pa
 
 from tallymark.engine.records import DROPPED, ENTERED, LEASED, LIVE, PAYLOAD
 from tallymark.journal import layout
-from tallymark.spark import extents, letters, schema, sums
-from tallymark.spark.blocks import Block, blocks, spread
+from tallymark.spark import gather, letters, schema
+from tallymark.spark.blocks import Block, Segments, blocks, check_sums, spread
 from tallymark.spark.cells.amqp091 import decode_cells
 from tallymark.spark.cells.amqp10 import decode_amqp10_cells
 from tallymark.spark.cells.nsq import decode_nsq_cells
-from tallymark.spark.extents import Ints
-from tallymark.spark.segments import Segments
+from tallymark.spark.gather import Ints
 
 BATCH_ROWS: Final = 8_192
 BATCH_BYTES: Final = 32 * 1024 * 1024
@@ -112,7 +111,7 @@ def decode_block(block: Block, queue: str, names: Sequence[str]) -> Iterator[Mes
     """The messages of one block whose payloads are in it."""
     places, table = _find_messages(block)
     if block.header.flags & layout.APART:  # its bytes come from the journal as they lie there
-        sums.check(block, pa.py_buffer(block.data))
+        check_sums(block, pa.py_buffer(block.data))
     yield from _batches(block, pa.py_buffer(block.data), places, table, queue, names)
 
 
@@ -129,7 +128,7 @@ def _decode_places(
         raw = files.segment(int(segments[low]))
         part = places.part(slice(low, high))
         base = int(segments[low]) << 32
-        sums.check(block, raw, int(segments[low]))
+        check_sums(block, raw, int(segments[low]))
         part = replace(part, starts=part.starts - base, ends=part.ends - base)
         if int(part.ends.max()) > raw.size:
             raise layout.LayoutError(f"a message lies outside its segment of {raw.size}")
@@ -265,8 +264,8 @@ def _columns(
         "lease_sequence": lambda: pa.array(places.lease, mask=places.lease < 0),
         "broker_message_id": lambda: pa.array(places.message_id),
         "timestamp": lambda: pa.array(places.arrived_ms * 1000, schema.BY_NAME["timestamp"].arrow),
-        "exchange": lambda: extents.text(block.routes().take(pa.array(2 * places.route))),
-        "routing_key": lambda: extents.text(block.routes().take(pa.array(2 * places.route + 1))),
+        "exchange": lambda: gather.text(block.routes().take(pa.array(2 * places.route))),
+        "routing_key": lambda: gather.text(block.routes().take(pa.array(2 * places.route + 1))),
         "redelivered": lambda: pa.array(places.redelivered),
     }
     columns.update((name, make[name]()) for name in make.keys() & wanted)

@@ -21,9 +21,9 @@ from pathlib import Path
 from threading import Event, current_thread, main_thread
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from tallymark.spark.bodies import CHECKPOINT
 from tallymark.spark.client import BrokerRefused, CannotRun, Client, api_path, counted
 from tallymark.spark.command import cause, command
-from tallymark.spark.folders import CHECKPOINT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from tallymark.engine.annotations import Annotations, Death
 from tallymark.journal.layout import LayoutError
 from tallymark.spark.blocks import Block
-from tallymark.spark.extents import Ints
+from tallymark.spark.gather import Ints
 from tallymark.spark.schema import BY_NAME
 
 NOTHING: Final = 0

@@ -34,8 +34,8 @@ from pyspark.sql.types import StructType
 from tallymark.spark import schema
 from tallymark.spark.client import Client, api_path
 from tallymark.spark.decode import decode_answer
-from tallymark.spark.extents import Ints
 from tallymark.spark.frames import check_columns
+from tallymark.spark.gather import Ints
 from tallymark.spark.options import SUBSCRIPTION_BYTES, SUBSCRIPTION_ROWS, SourceOptions
 from tallymark.spark.reading import ANSWER_BYTES, limits, shared_client
 from tallymark.spark.sink_options import SinkOptions

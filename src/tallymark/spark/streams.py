@@ -25,11 +25,11 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from tallymark.spark.blocks import Segments
 from tallymark.spark.client import BrokerRefused, BrokerUnreachable, Client, Gone, api_path
 from tallymark.spark.decode import decode_offsets
 from tallymark.spark.options import SourceOptions
 from tallymark.spark.reading import ANSWER_BYTES, limits, shared_client
-from tallymark.spark.segments import Segments
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -23,10 +23,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tallymark.spark import extents
-from tallymark.spark.extents import Bools, Ints
+from tallymark.spark import gather
+from tallymark.spark.cells.tables import LAST_SECOND, decode_tables
+from tallymark.spark.gather import Bools, Ints
 from tallymark.spark.schema import BY_NAME
-from tallymark.spark.tables import LAST_SECOND, decode_tables
 
 FRAME_METHOD: Final = 1
 FRAME_HEADER: Final = 2
@@ -116,24 +116,24 @@ def decode_cells(
 def _find_frames(data: NDArray[np.uint8], starts: Ints, ends: Ints) -> _Frames:
     # A broken length throws the positions after it far off: gathers are clipped to the data, and
     # `framed` marks the rows that are valid.
-    size = extents.u32(data, starts + 3)
+    size = gather.u32(data, starts + 3)
     header = starts + FRAME_FRAME + size
     framed = ends - starts >= 2 * FRAME_FRAME + HEADER_FIXED
-    framed &= extents.u8(data, starts) == FRAME_METHOD
+    framed &= gather.u8(data, starts) == FRAME_METHOD
     framed &= header + FRAME_FRAME + HEADER_FIXED <= ends
-    framed &= extents.u8(data, header - 1) == FRAME_END
-    framed &= extents.u8(data, header) == FRAME_HEADER
-    size = extents.u32(data, header + 3)
+    framed &= gather.u8(data, header - 1) == FRAME_END
+    framed &= gather.u8(data, header) == FRAME_HEADER
+    size = gather.u32(data, header + 3)
     bodies = header + FRAME_FRAME + size
     framed &= (size >= HEADER_FIXED) & (bodies <= ends)
-    framed &= extents.u8(data, bodies - 1) == FRAME_END
+    framed &= gather.u8(data, bodies - 1) == FRAME_END
     return _Frames(
         framed=framed,
-        body_size=extents.u64(data, header + 11),
+        body_size=gather.u64(data, header + 11),
         bodies=bodies,
         properties=header + FRAME_HEAD + HEADER_FIXED,
         properties_end=bodies - 1,
-        flags=np.where(framed, extents.u16(data, header + 19), 0),
+        flags=np.where(framed, gather.u16(data, header + 19), 0),
     )
 
 
@@ -147,9 +147,9 @@ def _find_properties(data: NDArray[np.uint8], frames: _Frames) -> tuple[dict[str
         if not present.any():
             continue
         if kind == SHORT:
-            starts, lengths = at + 1, extents.u8(data, at)
+            starts, lengths = at + 1, gather.u8(data, at)
         elif kind == TABLE:
-            starts, lengths = at + 4, extents.u32(data, at)
+            starts, lengths = at + 4, gather.u32(data, at)
         else:
             starts, lengths = at, np.full(len(at), 1 if kind == OCTET else 8)
         at = np.where(present, starts + lengths, at)
@@ -168,10 +168,10 @@ def _property_column(
 ) -> pa.Array:
     present = field.present & listed
     if field.kind == SHORT:
-        return extents.text(extents.binary(raw, field.starts, field.lengths, present))
+        return gather.text(gather.binary(raw, field.starts, field.lengths, present))
     if field.kind == OCTET:
-        return pa.array(extents.u8(data, field.starts).astype(np.int32), mask=~present)
-    seconds = extents.u64(data, field.starts)
+        return pa.array(gather.u8(data, field.starts).astype(np.int32), mask=~present)
+    seconds = gather.u64(data, field.starts)
     present &= (seconds >= 0) & (seconds <= LAST_SECOND)
     micros = np.where(present, seconds, 0) * 1_000_000
     return pa.array(micros, _type_of(name), mask=~present)
@@ -185,7 +185,7 @@ def _headers_column(
         return nothing, np.zeros(len(listed), np.bool_)
     # Publishers repeat themselves: each distinct table is decoded once.
     present = field.present & listed
-    encoded = extents.binary(raw, field.starts, field.lengths, present).dictionary_encode()
+    encoded = gather.binary(raw, field.starts, field.lengths, present).dictionary_encode()
     tables, readable = decode_tables(encoded.dictionary)
     index = encoded.indices.to_numpy(zero_copy_only=False)
     unreadable = np.zeros(len(listed), np.bool_)
@@ -201,11 +201,11 @@ def _bodies(
     """The bodies, and which messages' body frames do not add up to the size that was announced."""
     at, size, framed = frames.bodies, frames.body_size, frames.framed
     empty = framed & (size == 0) & (at == ends)
-    single = framed & (extents.u8(data, at) == FRAME_BODY) & (extents.u32(data, at + 3) == size)
-    single &= (at + FRAME_FRAME + size == ends) & (extents.u8(data, ends - 1) == FRAME_END)
+    single = framed & (gather.u8(data, at) == FRAME_BODY) & (gather.u32(data, at + 3) == size)
+    single &= (at + FRAME_FRAME + size == ends) & (gather.u8(data, ends - 1) == FRAME_END)
     quick = single | empty
     starts = np.where(single, at + FRAME_HEAD, at)
-    bodies = extents.binary(raw, starts, np.where(single, size, 0), quick)
+    bodies = gather.binary(raw, starts, np.where(single, size, 0), quick)
     rest = np.flatnonzero(framed & ~quick)
     if len(rest) == 0:
         return bodies, ~framed

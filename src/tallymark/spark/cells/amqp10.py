@@ -35,9 +35,9 @@ from tallymark.bridge.amqp10.sections import (
 from tallymark.bridge.conversion.amqp10_to_amqp091 import convert
 from tallymark.bridge.conversion.cells import content_of, method_of
 from tallymark.engine.route import Route
-from tallymark.spark import extents
+from tallymark.spark import gather
 from tallymark.spark.cells.amqp091 import PROPERTY_NAMES, decode_cells
-from tallymark.spark.extents import Bools, Ints
+from tallymark.spark.gather import Bools, Ints
 from tallymark.spark.schema import BY_NAME
 from tallymark.wire.amqp10.codec import decode
 from tallymark.wire.amqp10.errors import DecodeError
@@ -108,24 +108,24 @@ def _find_bodies(data: NDArray[np.uint8], starts: Ints, ends: Ints) -> _Bodies:
     last = np.zeros(len(at), np.int64)
     sizes = {0x45: 4, 0xC0: 5, 0xC1: 5, 0xD0: 8, 0xD1: 8}
     for _ in range(SECTIONS_IN_FRONT):
-        code = extents.u8(data, at + 2)
-        kind = extents.u8(data, at + 3)
-        in_front = (extents.u16(data, at) == SMALL) & (code < DATA) & (code > last)
+        code = gather.u8(data, at + 2)
+        kind = gather.u8(data, at + 3)
+        in_front = (gather.u16(data, at) == SMALL) & (code < DATA) & (code > last)
         if not in_front.any():
             break
-        narrow = np.where(kind == 0x45, 0, extents.u8(data, at + 4))
-        size = np.where(kind >= 0xD0, extents.u32(data, at + 4), narrow)
+        narrow = np.where(kind == 0x45, 0, gather.u8(data, at + 4))
+        size = np.where(kind >= 0xD0, gather.u32(data, at + 4), narrow)
         known = np.isin(kind, list(sizes))
         head = np.select([kind == value for value in sizes], list(sizes.values()), 0)
         moves = in_front & known & (at + head <= ends)
         at = np.where(moves, at + head + size, at)
         last = np.where(moves, code, last)
-    code = extents.u8(data, at + 2)
-    kind = extents.u8(data, at + 3)
+    code = gather.u8(data, at + 2)
+    kind = gather.u8(data, at + 3)
     is_wide = (kind & 0x10) != 0
     bodies_at = at + np.where(is_wide, 8, 5)
-    lengths = np.where(is_wide, extents.u32(data, at + 4), extents.u8(data, at + 4))
-    quick = (extents.u16(data, at) == SMALL) & (bodies_at + lengths == ends)
+    lengths = np.where(is_wide, gather.u32(data, at + 4), gather.u8(data, at + 4))
+    quick = (gather.u16(data, at) == SMALL) & (bodies_at + lengths == ends)
     quick &= np.where(code == DATA, np.isin(kind, BYTES), code == VALUE)
     quick &= np.isin(kind, BYTES + TEXTS) & (at >= starts)
     return _Bodies(quick, at, bodies_at, np.where(quick, lengths, 0))
@@ -161,7 +161,7 @@ def _properties(
     names = wanted & PROPERTY_NAMES
     if len(starts) == 0 or not (names or "malformed" in wanted):
         return {name: pa.nulls(len(starts), BY_NAME[name].arrow) for name in names}, nothing
-    distinct = extents.binary(raw, starts, heads).dictionary_encode()
+    distinct = gather.binary(raw, starts, heads).dictionary_encode()
     converted = [_convert(head.as_py()) for head in distinct.dictionary]
     cells = [_METHOD + content_of(section, b"") for section, _ in converted]
     bounds = np.cumsum([0] + [len(cell) for cell in cells])
@@ -194,7 +194,7 @@ def _convert(head: bytes) -> tuple[bytes, bool]:
 
 
 def _bodies(raw: pa.Buffer, found: _Bodies, rest: Any, alone: list[bytes | None]) -> pa.BinaryArray:
-    bodies = extents.binary(raw, found.starts, found.lengths, found.quick)
+    bodies = gather.binary(raw, found.starts, found.lengths, found.quick)
     if len(rest) == 0:
         return bodies
     index = np.arange(len(bodies))

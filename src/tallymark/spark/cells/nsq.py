@@ -17,9 +17,9 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from tallymark.spark import extents
+from tallymark.spark import gather
 from tallymark.spark.cells.amqp091 import PROPERTY_NAMES
-from tallymark.spark.extents import Ints
+from tallymark.spark.gather import Ints
 from tallymark.spark.schema import BY_NAME
 
 SIZE_FIRST_MAX: Final = 0x43
@@ -36,14 +36,14 @@ def decode_nsq_cells(
     data = np.frombuffer(raw, np.uint8)
     if rows == 0:
         data = np.zeros(1, np.uint8)
-    command = extents.u8(data, starts) > SIZE_FIRST_MAX
+    command = gather.u8(data, starts) > SIZE_FIRST_MAX
     newlines = np.append(np.flatnonzero(data == NEWLINE), len(data))
     line_end = newlines[np.searchsorted(newlines, starts).clip(max=len(newlines) - 1)] + 1
     sizes_at = np.where(command, line_end, starts)
     bodies_at = sizes_at + SIZE
-    whole = (bodies_at <= ends) & (extents.u32(data, sizes_at) == ends - bodies_at)
+    whole = (bodies_at <= ends) & (gather.u32(data, sizes_at) == ends - bodies_at)
     columns = {name: pa.nulls(rows, BY_NAME[name].arrow) for name in wanted & PROPERTY_NAMES}
     if "body" in wanted or "malformed" in wanted:
-        columns["body"] = extents.binary(raw, bodies_at, ends - bodies_at, whole)
+        columns["body"] = gather.binary(raw, bodies_at, ends - bodies_at, whole)
     columns["malformed"] = pa.array(~whole)
     return columns

@@ -41,7 +41,7 @@ def binary(
 ) -> pa.BinaryArray:
     """raw[starts[i] : starts[i] + lengths[i]] for each i, null where not present.
 
-    The extents must be in order and must not overlap, and all lie within 2 GiB. With the ends put
+    The ranges must be in order and must not overlap, and all lie within 2 GiB. With the ends put
     between the starts they are the offsets of a binary array whose even cells are wanted: no loop.
     """
     rows = len(starts)

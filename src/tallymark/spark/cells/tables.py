@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tallymark.spark import extents
-from tallymark.spark.extents import Bools, Ints
+from tallymark.spark import gather
+from tallymark.spark.gather import Bools, Ints
 from tallymark.wire.amqp091 import fields
 from tallymark.wire.amqp091.errors import WireError
 
@@ -83,12 +83,12 @@ def _plain_tables(tables: pa.BinaryArray) -> tuple[Bools, Ints, Ints, Ints]:
         if len(active) == 0:
             break
         key = at[active]
-        tag = key + 1 + extents.u8(data, key)
-        kind = extents.u8(data, tag)
+        tag = key + 1 + gather.u8(data, key)
+        kind = gather.u8(data, tag)
         size = SIZES[kind]
         strings = kind == LONG_STRING
         if strings.any():
-            size = size + np.where(strings, extents.u32(data, tag + 1), 0)
+            size = size + np.where(strings, gather.u32(data, tag + 1), 0)
         after = tag + 1 + size
         good = (SIZES[kind] >= 0) & (after <= ends[active])
         quick[active[~good]] = False
@@ -113,7 +113,7 @@ def _to_maps(
     count = int(quick.sum())
     raw = tables.buffers()[2] or pa.py_buffer(b"\0")
     data = np.frombuffer(raw, np.uint8) if raw.size else np.zeros(1, np.uint8)
-    names = extents.text(extents.binary(raw, keys + 1, extents.u8(data, keys)))
+    names = gather.text(gather.binary(raw, keys + 1, gather.u8(data, keys)))
     texts = _texts(raw, data, tags)
     number = np.cumsum(quick) - 1
     per_table = np.bincount(number[rows], minlength=count)
@@ -130,7 +130,7 @@ def _to_maps(
 
 def _texts(raw: pa.Buffer, data: NDArray[np.uint8], tags: Ints) -> pa.StringArray:
     """Return the values whose types are at `tags`, as `as_text` shows them."""
-    kinds = extents.u8(data, tags)
+    kinds = gather.u8(data, tags)
     parts: list[pa.StringArray] = []
     places: list[Ints] = []
     for kind in np.flatnonzero(np.bincount(kinds, minlength=256)).tolist():
@@ -138,11 +138,11 @@ def _texts(raw: pa.Buffer, data: NDArray[np.uint8], tags: Ints) -> pa.StringArra
         at = tags[here] + 1
         places.append(here)
         if kind == LONG_STRING:
-            parts.append(extents.text(extents.binary(raw, at + 4, extents.u32(data, at))))
+            parts.append(gather.text(gather.binary(raw, at + 4, gather.u32(data, at))))
         elif kind == VOID:
             parts.append(pa.nulls(len(here), pa.string()))
         elif kind == TRUTH:
-            parts.append(pa.array(extents.u8(data, at) != 0).cast(pa.string()))
+            parts.append(pa.array(gather.u8(data, at) != 0).cast(pa.string()))
         else:
             parts.append(pa.array(_numbers(data, at, *NUMBERS[chr(kind)])).cast(pa.string()))
     if len(parts) == 1:
@@ -154,13 +154,13 @@ def _texts(raw: pa.Buffer, data: NDArray[np.uint8], tags: Ints) -> pa.StringArra
 def _numbers(data: NDArray[np.uint8], at: Ints, size: int, signed: bool) -> Ints:
     """The big-endian whole numbers of so many bytes at each position."""
     if size == 1:
-        found = extents.u8(data, at)
+        found = gather.u8(data, at)
     elif size == 2:
-        found = extents.u16(data, at)
+        found = gather.u16(data, at)
     elif size == 4:
-        found = extents.u32(data, at)
+        found = gather.u32(data, at)
     else:
-        return extents.u64(data, at)  # it comes out with its sign
+        return gather.u64(data, at)  # it comes out with its sign
     return (
         np.where(found >> (8 * size - 1) == 1, found - (1 << 8 * size), found) if signed else found
     )
