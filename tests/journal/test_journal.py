@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tallymark.engine.records import COUNTERS, ENTERED, LEASED, LIVE, PAYLOAD, Record
+from tallymark.journal.files import FolderInUse
 from tallymark.journal.journal import Journal
-from tallymark.journal.lock import FolderInUse
 from tallymark.journal.recovery import JournalCorrupt
 from tallymark.journal.verify import verify
 from tests.journal.builders import TIME, Disk, all_shown, entering, payload, settling, shown
@@ -159,7 +159,7 @@ def test_a_second_opener_is_told_who_has_the_folder(disk: Disk) -> None:
         "import sys\n"
         "from pathlib import Path\n"
         "from tallymark.journal.journal import Journal\n"
-        "from tallymark.journal.lock import FolderInUse\n"
+        "from tallymark.journal.files import FolderInUse\n"
         "try: Journal(Path(sys.argv[1]), lambda: None, lambda e: None)\n"
         "except FolderInUse as error: print(error.pid)\n"
     )

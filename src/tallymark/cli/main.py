@@ -58,7 +58,7 @@ def _run(words: list[str]) -> int | None:
 
         return run_nsqd(words[1:])
     if words[0] == "serve":
-        from tallymark.cli.flags import plain_flags
+        from tallymark.cli.serving import plain_flags
 
         flags = plain_flags(words[1:])
         if flags is not None:

@@ -1,4 +1,5 @@
-"""Start of a broker from flags: its configuration, and the call of the server."""
+"""Start of a broker from flags, without typer where they are plain: its configuration, and the call
+of the server."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from tallymark.server.config.settings import Config, ConfigError, load
+from tallymark.server.config.settings import DECLARED, Config, ConfigError, load
 
 USAGE: Final = 2
 
@@ -50,3 +51,29 @@ def serve_with(given: dict[str, Any]) -> int:
     from tallymark.server.run import run
 
     return run(config, read)
+
+
+def plain_flags(words: list[str]) -> dict[str, Any] | None:
+    """Return values by name, as typer gives them, of `--flag value` and `--flag=value`; None: typer
+    has to look, because they are wrong or ask for help. So a broker starts without importing it."""
+    by_flag = {declared.flag: declared for declared in DECLARED.values()}
+    found: dict[str, Any] = {"config": None, "no_nsq": False}
+    rest = iter(words)
+    for word in rest:
+        flag, equals, value = word.partition("=")
+        if word == "--no-nsq":
+            found["no_nsq"] = True
+            continue
+        if flag != "--config" and flag not in by_flag:
+            return None
+        if not equals:
+            value = next(rest, "-")
+            if value.startswith("-"):
+                return None
+        if flag == "--config":
+            found["config"] = value
+        elif by_flag[flag].kind.many:
+            found.setdefault(by_flag[flag].name, []).append(value)
+        else:
+            found[by_flag[flag].name] = value
+    return found

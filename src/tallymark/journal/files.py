@@ -7,6 +7,7 @@ fault is passed in instead, `Files(fdatasync=broken)`. Whatever is not given is 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -242,3 +243,40 @@ def _rest(buffers: list[bytes], done: int) -> list[bytes]:
             return [buffer[done:], *buffers[i + 1 :]]
         done -= len(buffer)
     return []
+
+
+class FolderInUse(Exception):
+    """Another process uses the data folder; `pid` is the one it wrote into the lock file, 0 if
+    unknown."""
+
+    def __init__(self, folder: Path, pid: int) -> None:
+        super().__init__(f"data folder {folder} is in use by process {pid or 'unknown'}")
+        self.folder = folder
+        self.pid = pid
+
+
+@final
+class FolderLock:
+    """A lock on a data folder, from creation to `release` or the end of the process."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, folder: Path) -> None:
+        """Lock the folder. Raises FolderInUse if another opener, perhaps in this process, holds
+        it."""
+        fd = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = os.pread(fd, 32, 0).strip()
+            os.close(fd)
+            raise FolderInUse(folder, int(text) if text.isdigit() else 0) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        self._fd = fd
+
+    def release(self) -> None:
+        """Release the lock. The file stays: removing it would let two openers lock two inodes."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

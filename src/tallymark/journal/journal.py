@@ -38,7 +38,7 @@ from tallymark.engine.walltime import in_wall_time
 from tallymark.journal import anchor as anchors
 from tallymark.journal.anchor import Anchor
 from tallymark.journal.cleaner import Cleaner
-from tallymark.journal.files import Files
+from tallymark.journal.files import Files, FolderLock
 from tallymark.journal.layout import (
     FORMAT,
     HEADER,
@@ -48,14 +48,13 @@ from tallymark.journal.layout import (
     Packer,
     bare_block,
 )
-from tallymark.journal.lock import FolderLock
 from tallymark.journal.reading import Reader
 from tallymark.journal.recovery import Folder, JournalCorrupt, Recovery
 from tallymark.journal.segment import (
     segment_name,
 )
 from tallymark.journal.spares import RESERVE, Spares
-from tallymark.journal.stock import Stock
+from tallymark.journal.stock import Segment, Stock
 from tallymark.journal.writer import COMMIT, SYNC_MODES, Writer
 
 SEGMENT_BYTES: Final = 64 * 1024 * 1024
@@ -114,12 +113,11 @@ class Journal:
             [name for _, name in found.checkpoints],
         )  # fmt: skip
         self._packer = Packer(version)
-        self._segment = 0
-        self._salt = 0
-        self._offset = 0
+        self._segment = Segment(0, 0, "")
+        """The one being written."""
         self._blocks = 0
+        """Number of its blocks."""
         self._handed_bytes = 0
-        self._time_ms = 0
         self.sync = sync
         """Sync mode: "commit", "interval" or "never"."""
         self.end = 0
@@ -218,7 +216,7 @@ class Journal:
             self._files.sync_file(self._folder / self._stock.name_of(newest))
         self._stock.checkpointed(recovery.checkpoint, recovery.older)
         self._begin(max(newest, recovery.checkpoint >> 32) + 1)
-        self._writer.start(self._segment, self._salt)
+        self._writer.start(self._segment.number, self._segment.salt)
         self._spares.top_up()
         self._cleaner.start()
 
@@ -235,43 +233,46 @@ class Journal:
         length = packer.load(records, STORED)
         if length > _LIMIT:
             raise ValueError(f"turn of {length} bytes, a segment holds {_LIMIT}")
-        if self._offset and self._offset + length + HEADER > self._segment_bytes:
+        if self._segment.size and self._segment.size + length + HEADER > self._segment_bytes:
             self._roll()
-        offset = self._offset
+        segment = self._segment
         buffers = packer.finish(
-            self._segment, offset, self._blocks, self._salt, self._writer.durable, now_ms, 0
-        )
+            segment.number, segment.size, self._blocks, segment.salt, self._writer.durable, now_ms,
+            0,
+        )  # fmt: skip
         self._hand_over(buffers, length)
-        self._stock.committed(self._segment, self._offset, packer.raw_bytes, now_ms, self.end)
-        self._time_ms = now_ms
+        segment.live += packer.raw_bytes
+        segment.time_ms = now_ms
+        if self._stock.released:
+            self._stock.turn_ended(self.end)
         return self.end
 
     def _hand_over(self, buffers: list[bytes], length: int) -> None:
-        offset = self._offset
-        self._offset = offset + length
+        segment = self._segment
+        offset = segment.size
+        segment.size = offset + length
         self._blocks += 1
         self._handed_bytes += length
-        self.end = self._segment << 32 | self._offset
-        self._writer.write(self._segment, self._salt, offset, length, buffers)
+        self.end = segment.number << 32 | segment.size
+        self._writer.write(segment.number, segment.salt, offset, length, buffers)
 
     def _roll(self) -> None:
         """Seal the segment and continue in a new one."""
         self._seal()
-        self._stock.sealed(self._segment, self._offset)
-        self._begin(self._segment + 1)
+        self._segment.sealed = True
+        self._begin(self._segment.number + 1)
         self.top_up()
 
     def _begin(self, number: int) -> None:
-        self._segment = number
-        self._salt = int.from_bytes(os.urandom(4), "little")
-        self._offset = 0
+        salt = int.from_bytes(os.urandom(4), "little")
+        self._segment = self._stock.begun(number, salt, segment_name(number, salt))
         self._blocks = 0
         self.end = number << 32
-        self._stock.begun(number, self._salt, segment_name(number, self._salt))
 
     def _seal(self) -> None:
+        segment = self._segment
         seal = bare_block(
-            self._segment, self._blocks, self._salt, self._time_ms, SEALED, HEADER,
+            segment.number, self._blocks, segment.salt, segment.time_ms, SEALED, HEADER,
             self._writer.durable, self._packer.version,
         )  # fmt: skip
         self._hand_over([seal], HEADER)
@@ -329,7 +330,7 @@ class Journal:
 
     def _spares_left(self) -> int:
         """Return the count of spares after everything committed is written."""
-        return len(self._spares) - (self._segment - self._writer.number)
+        return len(self._spares.names) - (self._segment.number - self._writer.number)
 
     @property
     def lacks_files(self) -> bool:
@@ -457,7 +458,7 @@ class Journal:
         clean: seal the segment, so that the next start has nothing to repair. Without it the
         folder is left as a crash between two turns leaves it.
         """
-        if self._segment:
+        if self._segment.number:
             if clean and self._writer.sync():
                 self._seal()
             self._cleaner.stop()

@@ -31,12 +31,13 @@ def is_full(error: OSError) -> bool:
 class Spares:
     """The spare segments of a folder. Used by the writer's and the cleaner's thread."""
 
-    __slots__ = ("_files", "_folder", "_guard", "_names", "_next", "asked", "bytes_each", "full")
+    __slots__ = ("_files", "_folder", "_guard", "_next", "asked", "bytes_each", "full", "names")
 
     def __init__(self, folder: Path, files: Files, bytes_each: int, names: list[str]) -> None:
         self._folder = folder
         self._files = files
-        self._names = list(names)
+        self.names = list(names)
+        """Names of the files that are ready."""
         self._next = 0
         self._guard = threading.Lock()
         self.bytes_each = bytes_each
@@ -45,27 +46,24 @@ class Spares:
         self.full = False
         """True if the last attempt to make a spare found the disk full."""
 
-    def __len__(self) -> int:
-        return len(self._names)
-
     @property
     def is_missing(self) -> bool:
-        return len(self._names) < WANTED
+        return len(self.names) < WANTED
 
     def become(self, name: str) -> None:
         """Give a spare this name, durably; make a file if none is left. Raises OSError."""
         with self._guard:
-            spare = self._names.pop(0) if self._names else self._made()
+            spare = self.names.pop(0) if self.names else self._made()
             self._files.rename(str(self._folder / spare), str(self._folder / name))
             self._files.sync_folder(self._folder)
 
     def top_up(self) -> None:
         """Make missing spares, or note that the disk is full. Raises any other OSError."""
         self.asked = False
-        while len(self._names) < WANTED:
+        while len(self.names) < WANTED:
             try:
                 with self._guard:
-                    self._names.append(self._made())
+                    self.names.append(self._made())
             except OSError as error:
                 if not is_full(error):
                     raise
@@ -77,15 +75,15 @@ class Spares:
         """Delete one of the spares so that its space can be used, but keep at least `keep`. Returns
         whether one was deleted."""
         with self._guard:
-            if len(self._names) <= keep:
+            if len(self.names) <= keep:
                 return False
-            self._files.unlink(str(self._folder / self._names.pop()))
+            self._files.unlink(str(self._folder / self.names.pop()))
             self.full = True
             return True
 
     def _made(self) -> str:
         name = spare_name(self._next)
-        while name in self._names or (self._folder / name).exists():
+        while name in self.names or (self._folder / name).exists():
             self._next += 1
             name = spare_name(self._next)
         temporary = str(self._folder / (name + ".tmp"))

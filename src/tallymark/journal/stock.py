@@ -41,7 +41,8 @@ class Segment:
 class Stock:
     def __init__(self, folder: Folder) -> None:
         self._segments: dict[int, Segment] = {}
-        self._released: set[int] = set()
+        self.released: set[int] = set()
+        """Segments of which bytes were released that `turn_ended` has not seen."""
         self._lost: set[int] = set()
         """Positions of needed payloads that are not there."""
         self._gone: dict[int, tuple[int, int, int]] = {}
@@ -77,21 +78,10 @@ class Stock:
 
     # -- growing
 
-    def begun(self, number: int, salt: int, name: str) -> None:
-        self._segments[number] = Segment(number, salt, name)
-
-    def committed(self, number: int, size: int, raw_bytes: int, time_ms: int, end: int) -> None:
-        """Note that a block was added: the segment is `size` long and the journal ends at `end`."""
-        segment = self._segments[number]
-        segment.size = size
-        segment.live += raw_bytes
-        segment.time_ms = time_ms
-        if self._released:
-            self.turn_ended(end)
-
-    def sealed(self, number: int, size: int) -> None:
-        self._segments[number].size = size
-        self._segments[number].sealed = True
+    def begun(self, number: int, salt: int, name: str) -> Segment:
+        """Return a new segment, which the journal writes to."""
+        made = self._segments[number] = Segment(number, salt, name)
+        return made
 
     def repaired(self, number: int, size: int, time_ms: int) -> None:
         self._segments[number].size = size
@@ -161,13 +151,13 @@ class Stock:
             have = 0 if segment is None else segment.live
             raise ValueError(f"{size} bytes released at {position:#x}, {have} are live there")
         segment.live -= size
-        self._released.add(number)
+        self.released.add(number)
 
     def turn_ended(self, end: int) -> None:
         """Note that everything released so far depends on records that end at `end`."""
-        for number in self._released:
+        for number in self.released:
             self._segments[number].released_at = end
-        self._released.clear()
+        self.released.clear()
 
     # -- stripping and dropping
 
@@ -188,7 +178,7 @@ class Stock:
                 and not segment.kept
                 and not segment.live
                 and segment.released_at <= durable
-                and segment.number not in self._released
+                and segment.number not in self.released
             ):
                 return segment
         return None

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable
 from typing import Any, Final
 
-from tallymark.journal.lock import FolderInUse, FolderLock
+from tallymark.journal.files import FolderInUse, FolderLock
 from tallymark.server.access.tls import Certificates
 from tallymark.server.config.kinds import LOCALHOST
 from tallymark.server.config.settings import Config

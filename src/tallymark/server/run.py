@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tallymark import __version__, is_compiled
 from tallymark.bridge.amqp091.lifecycle import Settings as Settings091
-from tallymark.journal.lock import FolderInUse
+from tallymark.journal.files import FolderInUse
 from tallymark.journal.recovery import JournalCorrupt
 from tallymark.server import amqp10, logs
 from tallymark.server.access import audit, users
