@@ -271,3 +271,20 @@ def test_a_file_of_limits_that_cannot_be_replaced(tmp_path: Path) -> None:
         done(broker, "DELETE", "vhosts/old")
         assert get(broker, "users/ann/permissions") == []
         obstacle.rmdir()
+
+
+def test_messages_over_http_count_as_a_connection_and_declarations_do_not(
+    broker: BrokerProcess,
+) -> None:
+    done(broker, "PUT", "user-limits/ann/max-connections", {"value": 0})
+    assert call(broker, "PUT", "queues/%2F/anns", {}, "ann:ann")[0] == 201
+    asked = {"count": 1, "ackmode": "ack_requeue_true", "encoding": "auto"}
+    publish = {
+        "properties": {}, "routing_key": "anns", "payload": "m", "payload_encoding": "string",
+    }  # fmt: skip
+    for path, body in (("queues/%2F/anns/get", asked),
+                       ("exchanges/%2F/amq.default/publish", publish)):  # fmt: skip
+        status, error, reason = refused(broker, "POST", path, body, "ann:ann")
+        assert (status, error) == (401, "not_authorised")
+        assert "limit (0)" in reason
+    assert call(broker, "DELETE", "queues/%2F/anns", None, "ann:ann")[0] == 204

@@ -12,12 +12,13 @@ import pytest
 
 from tallymark.wire.amqp091.frames import METHOD, content_frames, frame
 from tallymark.wire.amqp091.layouts import encode_method
-from tallymark.wire.amqp091.methods import BasicPublish
+from tallymark.wire.amqp091.methods import BasicPublish, QueueDeclare
 from tallymark.wire.amqp091.properties import Properties, encode_properties
 from tests.support.patience import later, until
 from tests.support.process import BrokerProcess
 
 SINKS = "/api/tallymark/sinks"
+DECLARE = frame(METHOD, 1, encode_method(QueueDeclare("by-the-way")))
 SINK = f"{SINKS}/%2F/out"
 
 
@@ -126,12 +127,14 @@ def test_a_staging_that_is_refused_is_refused_whole(broker: BrokerProcess) -> No
         (good + frames("k", b"2", exchange="gone"), 2, "no exchange 'gone'"),
         (good, 2, "expected 1, which is how many whole messages"),
         (good + good[:-5], 2, "expected 1, which is how many whole messages"),
+        (good + DECLARE, 1, "queue.declare, expected basic.publish"),
         (b"{}", 1, ""),
     ):
         status, answer = stage(broker, data, count)
         assert status in (400, 404), answer
         assert reason in answer["reason"]
     assert broker.http("GET", SINKS)[1]["stagings"] == []
+    assert broker.http("GET", "/api/queues/%2F/by-the-way")[0] == 404
     assert stage(broker, b"", 0)[0] == 200, "a task without rows has nothing to hand over"
 
 
