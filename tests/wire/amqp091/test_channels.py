@@ -9,6 +9,7 @@ from tallymark.wire.amqp091.events import ProtocolFailure
 from tallymark.wire.amqp091.frames import body_frames, content_frames, frame, header_frame
 from tallymark.wire.amqp091.limits import Limits
 from tallymark.wire.amqp091.methods import (
+    BasicAck,
     BasicDeliver,
     BasicGetOk,
     BasicPublish,
@@ -298,3 +299,19 @@ def split(raw: bytes) -> list[bytes]:
         parts.append(raw[:size])
         raw = raw[size:]
     return parts
+
+
+@pytest.mark.parametrize(("tag", "multiple"), [(1, False), (2**63, True), (2**64 - 1, False)])
+def test_a_confirm_is_the_frame_of_its_method_and_leaves_on_an_open_channel_only(
+    tag: int, multiple: bool
+) -> None:
+    server = running(1)
+    connection = server.connection
+    connection.take_output(0)
+    connection.send_ack(1, tag, multiple)
+    connection.send_ack(2, tag, multiple)
+    assert connection.take_output(0) == [method_frame(1, BasicAck(tag, multiple))]
+    connection.send_method(1, ChannelClose(404, "gone"))
+    connection.take_output(0)
+    connection.send_ack(1, tag, multiple)
+    assert connection.take_output(0) == []

@@ -207,7 +207,7 @@ class Amqp091(Lifecycle):
             last, newly = channel.accepted(effect.upto)
             channel.confirmed = effect.upto
             if newly:
-                channel.send(BasicAck(last, newly > 1))
+                self.wire.send_ack(channel.number, last, newly > 1)
 
     def refused(self, effect: Refused) -> None:
         """Send a basic.nack for each refused publish."""

@@ -35,6 +35,7 @@ class Channel:
         """Incomplete publish; None if there is none. The kernel handles publishes that arrive
         whole."""
         self.ack_prefix = ack_prefix(number)
+        """First bytes of every basic.ack, in both directions."""
 
     def is_open(self) -> bool:
         return self.state is ChannelState.OPEN

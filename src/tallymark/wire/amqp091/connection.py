@@ -345,3 +345,12 @@ class Connection(Lifecycle):
         elif method_id == _CONNECTION_CLOSE_OK and self._state is State.CLOSING:
             self._events.append(MethodReceived(0, ConnectionCloseOk()))
             self._end("connection.close-ok", True)
+
+    # Confirms
+
+    def send_ack(self, channel: int, tag: int, multiple: bool) -> None:
+        """Append a basic.ack, as send_method would: most of what a publisher is sent."""
+        known = self._channels.get(channel)
+        if known is not None and known.is_open() and self._state is State.RUNNING:
+            flag = b"\x01\xce" if multiple else b"\x00\xce"
+            self.line.out.append(known.ack_prefix + tag.to_bytes(8, "big") + flag)
