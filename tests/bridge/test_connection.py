@@ -169,6 +169,21 @@ def test_a_new_secret_is_accepted() -> None:
     ]
 
 
+def test_a_message_in_the_same_read_as_open_has_arrived_now() -> None:
+    rig = Rig()
+    rig.now_ms += 100_000
+    peer = Peer(rig)
+    peer.start()
+    peer.bridge.login_succeeded(rig.users["guest"])
+    heard = peer.ask(
+        tune_ok(), (0, ConnectionOpen("/")), ChannelOpen(), QueueDeclare("q"),
+        peer.publish(b"in time", expiration="60000"), BasicGet("q", True),
+    )  # fmt: skip
+    found = heard[-1][1]
+    assert isinstance(found, Content), found
+    assert found.body == b"in time"
+
+
 def test_publishing_is_noticed() -> None:
     peer = Rig().connect()
     assert not peer.bridge.publishing

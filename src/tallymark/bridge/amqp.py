@@ -66,7 +66,6 @@ class AmqpClient:
         "connection",
         "owner",
         "vhost",
-        "wall_ms",
     )
 
     def __init__(
@@ -80,8 +79,6 @@ class AmqpClient:
         """Bridge of the client: the object to flush."""
         self.closed = False
         """True once nothing may be delivered any more."""
-        self.wall_ms = 0
-        """Arrival time of the last input, milliseconds since 1970."""
         self.annotations: Annotations | None = None
         """Annotations of the last messages published with an expiration or further routing keys;
         reused for equal ones."""
@@ -138,22 +135,6 @@ class AmqpBridge(Bridge):
     @property
     def user(self) -> str:
         return "" if self.permissions is None else self.permissions.user
-
-    def receive(self, data: bytes, now_ms: int, wall_ms: int) -> None:
-        self.now_ms = now_ms
-        client = self.logged_in()
-        if client is not None:
-            client.wall_ms = wall_ms
-        self.receive_data(data, now_ms)
-        self.handle_events()
-
-    def receive_data(self, data: bytes, now_ms: int) -> None:
-        """Pass input to the wire connection."""
-        raise NotImplementedError
-
-    def handle_events(self) -> None:
-        """Handle what the wire connection reports."""
-        raise NotImplementedError
 
     def end_login(self) -> bool:
         """End the pending login or step; return whether there was one."""

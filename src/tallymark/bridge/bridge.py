@@ -40,7 +40,17 @@ UNLIMITED: Final = 1 << 62
 class Bridge:
     """The bridge of one client. Methods that a protocol does not need do nothing."""
 
-    __slots__ = ("broker", "gate", "is_behind", "is_over", "line", "now_ms", "reason", "room")
+    __slots__ = (
+        "broker",
+        "gate",
+        "is_behind",
+        "is_over",
+        "line",
+        "now_ms",
+        "reason",
+        "room",
+        "wall_ms",
+    )
 
     def __init__(self, broker: Broker, line: Line) -> None:
         self.broker = broker
@@ -49,6 +59,8 @@ class Bridge:
         self.gate = OutputGate(self)
         self.now_ms = 0
         """Time of the last input or tick, monotonic milliseconds."""
+        self.wall_ms = 0
+        """Arrival time of the last input, milliseconds since 1970."""
         self.is_over = False
         """True once the wire connection has ended: output so far is still written."""
         self.reason = ""
@@ -116,6 +128,17 @@ class Bridge:
 
     def receive(self, data: bytes, now_ms: int, wall_ms: int) -> None:
         """Process input. now_ms: monotonic; wall_ms: since 1970."""
+        self.now_ms = now_ms
+        self.wall_ms = wall_ms
+        self.receive_data(data, now_ms)
+        self.handle_events()
+
+    def receive_data(self, data: bytes, now_ms: int) -> None:
+        """Pass input to the wire connection."""
+        raise NotImplementedError
+
+    def handle_events(self) -> None:
+        """Handle what the wire connection reports."""
         raise NotImplementedError
 
     def eof(self) -> None:

@@ -227,7 +227,7 @@ class Stretch:
                 routes += [destination.route] * (self._bounds[k + 1] - self._bounds[k])
         return Payload(
             AMQP10, self._raw, self._cuts, route, routes, client.broker.new_message_ids(count),
-            client.wall_ms, self._front.durable, 0,
+            client.owner.wall_ms, self._front.durable, 0,
         )  # fmt: skip
 
     def _route(self, payload: Payload, destination: Destination, lo: int, hi: int) -> None:
@@ -336,8 +336,8 @@ class Stretch:
         if front.due_ms:
             due_ms = max(0, client.broker.clock.from_wall(front.due_ms))
         elif front.delay_ms:
-            due_ms = client.wall_ms + front.delay_ms
-        due_ms = min(due_ms, client.wall_ms + LONGEST_MS)
+            due_ms = client.owner.wall_ms + front.delay_ms
+        due_ms = min(due_ms, client.owner.wall_ms + LONGEST_MS)
         return client.known_as(front.ttl_ms, front.cc, due_ms)
 
     def _enter(self, payload: Payload) -> None:

@@ -72,7 +72,6 @@ class Nsq(Lifecycle):
     __slots__ = (
         "_is_stopping",
         "_messages",
-        "_wall_ms",
         "finish_count",
         "message_count",
         "published",
@@ -92,7 +91,6 @@ class Nsq(Lifecycle):
         """Count of messages published by the client, by topic."""
         self._messages = MessageBuffer()
         self._is_stopping = False
-        self._wall_ms = 0
 
     # -- the owner's side
 
@@ -110,11 +108,8 @@ class Nsq(Lifecycle):
         gone; 0: no limit [NQ-7]."""
         return self.wire.write_timeout_ms
 
-    def receive(self, data: bytes, now_ms: int, wall_ms: int) -> None:
-        self.now_ms = now_ms
-        self._wall_ms = wall_ms
+    def receive_data(self, data: bytes, now_ms: int) -> None:
         self.wire.receive_data(data, now_ms)
-        self.handle_events()
 
     def eof(self) -> None:
         self.held = None
@@ -288,7 +283,7 @@ class Nsq(Lifecycle):
                 return
         try:
             self.settings.topics.publish(
-                topic, event.raw, event.cuts, event.head, self._wall_ms, event.delay_ms
+                topic, event.raw, event.cuts, event.head, self.wall_ms, event.delay_ms
             )
         except BrokerError as error:
             if isinstance(error, (AccessRefused, PreconditionFailed)):

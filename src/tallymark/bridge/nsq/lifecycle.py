@@ -124,10 +124,6 @@ class Lifecycle(Bridge):
     def connection(self) -> EngineConnection | None:
         return self._engine
 
-    def handle_events(self) -> None:
-        """Handle what the wire connection reports."""
-        raise NotImplementedError
-
     @property
     def identify(self) -> Identify:
         """Identification of the client and the settings in effect for it."""
