@@ -141,6 +141,10 @@ class Amqp091(Lifecycle):
     # -- the owner's side
 
     @property
+    def wants_data(self) -> bool:
+        return not self.is_behind and self.pending_secret is None
+
+    @property
     def lacks_room(self) -> bool:
         return self.line.content_bytes > self.room
 

@@ -215,10 +215,6 @@ class Lifecycle(AmqpBridge):
         else:
             self._secrets.append(secret)
 
-    @property
-    def wants_data(self) -> bool:
-        return not self.is_behind and self.pending_secret is None
-
     def secret_accepted(self, permissions: Permissions) -> None:
         if self.pending_secret is None:
             return

@@ -76,7 +76,7 @@ class LocalPublisher(AmqpBridge):
                 their queues, it and those after it are not.
         """
         channel = self._channel
-        self._client.wall_ms = wall_ms
+        self.wall_ms = wall_ms
         self._wire.receive_data(data, now_ms)
         event = self._wire.next_event()
         while event is not None:

@@ -64,6 +64,7 @@ from tallymark.wire.amqp091.states import (
     ChannelState,
     State,
 )
+from tallymark.wire.line import IN_TIME, LATE
 
 __all__ = ["Connection", "Limits"]
 
@@ -345,6 +346,30 @@ class Connection(Lifecycle):
         elif method_id == _CONNECTION_CLOSE_OK and self._state is State.CLOSING:
             self._events.append(MethodReceived(0, ConnectionCloseOk()))
             self._end("connection.close-ok", True)
+
+    # Time
+
+    def next_deadline(self) -> int | None:
+        """Return when tick is due; None: never."""
+        if self._state is State.CLOSED:
+            return None
+        return self.line.next_deadline(self._state not in OVER)
+
+    def tick(self, now_ms: int) -> None:
+        """Send a due heartbeat, and detect a peer that is dead or too slow (PeerClosed)."""
+        line = self.line
+        is_over = self._state in OVER
+        found = line.tick(now_ms, self._state in OUR_TURN, not is_over)
+        if found == IN_TIME or self._state is State.CLOSED:
+            return
+        if found != LATE:
+            interval_s = line.silence_ms // 2000
+            self._end(f"missed heartbeats from client, timeout: {interval_s}s", False)
+        elif is_over:
+            self._end("no connection.close-ok in time", False)
+        else:
+            after_ms = self.limits.handshake_timeout_ms
+            self._end(f"handshake not complete after {after_ms} ms", False)
 
     # Confirms
 

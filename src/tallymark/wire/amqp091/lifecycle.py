@@ -1,5 +1,5 @@
-"""Lifecycle of a server's AMQP 0-9-1 connection: its state, its end, time-outs and output.
-connection.py handles input."""
+"""Lifecycle of a server's AMQP 0-9-1 connection: its state, its end and its output.
+connection.py handles input and time."""
 
 from __future__ import annotations
 
@@ -38,13 +38,12 @@ from tallymark.wire.amqp091.methods import (
 from tallymark.wire.amqp091.states import (
     HANDSHAKE,
     LOGGED_IN,
-    OUR_TURN,
     OVER,
     SENDING,
     ChannelState,
     State,
 )
-from tallymark.wire.line import DEAF_TIMEOUT_MS, IN_TIME, LATE, NEVER, Line
+from tallymark.wire.line import DEAF_TIMEOUT_MS, NEVER, Line
 
 EARLY_MAX: Final = 65_536
 """Bytes a peer may send ahead while the handshake waits for us."""
@@ -122,30 +121,6 @@ class Lifecycle:
         self._stop_listening()
         self.line.deadline_ms = NEVER
         self._events.append(PeerClosed(reason, clean))
-
-    # Time
-
-    def next_deadline(self) -> int | None:
-        """Return when tick is due; None: never."""
-        if self._state is State.CLOSED:
-            return None
-        return self.line.next_deadline(self._state not in OVER)
-
-    def tick(self, now_ms: int) -> None:
-        """Send a due heartbeat, and detect a peer that is dead or too slow (PeerClosed)."""
-        line = self.line
-        is_over = self._state in OVER
-        found = line.tick(now_ms, self._state in OUR_TURN, not is_over)
-        if found == IN_TIME or self._state is State.CLOSED:
-            return
-        if found != LATE:
-            interval_s = line.silence_ms // 2000
-            self._end(f"missed heartbeats from client, timeout: {interval_s}s", False)
-        elif is_over:
-            self._end("no connection.close-ok in time", False)
-        else:
-            after_ms = self.limits.handshake_timeout_ms
-            self._end(f"handshake not complete after {after_ms} ms", False)
 
     # Output
 
