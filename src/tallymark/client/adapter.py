@@ -32,6 +32,7 @@ transactions itself.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from tallymark.client.errors import ClientError, NotPossible, TransactionError
@@ -40,7 +41,7 @@ from tallymark.client.outcomes import Outcome
 from tallymark.client.received import MessageOwner, ReceivedMessage
 from tallymark.client.topology import Request
 from tallymark.client.transaction import Work
-from tallymark.client.turn import Waiter
+from tallymark.client.turn import Waiter, resolve
 
 # Ports: what a protocol does for the client
 
@@ -190,13 +191,32 @@ class SessionPort(ABC):
 
 
 class ManagementPort(ABC):
-    """The protocol's way to declare and delete queues, exchanges and bindings."""
+    """The protocol's way to declare and delete queues, exchanges and bindings, one request after
+    the other: each sees what the one before it did."""
 
-    @abstractmethod
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Request, Waiter]] = deque()
+        """Requests to carry out; the first one may be under way."""
+
     def ask(self, request: Request, waiter: Waiter) -> None:
         """Carry out a request, after those asked before. The waiter's result is the queue that the
         answer describes (None: it describes none), or a ClientError: RequestRefused or NotPossible.
         Where the connection is lost first, there is no result."""
+        self._waiting.append((request, waiter))
+        self._go_on()
+
+    @abstractmethod
+    def _go_on(self) -> None:
+        """Begin the first request, where none is under way."""
+
+    @property
+    def _first(self) -> Request:
+        return self._waiting[0][0]
+
+    def _answer(self, result: object) -> None:
+        """End the first request."""
+        _, waiter = self._waiting.popleft()
+        resolve(waiter, result)
 
 
 # Owners: what a protocol reports to the client

@@ -429,7 +429,7 @@ def connect(
     sasl: Sasl | None = None,
     ssl: tls.SSLContext | None = None,
     timeout: float = ANSWER_S,
-    reconnect: Backoff | bool = False,
+    reconnect: Backoff | bool | None = False,
     container_id: str | None = None,
     hostname: str | None = None,
     properties: Mapping[str, object] | None = None,
@@ -470,7 +470,8 @@ def connect(
     urls = [url] if isinstance(url, str) else listed("url", url, "text, or a list of texts")
     if not urls:
         raise ValueError("no url, expected at least one")
-    check_type("reconnect", reconnect, (bool, Backoff), "True, False or a Backoff")
+    if reconnect is not None:
+        check_type("reconnect", reconnect, (bool, Backoff), "True, False or a Backoff")
     check_text("container_id", container_id, optional=True)
     check_fields("properties", properties)
     for name, call in (("on_event", on_event), ("trace", trace), ("opener", opener)):

@@ -47,22 +47,32 @@ NO_USE_TRYING: Final = frozenset(
     )
 )
 """Conditions of a closed connection for which reconnecting is useless."""
-CODES: Final[Mapping[str, int]] = {
-    "amqp:internal-error": 541,
-    "amqp:not-found": 404,
-    "amqp:unauthorized-access": 403,
-    "amqp:decode-error": 502,
-    "amqp:resource-limit-exceeded": 506,
-    "amqp:not-allowed": 530,
-    "amqp:invalid-field": 502,
-    "amqp:not-implemented": 540,
-    "amqp:resource-locked": 405,
-    "amqp:precondition-failed": 406,
-    "amqp:connection:forced": 320,
-    "amqp:connection:framing-error": 501,
-    "amqp:link:message-size-exceeded": 311,
+CONDITIONS: Final[Mapping[int, str]] = {
+    311: "amqp:link:message-size-exceeded",
+    312: "amqp:not-found",
+    313: "amqp:not-found",
+    320: "amqp:connection:forced",
+    402: "amqp:not-found",
+    403: "amqp:unauthorized-access",
+    404: "amqp:not-found",
+    405: "amqp:resource-locked",
+    406: "amqp:precondition-failed",
+    501: "amqp:connection:framing-error",
+    502: "amqp:decode-error",
+    503: "amqp:not-allowed",
+    504: "amqp:illegal-state",
+    505: "amqp:illegal-state",
+    506: "amqp:resource-limit-exceeded",
+    530: "amqp:not-allowed",
+    540: "amqp:not-implemented",
+    541: "amqp:internal-error",
 }
-"""Reply codes of AMQP 0-9-1 with the same meaning as a condition."""
+"""Conditions with the same meaning as a reply code of AMQP 0-9-1 [amqp-1.0 §2.8.15]."""
+CODES: Final[Mapping[str, int]] = {
+    "amqp:invalid-field": 502,
+    **{name: code for code, name in CONDITIONS.items() if name != "amqp:illegal-state"},
+}
+"""Reply codes with the same meaning as a condition, of several the highest."""
 NOTHING_KNOWN: Final[Mapping[object, object]] = {}
 
 

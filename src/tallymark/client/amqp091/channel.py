@@ -1,38 +1,17 @@
-"""Channels of one AMQP 0-9-1 connection: who has which, what their users share, and the reply codes
-that close one as the conditions of the client's errors [amqp-1.0 §2.8.15]."""
+"""Channels of one AMQP 0-9-1 connection: who has which, what their users share, and the errors of
+channels that the broker closes."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Final, TypeVar, final
+from typing import TypeVar, final
 
 from tallymark.client.adapter import SessionOwner
-from tallymark.client.errors import ClientError, NotPossible
+from tallymark.client.errors import CONDITIONS, ClientError, NotPossible
 from tallymark.client.outcomes import Outcome
 from tallymark.wire.amqp091.client import ClientChannel, ClientConnection
 from tallymark.wire.amqp091.methods import BasicPublish, ChannelClose, ConnectionClose, Method
-
-CONDITIONS: Final[dict[int, str]] = {
-    311: "amqp:link:message-size-exceeded",
-    312: "amqp:not-found",
-    313: "amqp:not-found",
-    320: "amqp:connection:forced",
-    402: "amqp:not-found",
-    403: "amqp:unauthorized-access",
-    404: "amqp:not-found",
-    405: "amqp:resource-locked",
-    406: "amqp:precondition-failed",
-    501: "amqp:connection:framing-error",
-    502: "amqp:decode-error",
-    503: "amqp:not-allowed",
-    504: "amqp:illegal-state",
-    505: "amqp:illegal-state",
-    506: "amqp:resource-limit-exceeded",
-    530: "amqp:not-allowed",
-    540: "amqp:not-implemented",
-    541: "amqp:internal-error",
-}
 
 E = TypeVar("E", bound=ClientError)
 

@@ -5,7 +5,6 @@ One request is under way at a time: what stands behind a refused one would go wi
 
 from __future__ import annotations
 
-from collections import deque
 from typing import final
 
 from tallymark.client.adapter import ManagementPort
@@ -23,7 +22,6 @@ from tallymark.client.topology import (
     Request,
     Unbind,
 )
-from tallymark.client.turn import Waiter, resolve
 from tallymark.wire.amqp091.client import ClientChannel
 from tallymark.wire.amqp091.methods import (
     ChannelClose,
@@ -50,19 +48,13 @@ class Amqp091Management(ManagementPort, ChannelUser):
     """Declarations and deletions of one connection, each as a method of AMQP 0-9-1."""
 
     def __init__(self, channels: Channels) -> None:
+        super().__init__()
         self._channels = channels
         self._channel: ClientChannel | None = None
         self._is_open = False
-        self._waiting: deque[tuple[Request, Waiter]] = deque()
-        """The first one is under way."""
         self._is_asked = False
 
-    def ask(self, request: Request, waiter: Waiter) -> None:
-        self._waiting.append((request, waiter))
-        self._go_on()
-
     def _go_on(self) -> None:
-        """Send the first request, where none is under way."""
         while self._waiting and not self._is_asked:
             if self._channel is None:
                 try:
@@ -73,22 +65,21 @@ class Amqp091Management(ManagementPort, ChannelUser):
             if not self._is_open:
                 return
             try:
-                self._channels.wire.send_method(self._channel, method_of(self._waiting[0][0]))
+                self._channels.wire.send_method(self._channel, method_of(self._first))
             except (TypeError, ValueError) as error:  # arguments that no table has room for
-                self._answer(NotPossible(f"{self._waiting[0][0]}: {error}"))
+                self._answer(NotPossible(f"{self._first}: {error}"))
             else:
                 self._is_asked = True
 
     def _answer(self, result: object) -> None:
-        _, waiter = self._waiting.popleft()
         self._is_asked = False
-        resolve(waiter, result)
+        super()._answer(result)
 
     def method(self, method: Method) -> None:
         if isinstance(method, ChannelOpenOk):
             self._is_open = True
         elif self._is_asked and not isinstance(method, ChannelFlow):  # nothing else comes here
-            self._answer(_state(self._waiting[0][0], method))
+            self._answer(_state(self._first, method))
         self._go_on()
 
     def content(self, method: Method, section: bytes, body: bytes) -> None:

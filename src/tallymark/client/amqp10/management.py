@@ -8,7 +8,6 @@ One request is under way at a time, so that each sees what the one before it did
 from __future__ import annotations
 
 import uuid
-from collections import deque
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias, cast, final
@@ -30,7 +29,6 @@ from tallymark.client.topology import (
     Request,
     Unbind,
 )
-from tallymark.client.turn import Waiter, resolve
 from tallymark.wire.amqp10.connection import Connection
 from tallymark.wire.amqp10.errors import (
     DECODE_ERROR,
@@ -98,14 +96,13 @@ class Amqp10Management(ManagementPort):
 
     def __init__(self, wire: Connection) -> None:
         """Raises NotPossible where the peer takes no more sessions."""
+        super().__init__()
         self._wire = wire
         self._session: Session | None = None
         self._sender: SenderLink | None = None
         self._receiver: ReceiverLink | None = None
         self._attached = 0
         """Links of the pair that are."""
-        self._waiting: deque[tuple[Request, Waiter]] = deque()
-        """The first one is under way, where there is a conversation."""
         self._conversation: Conversation | None = None
         self._unsent: bytes | None = None
         self._id = ""
@@ -113,17 +110,11 @@ class Amqp10Management(ManagementPort):
 
     # What the client asks for
 
-    def ask(self, request: Request, waiter: Waiter) -> None:
-        self._waiting.append((request, waiter))
-        self._go_on()
-
     def _go_on(self) -> None:
-        """Begin the first request, where none is under way and both links are there."""
         if self._waiting and self._session is None:
             self._begin()
         while self._conversation is None and self._waiting and self._attached == BOTH:
-            request, _ = self._waiting[0]
-            self._conversation = conversation(request)
+            self._conversation = conversation(self._first)
             self._step(None)
 
     def _begin(self) -> None:
@@ -156,16 +147,15 @@ class Amqp10Management(ManagementPort):
                     durable=False,
                 ).encode()
             except (TypeError, ValueError) as error:
-                self._answer(NotPossible(f"{self._waiting[0][0]}: {error}"))
+                self._answer(NotPossible(f"{self._first}: {error}"))
             else:
                 self.may_send()
 
     def _answer(self, result: object) -> None:
-        _, waiter = self._waiting.popleft()
         self._conversation = None
         self._unsent = None
         self._id = ""
-        resolve(waiter, result)
+        super()._answer(result)
 
     def _fail_all(self, error: ClientError) -> None:
         while self._waiting:
@@ -223,7 +213,7 @@ class Amqp10Management(ManagementPort):
         if self._conversation is None or id != self._id:
             return  # of a request whose caller has stopped waiting
         if reply.status >= REFUSED:
-            self._answer(refusal(self._waiting[0][0], reply))
+            self._answer(refusal(self._first, reply))
         else:
             self._step(reply)
 
