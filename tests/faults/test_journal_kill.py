@@ -88,9 +88,9 @@ def recovered_live(folder: Path) -> dict[int, Payload]:
 
 def unreported_settled(folder: Path) -> set[int]:
     """Settlements that reached the disk though the kill came before they were reported."""
-    from tallymark.journal.layout import Unpacker
     from tallymark.journal.recovery import Folder
     from tallymark.journal.segment import scan
+    from tallymark.journal.unpacking import Unpacker
 
     found: set[int] = set()
     for file in Folder(folder).segments.values():

@@ -17,7 +17,7 @@ import pika
 import pytest
 
 from tallymark.engine.records import LEASED
-from tallymark.journal import layout
+from tallymark.journal import unpacking
 from tallymark.spark.client import Endpoint, api_path
 from tallymark.spark.sink import SinkClient
 from tallymark.wire.amqp091.frames import METHOD, content_frames, frame
@@ -134,7 +134,7 @@ class Writer:
         """(lease sequence, message, times handed out before) of the batch."""
         query = {"epoch": self._epoch, "from": self.start, "to": end}
         found = []
-        for record in layout.unpack(self.client.get(self._path("read"), query)):
+        for record in unpacking.unpack(self.client.get(self._path("read"), query)):
             if record.kind == LEASED:
                 payload = record.payload
                 assert payload is not None

@@ -26,7 +26,8 @@ from tallymark.engine.records import (
 )
 from tallymark.engine.route import Route
 from tallymark.journal import layout
-from tallymark.journal.layout import LayoutError, Packer, crc32c, pack, unpack
+from tallymark.journal.layout import LayoutError, Packer, crc32c, pack
+from tallymark.journal.unpacking import unpack
 from tests.journal.builders import TIME, all_shown, entering, payload, settling, shown
 
 texts = st.text("aé#.*/\u4e00\udcff", max_size=12)

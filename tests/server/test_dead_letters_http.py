@@ -13,7 +13,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.records import LEASED, LIVE, Record
-from tallymark.journal import layout
+from tallymark.journal import unpacking
 from tests.support.process import BrokerProcess
 
 SUBSCRIPTION = "/api/tallymark/subscriptions/%2F/parked/table"
@@ -64,7 +64,7 @@ def refuse(channel: BlockingChannel, queue: str, count: int) -> None:
 
 
 def rows_of(data: bytes, kind: int) -> list[Record]:
-    return [record for record in layout.unpack(data) if record.kind == kind]
+    return [record for record in unpacking.unpack(data) if record.kind == kind]
 
 
 def browse(broker: BrokerProcess, queue: str) -> list[Record]:

@@ -11,7 +11,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from tallymark.engine.records import LIVE
-from tallymark.journal import layout
+from tallymark.journal import unpacking
 from tests.support.process import BrokerProcess
 
 PARKED = "/api/tallymark/redrive/%2F/parked"
@@ -52,7 +52,7 @@ def browse(broker: BrokerProcess, queue: str) -> Pairs:
     status, data = broker.http_bytes("GET", path)
     assert status == 200
     found = []
-    for record in layout.unpack(data):
+    for record in unpacking.unpack(data):
         if record.kind == LIVE:
             assert record.payload is not None
             first = record.payload.first_id + record.lo

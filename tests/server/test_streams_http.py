@@ -18,7 +18,7 @@ import pytest
 
 from tallymark.bridge.formats import PUBLISHER_NAME, PUBLISHING_ID
 from tallymark.engine.records import DROPPED, LIVE, PAYLOAD
-from tallymark.journal import layout
+from tallymark.journal import layout, unpacking
 from tests.support.patience import PATIENCE_S, later, until
 from tests.support.process import BrokerProcess
 
@@ -110,7 +110,7 @@ def messages_in(data: bytes, low: int, high: int) -> dict[int, bytes]:
     """Bodies by offset; the rows of the answer must cover low..high-1 without gap or overlap."""
     found = {}
     at = low + 1
-    for record in layout.unpack(data):
+    for record in unpacking.unpack(data):
         if record.kind == PAYLOAD:
             continue
         assert record.first == at, (record.kind, record.first, at)
@@ -172,7 +172,7 @@ def test_messages_that_came_one_by_one_are_read_packed(broker: BrokerProcess) ->
         list(expected(bodies).items())[4321:8765]
     )
     packed = columns = 0
-    for record in layout.unpack(reader.answer(0, 9000)[0]):
+    for record in unpacking.unpack(reader.answer(0, 9000)[0]):
         if record.kind == PAYLOAD:
             packed += record.count > 1
             columns += 1
@@ -452,7 +452,7 @@ def messages_at(block: bytes, files: dict[str, str], low: int) -> dict[int, byte
     places: dict[int, list[tuple[int, int]]] = {}
     found = {}
     at = low + 1
-    for row in layout.rows_in(rows):
+    for row in unpacking.rows_in(rows):
         (kind, flags, _, _, _, first, _, count, lo, _, _, position, _, _) = row
         if kind == PAYLOAD:
             assert flags & layout.ELSEWHERE

@@ -13,7 +13,7 @@ import pika
 import pytest
 
 from tallymark.engine.records import LEASED, LIVE, PAYLOAD
-from tallymark.journal import layout
+from tallymark.journal import layout, unpacking
 from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 
@@ -92,7 +92,7 @@ def bodies_in(data: bytes, kind: int) -> list[bytes]:
     while at < len(data):
         header = layout.header_at(data, at)
         assert header is not None
-        for record in layout.unpack(data[at : at + header.length]):
+        for record in unpacking.unpack(data[at : at + header.length]):
             assert record.kind in (PAYLOAD, kind)
             if record.kind == kind:
                 payload = record.payload

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from bench.lean import ACK, DELIVER, NACK, Link, publish, settle, short, table
 from tallymark.engine.records import PAYLOAD
-from tallymark.journal import layout
+from tallymark.journal import unpacking
 from tallymark.wire.amqp10.events import DispositionReceived, Event, TransfersReceived
 from tallymark.wire.amqp10.outcomes import Accepted, Rejected, Released
 from tallymark.wire.amqp10.sections import Header, Sections, encode_message
@@ -316,7 +316,7 @@ class Browser:
         path = f"/api/tallymark/browse/plans/{plan['plan']}"
         status, data = self.broker.http_bytes("GET", f"{path}/read?from=0&to={KEPT_COUNT}")
         assert status == 200, data
-        rows = [record for record in layout.unpack(data) if record.kind != PAYLOAD]
+        rows = [record for record in unpacking.unpack(data) if record.kind != PAYLOAD]
         firsts = [n for row in rows for n in range(row.first, row.first + row.count)]
         assert firsts == list(range(1, KEPT_COUNT + 1)), firsts
         assert self.broker.http("DELETE", path)[0] == 200

@@ -20,10 +20,10 @@ from tallymark.journal.layout import (
     RELOCATED,
     STORED,
     Packer,
-    Unpacker,
     header_at,
     is_whole,
 )
+from tallymark.journal.unpacking import Unpacker
 
 SALT = 0x7E57
 

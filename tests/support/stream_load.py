@@ -19,7 +19,7 @@ from typing import Any
 from bench.lean import ACK, DELIVER, ClosedByBroker, Link, publish, settle, short, table
 from tallymark.bridge.formats import PUBLISHER_NAME, PUBLISHING_ID
 from tallymark.engine.records import DROPPED, PAYLOAD
-from tallymark.journal import layout
+from tallymark.journal import unpacking
 from tests.support.pace import Pace
 from tests.support.process import BrokerProcess
 
@@ -156,7 +156,7 @@ def read_range(data: bytes, low: int, high: int) -> dict[int, Message]:
     """An answer of the HTTP interface: the message at each offset."""
     found: dict[int, Message] = {}
     at = low + 1
-    for record in layout.unpack(data):
+    for record in unpacking.unpack(data):
         if record.kind == PAYLOAD:
             continue
         assert record.first == at, (record.first, at)
@@ -205,7 +205,7 @@ def read_all(broker: BrokerProcess) -> tuple[int, int, dict[int, Message]]:
             status, data = broker.http_bytes("GET", path)
             assert status == 200, json.loads(data)
             # How far an answer goes its rows say too.
-            rows = [row for row in layout.unpack(data) if row.kind != PAYLOAD]
+            rows = [row for row in unpacking.unpack(data) if row.kind != PAYLOAD]
             rows_end = rows[-1].first + rows[-1].count - 1
             found |= read_range(data, at, rows_end)
             at = rows_end

@@ -25,7 +25,6 @@ from tallymark.journal.layout import (
     SEALED,
     STRIPPED,
     Header,
-    Unpacker,
     bare_block,
     damaged,
     header_at,
@@ -41,6 +40,7 @@ from tallymark.journal.segment import (
     scan,
 )
 from tallymark.journal.spares import Spares, is_full
+from tallymark.journal.unpacking import Unpacker
 
 
 class JournalCorrupt(Exception):

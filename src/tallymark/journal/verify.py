@@ -21,7 +21,6 @@ from tallymark.journal.layout import (
     SEALED,
     Header,
     LayoutError,
-    Unpacker,
     damaged,
     header_at,
     row_kinds,
@@ -29,6 +28,7 @@ from tallymark.journal.layout import (
 from tallymark.journal.reading import read_file
 from tallymark.journal.recovery import Folder, SegmentFile
 from tallymark.journal.segment import BLANK, CORRUPT, is_sound_checkpoint, scan
+from tallymark.journal.unpacking import Unpacker
 
 OPEN: Final = "open"
 """Verdict that segment.py calls blank: the segment in use, or one that a crash left between two
