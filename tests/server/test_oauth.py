@@ -417,8 +417,10 @@ def test_a_token_that_was_good_is_refused_when_it_expires(tmp_path: Path, key: R
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("eyJhbGciOiJub25lIn0.e30.", True), ("eyJ.a.b.c.d", True), ("guest", False),
-        ("ey", False), ("ey.x", False), ("", False), ("key.a.b", False),
+        ("eyJhbGciOiJub25lIn0.e30.", True), ("eyJlbmMiOiJBMTI4R0NNIn0.a.b.c.d", True),
+        ("guest", False), ("ey", False), ("ey.x", False), ("", False), ("key.a.b", False),
+        ("eyes.wide.shut", False), ("eyJ.a.b.c.d", False), ("eyJhbGciOiJub25lIn0.e30", False),
+        ("WzFd.a.b", False), ("eyé.a.b", False), ("W1tb" * 10_000 + ".a.b", False),
     ],
 )  # fmt: skip
 def test_a_password_that_looks_like_a_token(text: str, expected: bool) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tallymark.server.access import users
+from tallymark.server.access.logins import AT_A_TIME
 from tallymark.server.access.user import Permission, UsersError, hashed_user, make_user
 from tallymark.server.access.users import Users
 
@@ -103,6 +104,36 @@ def test_a_change_of_the_file_is_noticed_at_the_next_login(tmp_path: Path) -> No
     users.save(tmp_path, known)
     assert not check(who, "ann", "secret")
     assert check(who, "ann", "changed")
+
+
+def test_a_password_that_was_changed_while_its_check_waited_is_refused(tmp_path: Path) -> None:
+    add(tmp_path, "ann", "secret")
+    who = Users(tmp_path)
+
+    async def play() -> None:
+        asked = [
+            asyncio.create_task(who.check("ann", f"secret{n or ''}", "127.0.0.1"))
+            for n in range(AT_A_TIME + 1)
+        ]
+        await asyncio.sleep(0)  # each has read the file
+        add(tmp_path, "ann", "changed")
+        assert await asyncio.gather(*asked) == [None] * len(asked)
+
+    asyncio.run(play())
+
+
+def test_a_proof_for_keys_of_an_earlier_password_is_refused(tmp_path: Path) -> None:
+    add(tmp_path, "ann", "secret")
+    who = Users(tmp_path)
+    keys = who.scram_of("ann", "127.0.0.1")
+
+    def proven() -> bool:
+        found = asyncio.run(who.check_proof("ann", "127.0.0.1", keys, lambda: True))
+        return found is not None
+
+    assert proven()
+    add(tmp_path, "ann", "changed")
+    assert not proven()
 
 
 def test_a_damaged_file_lets_nobody_in(tmp_path: Path) -> None:

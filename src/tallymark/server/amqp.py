@@ -138,7 +138,9 @@ class AmqpClient(Client):
         assert keys is not None
         last_words = scram.final(response, keys)
         users = self._node.users
-        user = await users.check_proof(scram.name, self.peer_host, lambda: last_words is not None)
+        user = await users.check_proof(
+            scram.name, self.peer_host, keys, lambda: last_words is not None
+        )
         if user is None or last_words is None:
             self._refuse_scram("wrong password, or no keys for it")
         else:

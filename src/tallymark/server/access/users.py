@@ -13,7 +13,9 @@ and keys for SCRAM beside it.
 from __future__ import annotations
 
 import asyncio
+import base64
 import hmac
+import json
 import os
 import secrets
 from collections.abc import Callable
@@ -215,7 +217,10 @@ class Users:
             return await asyncio.to_thread(user.accepts, password) and user is not NOBODY
 
         accepted = await self._logins.check(name, user.salt, password, peer, accepts)
-        return user if accepted else None
+        # The check may have waited, and the password may be another one now.
+        found = self.current().get(name)
+        is_as_checked = found is not None and (found.salt, found.hash) == (user.salt, user.hash)
+        return found if accepted and is_as_checked else None
 
     async def _check_token(self, tokens: Tokens, token: str, peer: str) -> User | None:
         """Return a token's user. Its signature is checked at once: nobody guesses one, so that
@@ -240,14 +245,17 @@ class Users:
             return None
         return user
 
-    async def check_proof(self, name: str, peer: str, verify: Callable[[], bool]) -> User | None:
+    async def check_proof(
+        self, name: str, peer: str, keys: ScramKeys, verify: Callable[[], bool]
+    ) -> User | None:
         """Return the user if its proof is right, else None; after the same delays as a password.
-        Raises UsersError."""
+        keys: those that the proof is for; the user may have others by now. Raises UsersError."""
 
         async def accepts() -> bool:
-            return verify() and self.named(name) is not None
+            return verify() and self.scram_of(name, peer) == keys
 
-        return self.named(name) if await self._logins.attempt(name, peer, accepts) else None
+        accepted = await self._logins.attempt(name, peer, accepts)
+        return self.named(name) if accepted and self.scram_of(name, peer) == keys else None
 
     async def change(
         self, change: Callable[[dict[str, User]], None], by: str, keep_guest: bool = True
@@ -292,7 +300,14 @@ def _tell_problems(users: dict[str, User]) -> None:
 def is_token(text: str) -> bool:
     """Return whether a password has a token's form: base64 of a JSON object, and dots [RFC 7515
     §3.1]. One that is encrypted (four dots) has it, too, and is refused."""
-    return text.startswith("ey") and text.count(".") in (2, 4)
+    head, _, rest = text.partition(".")
+    if rest.count(".") not in (1, 3):
+        return False
+    try:
+        found = json.loads(base64.urlsafe_b64decode(head + "=" * (-len(head) % 4)))
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict)
 
 
 def _stamp(file: Path) -> tuple[int, int, int] | None:
