@@ -102,7 +102,7 @@ class SenderPort(LinkPort):
     @abstractmethod
     def is_blocked(self) -> bool:
         """Return whether messages that were handed over have not left, because the session's window
-        is closed. SenderOwner.unblocked follows, or SenderOwner.taken_back for some of them."""
+        is closed. SenderOwner.unblocked follows, or SenderOwner.requeue for some."""
 
     @abstractmethod
     def send(self, messages: list[bytes], settled: bool, work: Work | None = None) -> Iterable[int]:
@@ -302,9 +302,9 @@ class ReceiverOwner(LinkOwner, MessageOwner):
         """Take back all credit, and end a drain."""
 
     @abstractmethod
-    def take_back(self, mark: int, error: ClientError) -> list[int]:
-        """Give the deliveries up to the mark back to the broker. Return their tags, in any
-        order."""
+    def recall(self, mark: int, error: ClientError) -> list[int]:
+        """Take the deliveries up to the mark out of the buffer and from the application. Return
+        their tags, in any order, which have to be given back to the broker."""
 
     @abstractmethod
     def resume_inflow(self) -> None:
@@ -327,8 +327,9 @@ class SenderOwner(LinkOwner):
         """All messages handed to the adapter have left."""
 
     @abstractmethod
-    def taken_back(self, low: int, high: int) -> None:
-        """The receiver took its credit back before messages low..high (numbers) had left."""
+    def requeue(self, low: int, high: int) -> None:
+        """Queue messages low..high (numbers) again: the receiver took its credit back before they
+        had left."""
 
     # Called by the session
 

@@ -51,7 +51,8 @@ def check_number(name: str, value: object, least: float, most: float = math.inf)
 
 
 def check_timeout(name: str, value: float | None) -> None:
-    """Check that the value is a number of seconds or None. One below 0 is time that is up."""
+    """Check that the value is a number of seconds, or None for no limit. A time-out below 0 has
+    passed, and is allowed: callers compute what remains of one."""
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float):

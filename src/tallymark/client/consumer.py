@@ -312,8 +312,8 @@ class Consumer(Link[ReceiverPort], ReceiverOwner):
     def stop_inflow(self) -> None:
         self.flow.stop()
 
-    def take_back(self, mark: int, error: ClientError) -> list[int]:
-        return self.inbox.take_back(mark, error, self.options.browse)
+    def recall(self, mark: int, error: ClientError) -> list[int]:
+        return self.inbox.recall(mark, error, self.options.browse)
 
     def resume_inflow(self) -> None:
         self.flow.resume()

@@ -5,11 +5,11 @@ It knows no protocol: tags are whole numbers that only grow within a session, se
 ranges of them.
 
     highest_tag      set by Consumer.deliver, before a message can be seen; no await between
-    buffers          tail: Consumer.deliver; head: Consumer.take, and nobody else; take_back
+    buffers          tail: Consumer.deliver; head: Consumer.take, and nobody else; recall
     the gate's state, rollback_mark, has_no_inflow
                      stop, rollback, recover, close; looked at after every await of a reader
     held, settling, staged
-                     take, settle, ignore, answers, take_back: each in one step
+                     take, settle, ignore, answers, recall: each in one step
     work             what is sent and settled at present is in it; changed by commit and rollback,
                      under the session lock, in the step in which they are sent
 
@@ -409,18 +409,18 @@ class Dispatcher(Deliveries):
         self.turn.request()
         return await self.answered(port, lambda: self._has_stopped)
 
-    def _take_back(self, error: ClientError) -> list[int]:
+    def _recall(self, error: ClientError) -> list[int]:
         """Step 4, of all receivers, also those that were closed."""
         tags: list[int] = []
         for consumer in self.consumers:
-            tags += consumer.take_back(self.rollback_mark, error)
+            tags += consumer.recall(self.rollback_mark, error)
         return tags
 
     async def _rolled_back(self, port: SessionPort, work: Work | None, error: ClientError) -> bool:
         """Steps 2 to 6. False: the session is gone. There is nothing to wait for at step 3: no
         message is in anybody's hands who has not got it."""
         self.rollback_mark = self.highest_tag
-        tags = self._take_back(error)
+        tags = self._recall(error)
         if work is None:
             return await self._given_back(port, tags)
         tags += self.forget_unsent(work)
@@ -447,7 +447,7 @@ class Dispatcher(Deliveries):
         """Step 5. What a broker sent behind our back meanwhile is not shown either [TX-18]."""
         if self.has_no_inflow and self.highest_tag > self.rollback_mark:
             self.rollback_mark = self.highest_tag
-            tags += self._take_back(NotPossible("given back: it comes again"))
+            tags += self._recall(NotPossible("given back: it comes again"))
         self.send_settlements()  # behind it their tags would mean nothing any more
         self._is_given_back = False
         port.give_back(ranges_of(tags))

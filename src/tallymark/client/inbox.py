@@ -190,10 +190,11 @@ class Inbox:
 
     # A rollback, a lost link
 
-    def take_back(self, mark: int, error: ClientError, browses: bool) -> list[int]:
-        """Remove the deliveries up to the mark, which go back to the broker, and return their tags,
-        in any order. Messages that were sent settled stay, unless the receiver `browses`: nobody
-        would send them again. Lost ones are the broker's already, and are not shown any more."""
+    def recall(self, mark: int, error: ClientError, browses: bool) -> list[int]:
+        """Take the deliveries up to the mark out of the buffer and from the application. Return
+        their tags, in any order, which have to be given back to the broker. Messages that were sent
+        settled stay, unless the receiver `browses`: nobody would send them again. Lost ones are the
+        broker's already, and are not shown any more."""
         tags = [tag for tag in (*self.held, *self.dropped) if tag <= mark]
         removed: list[ReceivedMessage | None] = []
         for tag in tags:

@@ -172,8 +172,7 @@ class Message:
             group_sequence=group_sequence,
             reply_to_group_id=reply_to_group_id,
         )
-        if application_properties is not None:
-            check_fields("application_properties", application_properties)
+        check_fields("application_properties", application_properties)
         content.application_properties = dict(application_properties or {})
         content.annotations = _symbols("annotations", annotations)
         content.delivery_annotations = _symbols("delivery_annotations", delivery_annotations)

@@ -232,7 +232,8 @@ class Receiver(Closing):
         is closed and everything buffered was read; what is read after that cannot be settled any
         more. A call that is cancelled or timed out has taken nothing.
         """
-        check_timeout("timeout", timeout)
+        if timeout is not None:
+            check_timeout("timeout", timeout)
         return await self._consumer.next(timeout)
 
     def __aiter__(self) -> Self:

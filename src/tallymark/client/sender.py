@@ -80,7 +80,7 @@ class Producer(Link[SenderPort], SenderOwner):
                 pending.done()
         self.may_send()
 
-    def taken_back(self, low: int, high: int) -> None:
+    def requeue(self, low: int, high: int) -> None:
         sent = self.dispatcher.sent
         for number in range(high, low - 1, -1):
             pending = sent.pop(number, None)

@@ -377,7 +377,7 @@ class Amqp10(Adapter):
         port = event.link.context
         if isinstance(port, Amqp10Sender):
             for low, high in reversed(walk(event.first, event.last)):
-                port.owner.taken_back(low, high)
+                port.owner.requeue(low, high)
 
     def _drained(self, event: DrainFinished) -> None:
         port = event.link.context
