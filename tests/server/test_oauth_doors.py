@@ -21,6 +21,7 @@ from tallymark.wire.amqp10.sasl import plain_response
 from tallymark.wire.nsq import commands
 from tallymark.wire.nsq.frames import RESPONSE
 from tests.server import faces
+from tests.server.clocked import Clocked
 from tests.server.faces import FACES, Amqp10
 from tests.server.management import call
 from tests.server.nsqd import Client as NsqClient
@@ -266,6 +267,8 @@ def test_routing_keys_are_limited_over_amqp_10(
 
 # -- the end of a token, and another one in its place
 
+SOON_S = 600
+"""When a token expires: after all that a test does with it, until it moves the clock."""
 LAST_WORDS = {
     "AMQP 0-9-1": "320 CONNECTION_FORCED - broker forced connection closure with reason "
     "'credential expired'",
@@ -285,37 +288,43 @@ def carried(issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
     return carry
 
 
+@pytest.fixture
+def timely(tmp_path: Path, issuer: Issuer) -> Iterator[Clocked]:
+    """A broker whose clock the test moves."""
+    with Clocked(tmp_path / "data", log_format="json", **issuer.flags()) as running:
+        make_queues(running, issuer.token(*ADMIN))
+        yield running
+
+
 @pytest.mark.parametrize("face", LAST_WORDS)
 def test_a_connection_ends_with_its_token_and_goes_on_with_another(
-    broker: BrokerProcess, issuer: Issuer, face: str, carried: Callable[[str], str]
+    timely: Clocked, issuer: Issuer, face: str, carried: Callable[[str], str]
 ) -> None:
     """Two connections with a token that ends soon; one gets another token, and is there when the
     other one is closed."""
-    with connected(broker, issuer.token(*ADMIN)) as connection:
+    with connected(timely, issuer.token(*ADMIN)) as connection:
         connection.channel().queue_declare("mine.q", durable=True)
-    carried(issuer.token(*EVERYTHING, expires_s=3))
-    kept, left = FACES[face](broker), FACES[face](broker)
+    carried(issuer.token(*EVERYTHING, expires_s=SOON_S))
+    kept, left = FACES[face](timely), FACES[face](timely)
     try:
         assert kept.do(FIRST[face], "mine")
         assert left.do(FIRST[face], "mine")
-        kept.renew(carried(issuer.token(*EVERYTHING)))
+        kept.renew(carried(issuer.token(*EVERYTHING, expires_s=2 * SOON_S)))
+        timely.move(SOON_S)
         assert left.last_words() == LAST_WORDS[face]
         assert kept.do(FIRST[face], "mine")
-        assert "connection.token_expired" in broker.log()
+        assert "connection.token_expired" in timely.log()
     finally:
         kept.close()
         left.close()
 
 
-def test_a_request_after_the_end_of_its_token_is_refused(
-    broker: BrokerProcess, issuer: Issuer
-) -> None:
-    token = issuer.token(*EVERYTHING, expires_s=3)
-    assert over_bearer(broker, token)
-    assert over_nsq_http(broker, token)
-    until(lambda: not over_bearer(broker, token))
-    assert not over_nsq_http(broker, token)
-    assert not over_basic(broker, token)
+def test_a_request_after_the_end_of_its_token_is_refused(timely: Clocked, issuer: Issuer) -> None:
+    token = issuer.token(*EVERYTHING, expires_s=SOON_S)
+    ways = (over_bearer, over_nsq_http, over_basic)
+    assert all(way(timely, token) for way in ways)
+    timely.move(SOON_S)
+    assert not any(way(timely, token) for way in ways)
 
 
 @pytest.mark.parametrize("kind", [*BAD, "another user"])
