@@ -267,7 +267,7 @@ def test_what_a_publisher_has_numbered_is_taken_once(section: str) -> None:
     send(b"8", "p", Timestamp(1))
     send(b"9", "p", -1)
     publisher.send(link, b"x-publisher-name", application_properties={"x-publishing-id": 1})
-    assert rig.queue("s").publishers == {"p": 2, "q": 1}
+    assert rig.queue("s").deduplication.numbers == {"p": 2, "q": 1}
     peer = rig.connect10()
     read(peer)
     assert [body for _, body in seen(peer)] == [

@@ -114,7 +114,12 @@ class Race:
             == len(self.messages)
             == queue.account.settled + sum(queue.account.dropped.values())
         )
-        assert (queue.ready, queue.acquired, queue.deferred, queue.deferrals) == (0, 0, 0, [])
+        assert (queue.ready, queue.acquired, queue.deferred, len(queue.deferrals)) == (
+            0,
+            0,
+            0,
+            0,
+        )
         for player in self.players:
             assert player.client.session.unacked == player.client.consumer.unacked == 0
             assert not player.client.session.inflight
@@ -284,9 +289,9 @@ class Race:
                 message.place = READY
             message.due_ms += moved
         flagged = {h.number: h.acquired for h in self.rig.holds("q")}
-        for *_, piece in self.queue.deferrals:
-            self.rig.broker.store.load(piece.payload)
-            flagged.update({h.number: h.acquired for h in held(piece)})
+        for entry in self.queue.deferrals:
+            self.rig.broker.store.load(entry.piece.payload)
+            flagged.update({h.number: h.acquired for h in held(entry.piece)})
         for number, message in enumerate(self.messages):
             if message.place in (READY, DEFERRED) and how != "clean":
                 message.attempts = flagged[number]

@@ -94,7 +94,7 @@ def test_it_has_as_many_rows_as_the_stream_has_messages() -> None:
     for rows in (4, 6, 0):
         with pytest.raises(PreconditionFailed, match=f"archived {rows} messages .* expected 5"):
             record(rig, 1, 6, rows)
-    assert stream(rig).archive is None
+    assert stream(rig).retention.archive is None
 
 
 def test_numbers_that_were_passed_over_are_no_rows() -> None:
@@ -109,7 +109,7 @@ def test_numbers_that_were_passed_over_are_no_rows() -> None:
         record(rig, 1, queue.end())
     assert record(rig, 1, queue.end(), count)
     release(rig, queue.end())
-    assert (queue.ready, queue.kept_from) == (0, queue.end())
+    assert (queue.ready, queue.retention.kept_from) == (0, queue.end())
 
 
 def test_what_is_not_on_disk_is_not_archived() -> None:
@@ -249,7 +249,7 @@ def test_any_history_is_that_of_a_list(steps: list[tuple[str, int]], packs: bool
             rig = rig.restart(clean=n == 1)
         rig.settle_down(budget=0 if packs else 1 << 40)
         rig.broker.check()
-        known = stream(rig).archive
+        known = stream(rig).retention.archive
         assert (0 if known is None else known.high - 1) == naive.archived
         assert rig.ready("s") == naive.numbers[naive.begin :]
     for blocks in range(len(rig.log.blocks) + 1):
@@ -258,8 +258,8 @@ def test_any_history_is_that_of_a_list(steps: list[tuple[str, int]], packs: bool
         if "s" not in after.vhost.queues:
             continue
         queue = stream(after)
-        upto = 1 if queue.archive is None else queue.archive.high
+        upto = 1 if queue.retention.archive is None else queue.retention.archive.high
         let_go = queue.account.dropped.get(records.DROPPED_ARCHIVED, 0)
         assert queue.ready + sum(queue.account.dropped.values()) == queue.entered
         if let_go and records.DROPPED_RETENTION not in queue.account.dropped:
-            assert let_go + 1 == queue.kept_from <= upto
+            assert let_go + 1 == queue.retention.kept_from <= upto

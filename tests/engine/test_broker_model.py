@@ -101,7 +101,7 @@ class Player:
         queue = self.rig.queue(name, durable=name == "a")
         # A mark that is renewed in mid-run lets another queue's deliveries go first; where that
         # happens depends on the stretches, so here one mark is far enough ahead for all.
-        queue.reserve = LARGEST_RESERVE
+        queue.high_water.reserve = LARGEST_RESERVE
         for key in (name, "ab"):
             self.rig.bind(name, "x", key)
 

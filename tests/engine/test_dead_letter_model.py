@@ -171,7 +171,7 @@ class Player:
         self.asker = self.rig.session()
         self.sessions = []
         for found in self.rig.broker.queues.values():
-            found.mark = found.mark_durable = FAR
+            found.high_water.mark = found.high_water.durable = FAR
 
     def build(
         self,
@@ -205,11 +205,11 @@ class Player:
         self.model.retry_all()
         for found in self.rig.vhost.queues.values():
             if found.letters:
-                found.retry_ms = 0
+                found.retry.due_ms = 0
                 self.rig.broker.state.agenda.mark(found)
         self.rig.settle_down(self.budget)
         for found in self.rig.vhost.queues.values():
-            found.retry_ms = FAR  # not by the time: test_pending_letters.py looks at that
+            found.retry.due_ms = FAR  # not by the time: test_pending_letters.py looks at that
         self.rig.broker.check()
         self.compare()
 
@@ -330,7 +330,7 @@ class Player:
         durable, arguments = declared
         if not self.has(name):
             found = self.rig.declare(name, arguments, durable)
-            found.mark = found.mark_durable = FAR
+            found.high_water.mark = found.high_water.durable = FAR
             self.model.declare(name, durable, arguments)
 
     def do_policy(self, name: str, policy: dict[str, object]) -> None:
@@ -378,7 +378,7 @@ class Player:
             checkpoint = True
         if checkpoint:
             for found in self.rig.broker.queues.values():
-                found.mark = 0
+                found.high_water.mark = 0
             self.rig.checkpoint()
         self.rig = self.rig.restart()
         self.model.restart()

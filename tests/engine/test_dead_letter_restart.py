@@ -97,7 +97,7 @@ def state(rig: Rig) -> dict[str, object]:
         ]
         out[name] = (
             [message(held) for held in rig.holds(name)], rig.pending(name), letters, counters,
-            queue.seen_ids, list(queue.seen_ids),
+            queue.deduplication.ids, list(queue.deduplication.ids),
         )  # fmt: skip
     return out
 
@@ -107,7 +107,7 @@ def go_on(rig: Rig, budget: int = 1 << 40) -> None:
     far ahead: nothing is taken for delivered that was not, so that counts are exact."""
     rig.settle_down(budget)
     for queue in rig.broker.queues.values():
-        queue.mark = queue.mark_durable = 1 << 40
+        queue.high_water.mark = queue.high_water.durable = 1 << 40
         if queue.letters:
             rig.broker.state.agenda.mark(queue)
     rig.settle_down(budget)
@@ -139,7 +139,7 @@ def test_going_on_after_each_restart_ends_like_never_having_stopped() -> None:
             go_on(rig)
         if n % 3 == 0:
             for queue in stopping.broker.queues.values():
-                queue.mark = 0
+                queue.high_water.mark = 0
             stopping.checkpoint()
         stopping = stopping.restart()
         go_on(stopping)

@@ -150,7 +150,7 @@ def test_ids_are_forgotten_in_the_order_they_were_taken_last_also_after_a_restar
     if checkpoint:
         rig.checkpoint()
     rig = rig.restart()
-    assert list(rig.vhost.queues["q"].seen_ids) == ["b", "a"]
+    assert list(rig.vhost.queues["q"].deduplication.ids) == ["b", "a"]
     rig.advance(WINDOW - 20)
     send(rig, "b", "a", start=4)
     assert rig.ready("q") == [1, 2, 3, 4]
@@ -171,9 +171,9 @@ def test_ids_are_let_go_of_where_the_queue_no_longer_looks_at_them() -> None:
     queue = rig.declare("q")
     rig.set_policy("q", {"message-deduplication": WINDOW})
     send(rig, "a", "b")
-    assert len(queue.seen_ids) == 2
+    assert len(queue.deduplication.ids) == 2
     rig.set_policy("q", {})
-    assert not queue.seen_ids
+    assert not queue.deduplication.ids
 
 
 def test_a_checkpoint_has_no_ids_of_before_the_window() -> None:
@@ -185,7 +185,7 @@ def test_a_checkpoint_has_no_ids_of_before_the_window() -> None:
     rig.advance(WINDOW // 2)
     seen = [r.blob for r in snapshot(rig.broker, False) if r.kind == records.SEEN]
     assert seen == [b'["b"]']
-    assert list(queue.seen_ids) == ["b"]
+    assert list(queue.deduplication.ids) == ["b"]
 
 
 def test_of_a_very_long_id_a_hash_is_kept() -> None:
@@ -194,4 +194,4 @@ def test_of_a_very_long_id_a_hash_is_kept() -> None:
         rig.says[number] = Said(headers={"x-deduplication-header": "i" * 100_000 + end})
     rig.send("q", 1, 2, 3)
     assert rig.ready("q") == [1, 2]
-    assert [len(id) for id in rig.vhost.queues["q"].seen_ids] == [64, 64]
+    assert [len(id) for id in rig.vhost.queues["q"].deduplication.ids] == [64, 64]

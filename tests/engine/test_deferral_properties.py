@@ -213,7 +213,7 @@ class Chaos:
         """Everything the queue holds: ready, deferred, leased, held by clients, pending."""
         queue = self.rig.vhost.queues[name]
         queue.unpack()
-        found = [*queue.slices(), *[entry[3] for entry in queue.deferrals]]
+        found = [*queue.slices(), *[entry.piece for entry in queue.deferrals]]
         found += [letter.piece for letter in queue.letters]
         found += [lease.slice for s in subscriptions_of(queue) for lease in s.leases]
         for connection in self.rig.broker.connections.values():
@@ -240,7 +240,7 @@ class Chaos:
 
     def transient(self, name: str) -> int:
         deferrals = self.rig.vhost.queues[name].deferrals
-        return sum(len(entry[3]) for entry in deferrals if not entry[3].payload.persistent)
+        return sum(len(entry.piece) for entry in deferrals if not entry.piece.payload.persistent)
 
     def end(self) -> None:
         """Nothing is left of what is emptied, and without a restart each extent went once."""

@@ -24,7 +24,7 @@ def declare(rig: Rig, kind: str, name: str = "q", **more: object) -> Queue:
 def waits(rig: Rig, queue: Queue) -> list[int]:
     """For each deferred slice how long it still waits, soonest first."""
     rig.broker.check()
-    return sorted(entry[0] - rig.now_ms for entry in queue.deferrals)
+    return sorted(entry.due_ms - rig.now_ms for entry in queue.deferrals)
 
 
 @pytest.mark.parametrize(

@@ -382,10 +382,10 @@ def attempts(rig: Rig, ms: int) -> list[int]:
     """When, counted from now, the pending letters of q are tried in the coming time."""
     queue = rig.vhost.queues["q"]
     start, out = rig.now_ms, []
-    while (due := queue.retry_ms) <= start + ms:
+    while (due := queue.retry.due_ms) <= start + ms:
         rig.advance(due - rig.now_ms)
         out.append(due - start)
-        assert queue.retry_ms > due, "tried, and not again at once"
+        assert queue.retry.due_ms > due, "tried, and not again at once"
     return out
 
 
@@ -398,7 +398,7 @@ def test_dl_23_attempts_that_change_nothing_become_rarer() -> None:
     assert attempts(rig, 16 * SECOND) == [1 * SECOND, 3 * SECOND, 7 * SECOND, 15 * SECOND]
     rig.advance(3600 * SECOND)
     queue = rig.vhost.queues["q"]
-    assert queue.retry_ms - rig.now_ms <= 180 * SECOND  # DL-22: no rarer than upstream
+    assert queue.retry.due_ms - rig.now_ms <= 180 * SECOND  # DL-22: no rarer than upstream
 
 
 def test_dl_23_a_publish_does_not_try_what_is_pending() -> None:
@@ -406,11 +406,11 @@ def test_dl_23_a_publish_does_not_try_what_is_pending() -> None:
     rig.send("q", 1)
     reject(rig, "q")
     queue = rig.vhost.queues["q"]
-    due = queue.retry_ms
+    due = queue.retry.due_ms
     for n in range(5):
         rig.send("q", 10 + n)
         rig.advance(10)
-    assert queue.retry_ms == due
+    assert queue.retry.due_ms == due
 
 
 def test_dl_23_many_letters_are_tried_a_thousand_a_turn_and_stay_in_order() -> None:
@@ -481,7 +481,7 @@ def test_dl_23_many_targets_that_have_a_letter_are_passed_over_quickly() -> None
         rig.advance(5)
         queue = rig.vhost.queues["q"]
         assert [len(letter.have) for letter in queue.letters] == [count] * 10
-        queue.retry_ms = 0
+        queue.retry.due_ms = 0
         rig.broker.state.agenda.mark(queue)
 
         def try_again() -> None:

@@ -166,7 +166,7 @@ def state(rig: Rig) -> dict[object, object]:
             ]
             leased.append((subscription.name, broker.leases.stat(subscription), rows))
         size = queue.account.ready_bytes
-        found[queue.id] = (queue.name, ready, queue.counters(), size, queue.mark, leased)
+        found[queue.id] = (queue.name, ready, queue.counters(), size, queue.high_water.mark, leased)
     return found
 
 

@@ -174,7 +174,7 @@ class Subject:
 def content(subject: Subject) -> list[tuple[int, int]]:
     """(offset, number) of all that is there."""
     queue = subject.queue
-    pieces: list[Slice] = streams.between(queue, queue.kept_from, queue.end())
+    pieces: list[Slice] = streams.between(queue, queue.retention.kept_from, queue.end())
     return [
         (piece.first - 1 + at, number)
         for piece in pieces
@@ -297,10 +297,10 @@ def compare(model: Model, subject: Subject, readings: dict[int, Reading], lets_g
         **({"duplicate": model.duplicates} if model.duplicates else {}),
         **({"retention": model.gone} if model.gone else {}),
     }
-    assert queue.publishers == model.highest
+    assert queue.deduplication.numbers == model.highest
     assert lets_go or subject.rig.broker.next_due() == NEVER
     if model.gone:
-        assert queue.kept_from - 1 == model.kept_from
+        assert queue.retention.kept_from - 1 == model.kept_from
     for id, reading in readings.items():
         seen = subject.seen[id]
         if lets_go:

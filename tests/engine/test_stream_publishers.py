@@ -35,7 +35,7 @@ def test_what_was_taken_is_confirmed_and_passed_over() -> None:
     assert rig.confirmed[session.id] == 9
     assert rig.refused == []
     assert rig.dropped("s") == {"duplicate": 4}
-    assert queue.publishers == {"p": 9}
+    assert queue.deduplication.numbers == {"p": 9}
     rig.broker.check()
     reader(rig, "s", Start(FIRST))
     assert seen(rig) == [1, 2, 3, 6, 8]
@@ -68,7 +68,7 @@ def test_the_highest_number_outlives_a_restart_and_what_was_kept(checkpoint: boo
     if checkpoint:
         rig.checkpoint()
     after = rig.restart()
-    assert after.vhost.queues["s"].publishers == {"p": 3, "q": 1}
+    assert after.vhost.queues["s"].deduplication.numbers == {"p": 3, "q": 1}
     after.send("s", *numbered(after, 5, "p", 3, 4))
     assert after.ready("s") == [6]
     after.broker.check()
@@ -85,7 +85,9 @@ def test_number_and_message_are_kept_together_or_not_at_all() -> None:
         cut = rig.reopened(rig.log.upto(blocks))
         if "s" in cut.vhost.queues:
             ready = cut.ready("s")
-            assert cut.vhost.queues["s"].publishers == ({"p": len(ready)} if ready else {})
+            assert cut.vhost.queues["s"].deduplication.numbers == (
+                {"p": len(ready)} if ready else {}
+            )
 
 
 def test_the_same_message_to_a_stream_and_to_a_queue() -> None:
@@ -124,13 +126,13 @@ def test_publishers_that_are_silent_for_longest_are_forgotten(
     queue = rig.declare("s", STREAM)
     message = 1
     for name in ("a", "b", "c", "a", "d", "e"):
-        number = queue.publishers.get(name, 0) + 1
+        number = queue.deduplication.numbers.get(name, 0) + 1
         rig.send("s", *numbered(rig, message, name, number))
         message += 1
-    assert list(queue.publishers) == ["a", "d", "e"]
+    assert list(queue.deduplication.numbers) == ["a", "d", "e"]
     rig.settle_down()
     after = rig.restart()
-    assert list(after.vhost.queues["s"].publishers)[-3:] == ["a", "d", "e"]
+    assert list(after.vhost.queues["s"].deduplication.numbers)[-3:] == ["a", "d", "e"]
 
 
 def test_a_record_says_only_what_changed() -> None:

@@ -150,7 +150,7 @@ def test_a_pin_holds_what_retention_takes() -> None:
     rig.turn()
     rig.turn()
     assert sum(size for _, size in rig.released) == 7 * SIZE
-    assert queue.pins == []
+    assert queue.retention.pins == []
 
 
 def test_a_range_half_of_which_is_only_pinned() -> None:
@@ -209,7 +209,7 @@ def test_ranges_of_packed_and_other_slices_agree_with_a_list(seed: int) -> None:
             sent += len(more)
             rig.send("s", *more)
         rig.settle_down(choose.choice([0, 1 << 40]))
-        low = choose.randint(queue.kept_from, queue.end())
+        low = choose.randint(queue.retention.kept_from, queue.end())
         high = choose.randint(low, queue.end())
         assert between(rig, queue, low, high) == list(range(low, high))
         found = streams.batch(queue, low, choose.randint(1, 9), choose.randint(1, 9 * SIZE))

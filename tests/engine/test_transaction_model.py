@@ -110,7 +110,7 @@ class Player:
             if name == "c" and self.is_timed:
                 arguments = {"message-ttl": model.TTL_MS}
             queue = rig.declare(name, arguments)
-            queue.mark = queue.mark_durable = FAR
+            queue.high_water.mark = queue.high_water.durable = FAR
         rig.exchange("x", "fanout", ("a", ""), ("b", ""))
         self.sessions = [rig.session(), rig.session()]
         self.settle_down()

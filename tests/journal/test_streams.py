@@ -104,7 +104,7 @@ class Host:
         """Read as a reader does, from what is packed as it is."""
         found = []
         queue = self.vhost.queues[name]
-        place = queue.kept_from
+        place = queue.retention.kept_from
         while (piece := queue.lanes[0].peek(place)) is not None:
             raw = self.journal.fetch(piece.payload)
             for i in range(piece.lo, piece.hi):
@@ -175,7 +175,7 @@ def test_what_retention_takes_after_a_checkpoint_is_released_once(tmp_path: Path
         0 for _ in after.journal._stock._segments
     ]
     after.broker.check()
-    assert after.crash().vhost.queues["s"].kept_from == 401
+    assert after.crash().vhost.queues["s"].retention.kept_from == 401
 
 
 @pytest.mark.parametrize("twice", [False, True])

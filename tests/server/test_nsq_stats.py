@@ -106,7 +106,7 @@ def test_nq_21_counters_follow_the_steps_of_a_message() -> None:
     session = broker.open_session(connection)
     consumer = broker.consume(session, queue, "c", False, False, 0, {})
     consumer.limit, consumer.timeout_ms, consumer.on_timeout = 1, 1000, REQUEUES
-    queue.mark_durable = 100
+    queue.high_water.durable = 100
     broker.turn(START_MS)
     assert row() == (0, 1, 1, 2, 0, 0)
     consumer.limit = 0

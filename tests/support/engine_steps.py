@@ -21,7 +21,7 @@ def finish(rig: Rig) -> list[Delivery]:
     out = rig.settle_down()
     waiting = list(rig.broker.pending.waiting.values())
     for queue in waiting:
-        queue.retry_ms = 0
+        queue.retry.due_ms = 0
         rig.broker.state.agenda.mark(queue)
     if waiting:
         out += rig.settle_down()

@@ -85,7 +85,7 @@ class Admission:
         if not numbered:
             self._entrance.append(queue, payload, lo, hi, annotations, 0, 0)
             return
-        known = queue.publishers
+        known = queue.deduplication.numbers
         taken: dict[str, int] = {}
         verdict = bytearray(hi - lo)
         for i in range(hi - lo):
@@ -165,7 +165,7 @@ class Admission:
         list."""
         if queue.settings.dedup_ms <= 0:
             return []
-        forget_ids(queue, self._clock.now_ms)
+        queue.deduplication.forget_until(self._clock.now_ms - queue.settings.dedup_ms)
         self._store.load(payload)
         return self._formats[payload.format].ids(payload, lo, hi)
 
@@ -179,7 +179,7 @@ class Admission:
         if by_bytes:
             self._entrance.weigh(payload)
         bodies = payload.bodies
-        seen = queue.seen_ids
+        seen = queue.deduplication.ids
         taken: list[str] = []
         verdict = bytearray(hi - lo)
         for i in range(lo, hi):
@@ -273,7 +273,7 @@ class CommitCheck:
         known = self._ids.setdefault(queue.id, set())
         for i in range(lo, hi):
             id = ids[i - lo] if ids else ""
-            if id and (id in queue.seen_ids or id in known):
+            if id and (id in queue.deduplication.ids or id in known):
                 continue
             size = 0
             if by_bytes:
@@ -284,17 +284,6 @@ class CommitCheck:
             if id:
                 known.add(id)
         return True
-
-
-def forget_ids(queue: Queue, now_ms: int) -> None:
-    """Forget ids that were seen before the deduplication window."""
-    seen = queue.seen_ids
-    oldest = now_ms - queue.settings.dedup_ms
-    while seen:
-        first = next(iter(seen))
-        if seen[first] > oldest:
-            return
-        del seen[first]
 
 
 def _runs(marks: bytearray) -> list[tuple[int, int]]:

@@ -48,7 +48,7 @@ class Archives:
         """
         streams.check_stream(queue, 0)
         what = named("stream", queue.name, queue.vhost)
-        known = queue.archive
+        known = queue.retention.archive
         if known is not None and known.archive != made.archive:
             raise Fenced(
                 f"the archive of {what} is '{known.archive}' at {known.place}, not '{made.archive}'"
@@ -56,27 +56,31 @@ class Archives:
         if known is not None and known.same(made):
             return False
         low = 1 if known is None else known.high
-        if not low <= made.low <= max(low, queue.kept_from):
+        if not low <= made.low <= max(low, queue.retention.kept_from):
             raise PreconditionFailed(
                 f"archived offsets from {made.low - 1} on of {what}, expected {low - 1}"
-                + (f" to {queue.kept_from - 1}" if queue.kept_from > low else "")
+                + (
+                    f" to {queue.retention.kept_from - 1}"
+                    if queue.retention.kept_from > low
+                    else ""
+                )
             )
         if not made.low < made.high <= queue.end() or made.high - made.low >= MOST:
             raise PreconditionFailed(
                 f"archived offsets {made.low - 1} to {made.high - 2} of {what}, expected a range "
                 f"that ends before {queue.end() - 1}"
             )
-        begin = max(made.low, queue.kept_from)
+        begin = max(made.low, queue.retention.kept_from)
         found = 0
         if begin < made.high:
             pieces = streams.between(queue, begin, made.high)
             found = sum([len(piece) for piece in pieces])
-        if found > made.rows or (made.low >= queue.kept_from and found != made.rows):
+        if found > made.rows or (made.low >= queue.retention.kept_from and found != made.rows):
             raise PreconditionFailed(
                 f"archived {made.rows} messages of offsets {made.low - 1} to {made.high - 2} of "
                 f"{what}, expected {found}"
             )
-        queue.archive = made
+        queue.retention.archive = made
         self._ledger.emit(made.to_record(queue.id))
         return True
 
@@ -88,7 +92,7 @@ class Archives:
             PreconditionFailed: it is no stream, or not all of that was archived.
         """
         streams.check_stream(queue, 0)
-        known = queue.archive
+        known = queue.retention.archive
         archived = 1 if known is None else known.high
         if high > archived:
             raise PreconditionFailed(
@@ -103,8 +107,8 @@ class Archives:
                 return False
             room -= 1
             piece = queue.let_go(min(len(fresh[0]), high - fresh[0].first))
-            for pin in queue.pins:
+            for pin in queue.retention.pins:
                 pin.keep(piece, self._state.store)
             self._state.drop(queue, piece, records.DROPPED_ARCHIVED)
-        queue.kept_from = max(queue.kept_from, high)
+        queue.retention.kept_from = max(queue.retention.kept_from, high)
         return True

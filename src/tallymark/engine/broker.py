@@ -276,7 +276,7 @@ class Broker:
     def resettle(self, queue: Queue) -> None:
         """Apply changed settings of a queue at once."""
         queue.used_ms = self.clock.now_ms
-        queue.retry_ms = 0
+        queue.retry.due_ms = 0
         self._agenda.mark(queue)
 
     def delete_queue(
@@ -387,8 +387,8 @@ class Broker:
             return
         self.use(source)
         source.unpack()
-        for due_ms, _, _, piece in source.deferrals:
-            piece.annotations = deferred_until(piece.annotations, due_ms)
+        for entry in source.deferrals:
+            entry.piece.annotations = deferred_until(entry.piece.annotations, entry.due_ms)
         is_plain = Targets(targets).plain
         for piece in [*source.clear(), *source.clear_deferred()]:
             payload = piece.payload

@@ -1,4 +1,4 @@
-"""Claims to the messages of a stream: pins of readers, and the archive.
+"""Retention of a stream, and claims to its messages: pins of readers, and the archive.
 
 Retention waits for neither. What it deletes under a pin stays readable there; what was archived may
 be deleted."""
@@ -16,7 +16,7 @@ from tallymark.engine.store import Store
 
 @final
 class Pin:
-    """A reader's claim to sequences low..high-1, which stay readable while it is in queue.pins."""
+    """A reader's claim to sequences low..high-1, which stay readable while it is among the pins."""
 
     __slots__ = ("held", "high", "low")
 
@@ -92,3 +92,25 @@ class Archived:
             record.first, record.first + record.count, record.other, str(found["archive"]),
             str(found["checksum"]), str(found["place"]),
         )  # fmt: skip
+
+
+@final
+class Retention:
+    """State of retention: from which message on the stream is kept, and what is claimed."""
+
+    __slots__ = ("archive", "kept_from", "let_go_bytes", "pins")
+
+    def __init__(self) -> None:
+        self.kept_from = 1
+        """First sequence that the stream still retains; all lower ones were deleted."""
+        self.let_go_bytes = 0
+        """Bytes that the stream has deleted since it was declared."""
+        self.archive: Archived | None = None
+        """Newest archived range. Everything before it is archived, too."""
+        self.pins: list[Pin] = []
+        """Ranges that readers have pinned."""
+
+    def let_go(self, piece: Slice) -> None:
+        """Note that the oldest messages were deleted."""
+        self.kept_from = piece.first + len(piece)
+        self.let_go_bytes += piece.size()

@@ -30,11 +30,12 @@ from tallymark.engine.ledger import dead_lettered_record
 from tallymark.engine.message import NOWHERE, Slice
 from tallymark.engine.pending import PendingLetters
 from tallymark.engine.quarantine import Quarantine
-from tallymark.engine.queue import Letter, Queue
+from tallymark.engine.queue import Queue
 from tallymark.engine.route import Route
 from tallymark.engine.routing import Targets
 from tallymark.engine.settings import DROP_HEAD, REJECT_PUBLISH_DLX
 from tallymark.engine.state import State
+from tallymark.engine.waiting import Letter
 
 HOP_LIMIT_HEADER: Final = b"x-opt-dead-letter-hop-limit"
 CYCLES_TOLD: Final = 10_000

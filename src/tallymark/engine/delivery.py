@@ -381,4 +381,4 @@ class Dispatcher:
         upto = head.first + max(n, min(wanted, LARGEST_QUOTA))
         if self._marks.cover(queue, upto, head.first):
             return n
-        return min(n, queue.mark_durable - head.first)
+        return min(n, queue.high_water.durable - head.first)

@@ -134,7 +134,7 @@ class Durability:
                 elif isinstance(wait.waiter, MarkWait):
                     self._marks.covered(wait.waiter)
                 else:
-                    queue.mark_durable = max(queue.mark_durable, wait.number)
+                    queue.high_water.durable = max(queue.high_water.durable, wait.number)
                 if queue.ready and queue.consumers:
                     self._agenda.mark(queue)
             else:

@@ -19,9 +19,10 @@ from tallymark.engine.intervals import Deferral, Deferrals, IntervalSet, Tally
 from tallymark.engine.ledger import Ledger, dropped_record, lost_delivery_record
 from tallymark.engine.message import Slice
 from tallymark.engine.pending import pending_letter
-from tallymark.engine.queue import Letter, Queue
+from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
 from tallymark.engine.subscription import subscriptions_of
+from tallymark.engine.waiting import Letter
 
 
 @final
@@ -111,16 +112,14 @@ class QueueHistory:
         first, end = record.first, record.first + record.count
         if kind == records.SEEN:
             for id in json.loads(record.blob):
-                queue.seen_ids.pop(id, None)  # accepted anew: it goes to the end of the order
-                queue.seen_ids[id] = record.time_ms
+                queue.deduplication.restore_id(id, record.time_ms)
             return
         if kind == records.PUBLISHERS:
             for name, number in json.loads(record.blob).items():
-                queue.publishers.pop(name, None)
-                queue.publishers[name] = number
+                queue.deduplication.restore_number(name, number)
             return
         if kind == records.ARCHIVED:
-            queue.archive = Archived.from_record(record)
+            queue.retention.archive = Archived.from_record(record)
             return
         self.reach(record)
         if kind == records.ENTERED or kind == records.LIVE:
@@ -146,8 +145,8 @@ class QueueHistory:
             queue.account.end(record.count, DROPPED, record.reason)
             self._end(first, end)
             if record.reason in (records.DROPPED_RETENTION, records.DROPPED_ARCHIVED):
-                queue.kept_from = max(queue.kept_from, end)
-                queue.let_go_bytes += record.other
+                queue.retention.kept_from = max(queue.retention.kept_from, end)
+                queue.retention.let_go_bytes += record.other
             if record.reason in (records.DROPPED_LOST, records.DROPPED_UNREADABLE):
                 for subscription in subscriptions_of(queue):
                     subscription.lose(first, end)
@@ -225,9 +224,9 @@ class Contents:
             _readmit(history)
         self._place_entered()
         self._emit_rows()
-        queue.mark = queue.mark_durable = queue.renew_at = history.mark
+        queue.high_water.settle_at(history.mark)
         if queue.settings.is_stream:
-            queue.mark_durable = queue.entered + 1  # all restored messages are on disk
+            queue.high_water.durable = queue.entered + 1  # all restored messages are on disk
 
     def _count_leased(self) -> None:
         """Count what durable subscriptions hold as acquired: it is not ready."""
@@ -428,4 +427,4 @@ def _set_counters(queue: Queue, counters: dict[str, object]) -> None:
     for name, default in (("kept_from", 1), ("let_go_bytes", 0)):
         value = counters.get(name, default)
         assert isinstance(value, int), (name, value)
-        setattr(queue, name, value)
+        setattr(queue.retention, name, value)

@@ -45,7 +45,7 @@ class MarkWait:
         self.mark = mark
         self.reached = reached
         """Sequence up to which messages had been delivered when the mark was emitted."""
-        self.budget = queue.budget
+        self.budget = queue.high_water.budget
         """Budget of the queue when the mark before this one was emitted."""
         self.comings = queue.comings
 
@@ -54,12 +54,12 @@ class MarkWait:
 class Marks:
     """Sets the marks of all queues, and collects those that are being written to disk."""
 
-    __slots__ = ("_clock", "_look_ms", "_loose", "_ledger", "turns", "waits")
+    __slots__ = ("_clock", "_look_ms", "_ahead", "_ledger", "turns", "waits")
 
     def __init__(self, state: State) -> None:
         self._clock = state.clock
         self._ledger = state.ledger
-        self._loose: list[Queue] = []
+        self._ahead: list[Queue] = []
         """Queues whose mark may be ahead of the last delivery."""
         self._look_ms = 0
         """Time at which these queues are examined next, engine time, ms."""
@@ -73,45 +73,47 @@ class Marks:
         Returns whether that is on disk already. first: the sequence from which on the credit of the
         queue's consumers bounds how many messages leave; NO_CREDIT: nothing bounds them.
         """
-        if upto > queue.reached:
-            if queue.turn != self.turns:
-                queue.turn = self.turns
-                queue.burst = 0
-            queue.burst += upto - queue.reached
-            queue.reached = upto
-        if upto > queue.renew_at:
+        high = queue.high_water
+        if upto > high.reached:
+            if high.turn != self.turns:
+                high.turn = self.turns
+                high.burst = 0
+            high.burst += upto - high.reached
+            high.reached = upto
+        if upto > high.renew_at:
             self._renew(queue, upto, first)
-        if upto <= queue.mark_durable:
+        if upto <= high.durable:
             return True
-        queue.stalled = True
+        high.stalled = True
         return False
 
     def _renew(self, queue: Queue, upto: int, first: int) -> None:
         """Set the mark as far ahead of `upto` as pace and credit allow. If credit prevents that, it
         is not tried again in this turn. O(consumers)."""
-        if queue.is_capped and queue.asked == self.turns and upto <= queue.mark:
+        high = queue.high_water
+        if high.is_capped and high.asked == self.turns and upto <= high.mark:
             return
-        queue.asked = self.turns
-        mark = upto + max(queue.reserve, SMALLEST_RESERVE)
+        high.asked = self.turns
+        mark = upto + max(high.reserve, SMALLEST_RESERVE)
         budget = UNLIMITED
-        queue.is_capped = False
+        high.is_capped = False
         if first != NO_CREDIT:
             demand = queue.demand()
             if demand < UNLIMITED // 2:
                 budget = queue.taken() + demand
-                most = max(upto, first + demand + queue.returns)
-                queue.is_capped = most < mark
+                most = max(upto, first + demand + high.returns)
+                high.is_capped = most < mark
                 mark = min(mark, most)
-        if mark > queue.mark:
-            queue.mark = mark
+        if mark > high.mark:
+            high.mark = mark
             self._ledger.emit(mark_record(queue.id, mark))
-            self.waits.append(MarkWait(queue, mark, queue.reached))
-            queue.renew_at = mark - (mark - upto) // 2
-            if not queue.is_loose:
-                queue.is_loose = True
-                queue.was_reached = queue.reached
-                self._loose.append(queue)
-        queue.budget = budget
+            self.waits.append(MarkWait(queue, mark, high.reached))
+            high.renew_at = mark - (mark - upto) // 2
+            if not high.is_ahead:
+                high.is_ahead = True
+                high.was_reached = high.reached
+                self._ahead.append(queue)
+        high.budget = budget
 
     def covered(self, wait: MarkWait) -> None:
         """Note that the mark of `wait` is on disk, and set how far ahead the next one is.
@@ -122,29 +124,31 @@ class Marks:
         return at the rate at which it returned meanwhile.
         """
         queue = wait.queue
-        queue.mark_durable = max(queue.mark_durable, wait.mark)
-        ahead = 2 * (queue.reached - wait.reached) + queue.burst
-        if queue.stalled:
-            queue.stalled = False
-            ahead = max(ahead, 2 * queue.reserve)
-        queue.reserve = min(max(ahead, SMALLEST_RESERVE), LARGEST_RESERVE)
-        if not queue.is_capped:
-            queue.renew_at = min(queue.renew_at, queue.mark - queue.reserve // 2)
-        queue.returns = 0
+        high = queue.high_water
+        high.durable = max(high.durable, wait.mark)
+        ahead = 2 * (high.reached - wait.reached) + high.burst
+        if high.stalled:
+            high.stalled = False
+            ahead = max(ahead, 2 * high.reserve)
+        high.reserve = min(max(ahead, SMALLEST_RESERVE), LARGEST_RESERVE)
+        if not high.is_capped:
+            high.renew_at = min(high.renew_at, high.mark - high.reserve // 2)
+        high.returns = 0
         if wait.budget < UNLIMITED and wait.comings == queue.comings:
             back = queue.taken() + queue.demand() - wait.budget
             if 0 < back < LARGEST_RESERVE:
-                queue.returns = max(2 * back, SMALLEST_RETURN)
+                high.returns = max(2 * back, SMALLEST_RETURN)
             elif back > 0:
-                queue.returns = LARGEST_RESERVE
+                high.returns = LARGEST_RESERVE
 
     def tighten(self, queue: Queue) -> None:
         """Lower the mark to the last delivery, when nothing was delivered for a while. Nothing
         above it is delivered before a new mark is on disk."""
-        if queue.stored and queue.reached < queue.mark == queue.mark_durable:
-            queue.mark = queue.mark_durable = queue.renew_at = queue.reached
-            queue.reserve = queue.returns = 0
-            self._ledger.emit(mark_record(queue.id, queue.mark))
+        high = queue.high_water
+        if queue.stored and high.reached < high.mark == high.durable:
+            high.settle_at(high.reached)
+            high.reserve = high.returns = 0
+            self._ledger.emit(mark_record(queue.id, high.mark))
 
     def look_around(self) -> None:
         """Lower the marks of queues without deliveries, with a block that is written anyway.
@@ -152,16 +156,17 @@ class Marks:
         A queue whose consumers took all there is keeps its mark: what enters next need not wait.
         O(1) in most turns; every REST_MS, O(queues that had a mark set ahead).
         """
-        if not self._loose or not self._ledger.rows or self._clock.now_ms < self._look_ms:
+        if not self._ahead or not self._ledger.rows or self._clock.now_ms < self._look_ms:
             return
         self._look_ms = self._clock.now_ms + REST_MS
-        loose, self._loose = self._loose, []
-        for queue in loose:
-            rests = queue.was_reached == queue.reached and queue.mark == queue.mark_durable
-            queue.was_reached = queue.reached
+        ahead, self._ahead = self._ahead, []
+        for queue in ahead:
+            high = queue.high_water
+            rests = high.was_reached == high.reached and high.mark == high.durable
+            high.was_reached = high.reached
             if rests and (queue.ready or not queue.consumers):
                 self.tighten(queue)
-            if queue.deleted or queue.mark <= queue.reached:
-                queue.is_loose = False
+            if queue.deleted or high.mark <= high.reached:
+                high.is_ahead = False
             else:
-                self._loose.append(queue)
+                self._ahead.append(queue)

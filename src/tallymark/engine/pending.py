@@ -19,9 +19,10 @@ from tallymark.engine.entrance import Entrance
 from tallymark.engine.ledger import pending_record
 from tallymark.engine.message import Payload, Slice
 from tallymark.engine.quarantine import Quarantine
-from tallymark.engine.queue import Letter, Queue
+from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
 from tallymark.engine.state import State
+from tallymark.engine.waiting import Letter
 
 RETRY_MS: Final = 1000
 """Delay between two attempts at pending letters, ms; a change of topology causes one at once."""
@@ -46,9 +47,9 @@ class PendingLetters:
     def keep(self, queue: Queue, letter: Letter) -> None:
         """Make letters that no target took just now pending, with a record."""
         if not queue.letters:
-            queue.retry_wait_ms = RETRY_MS
-            queue.retry_ms = self._now() + RETRY_MS
-            queue.tried_generation = self.generation(queue)
+            queue.retry.wait_ms = RETRY_MS
+            queue.retry.due_ms = self._now() + RETRY_MS
+            queue.retry.generation = self.generation(queue)
         self.waiting[queue.id] = queue
         self.put(queue, letter)
         self.record(queue, letter)
@@ -56,12 +57,12 @@ class PendingLetters:
     def is_due(self, queue: Queue) -> bool:
         """Return whether the queue's pending letters are to be tried: the delay is over, or the
         topology or the settings have changed."""
-        return self._now() >= queue.retry_ms or queue.tried_generation != self.generation(queue)
+        return self._now() >= queue.retry.due_ms or queue.retry.generation != self.generation(queue)
 
     def look_at_topology(self) -> None:
         """Let the queues with pending letters be attended to whose topology has changed."""
         for queue in self.waiting.values():
-            if queue.tried_generation != self.generation(queue):
+            if queue.retry.generation != self.generation(queue):
                 self._agenda.mark(queue)
 
     def give_up(self, queue: Queue, n: int, reason: int) -> None:
@@ -71,7 +72,7 @@ class PendingLetters:
             piece = letter.piece.take(n)
         else:
             piece = queue.letters.popleft().piece
-            queue.retry_at = max(0, queue.retry_at - 1)
+            queue.retry.at = max(0, queue.retry.at - 1)
         queue.release(piece)
         self._state.drop(queue, piece, reason)
         self.forget_idle(queue)

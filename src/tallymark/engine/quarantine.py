@@ -23,9 +23,10 @@ from tallymark.engine.account import MOVING, READY
 from tallymark.engine.effects import Signal
 from tallymark.engine.errors import Unreadable
 from tallymark.engine.message import Slice
-from tallymark.engine.queue import Letter, Quarantined, Queue
+from tallymark.engine.queue import Queue
 from tallymark.engine.state import State
 from tallymark.engine.subscription import Subscription
+from tallymark.engine.waiting import Letter, Quarantined
 
 TOLD: Final = 100
 """Maximum number of alarms about one queue until its quarantine is empty: a lost file would fill

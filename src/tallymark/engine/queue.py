@@ -7,7 +7,6 @@ The account is account.py's. "Of no bucket" are messages on their way from one t
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from typing import final
 
@@ -21,11 +20,14 @@ from tallymark.engine.account import (
     Account,
 )
 from tallymark.engine.annotations import Annotations, ready_since
-from tallymark.engine.claims import Archived, Pin
+from tallymark.engine.claims import Retention
 from tallymark.engine.deadlines import Timed
+from tallymark.engine.deduplication import Deduplication
+from tallymark.engine.high_water import HighWater
 from tallymark.engine.message import Payload, Slice
 from tallymark.engine.ready import Ready
 from tallymark.engine.settings import UNLIMITED, Settings
+from tallymark.engine.waiting import Deferrals, Deferred, Letter, Quarantined, Retry
 
 
 @final
@@ -39,40 +41,6 @@ class SettledRange:
         self.high = high
         self.owner = owner
         self.reason = reason
-
-
-@final
-class Letter:
-    """A dead letter: a slice that waits in its source queue until a target takes it [DL-22]. It
-    keeps the slice as it was before it died, the reason, the time of death and the targets that
-    already have it [DL-24]."""
-
-    __slots__ = ("died_ms", "have", "piece", "reason")
-
-    def __init__(self, piece: Slice, reason: int, died_ms: int, have: list[str]) -> None:
-        self.piece = piece
-        self.reason = reason
-        self.died_ms = died_ms
-        self.have = have
-
-    def part(self, start: int, stop: int) -> Letter:
-        """Return the messages with index start..stop-1 as a letter of their own."""
-        return Letter(self.piece.part(start, stop), self.reason, self.died_ms, self.have[:])
-
-
-@final
-class Quarantined:
-    """Quarantined messages: their bytes could not be read (quarantine.py)."""
-
-    __slots__ = ("letter", "piece", "trouble")
-
-    def __init__(self, piece: Slice, letter: Letter | None, trouble: str) -> None:
-        self.piece = piece
-        self.letter = letter
-        """The dead letter that these messages belong to; None where they were ready or given
-        back."""
-        self.trouble = trouble
-        """Error text of the last attempt to read them."""
 
 
 class QueueConsumer:
@@ -113,76 +81,15 @@ class Queue(Timed):
     """One queue: plain state and its own counters. Records and effects are made by the Broker."""
 
     __slots__ = (
-        "account",
-        "active",
-        "appended",
-        "archive",
-        "arguments",
-        "auto_delete",
-        "asked",
-        "budget",
-        "burst",
-        "comings",
-        "consumers",
-        "deep",
-        "deferrals",
-        "deferrals_made",
-        "deleted",
-        "dirty",
-        "draining",
-        "durable",
-        "exclusive_owner",
-        "had_consumer",
-        "holds",
-        "holds_publishers",
-        "id",
-        "is_capped",
-        "is_held",
-        "is_loose",
-        "kept_from",
-        "lanes",
-        "let_go_bytes",
-        "letters",
-        "loose",
-        "mark",
-        "mark_durable",
-        "name",
-        "next_turn",
-        "own_ttl",
-        "paused",
-        "pins",
-        "publishers",
-        "quarantine",
-        "reached",
-        "renew_at",
-        "requeued",
-        "reserve",
-        "rests",
-        "retry_at",
-        "retry_began_ms",
-        "retry_ms",
-        "retry_wait_ms",
-        "returning",
-        "returns",
-        "seen",
-        "seekers",
-        "seen_ids",
-        "settings",
-        "settled_ranges",
-        "shift",
-        "shown",
-        "shows_counts",
-        "stalled",
-        "stored",
-        "subscriptions",
-        "timed_out",
-        "tried_generation",
-        "turn",
-        "used_ms",
-        "vhost",
-        "was_reached",
-        "watched",
-    )
+        "account", "active", "appended", "arguments", "auto_delete", "comings",
+        "consumers", "deduplication", "deep", "deferrals", "deleted", "dirty", "draining",
+        "durable", "exclusive_owner", "had_consumer", "high_water", "holds",
+        "holds_publishers", "id", "is_held", "lanes", "letters", "loose", "name",
+        "next_turn", "own_ttl", "paused", "quarantine", "requeued", "rests", "retention",
+        "retry", "returning", "seekers", "seen", "settings", "settled_ranges", "shift",
+        "shown", "shows_counts", "stored", "subscriptions", "timed_out", "used_ms",
+        "vhost", "watched",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -221,23 +128,10 @@ class Queue(Timed):
         self.deep = False
         """True while the queue is in the Broker's list of queues to pack."""
         self.account = Account()
-        self.deferrals: list[tuple[int, int, bool, Slice]] = []
-        """Heap of deferred slices: (due time, engine ms, a number that orders equal times, True if
-        the slice goes to the tail, the slice)."""
-        self.deferrals_made = 0
+        self.deferrals = Deferrals()
         self.letters: deque[Letter] = deque()
         """Dead-letter-pending messages, oldest first."""
-        self.tried_generation = 0
-        """Generation of the topology at the last attempt to hand over the pending letters."""
-        self.retry_ms = 0
-        """Time of the next attempt to hand over the pending letters; engine time, ms."""
-        self.retry_wait_ms = 0
-        """Delay between an attempt at all pending letters and the next one, ms."""
-        self.retry_at = 0
-        """Count of the pending letters tried so far in the present attempt."""
-        self.retry_began_ms = 0
-        """Time at which the present attempt began, engine time, ms. It stays the same if a topology
-        change restarts the attempt from the first letter."""
+        self.retry = Retry()
         self.quarantine: list[Quarantined] = []
         """Stored messages whose bytes cannot be read (quarantine.py)."""
         self.shift = 0
@@ -249,21 +143,9 @@ class Queue(Timed):
         """Count of deliveries taken back because they exceeded the consumer timeout, since the
         broker started."""
         self.settled_ranges: list[SettledRange] = []
-        self.seen_ids: dict[str, int] = {}
-        """Message ids given by publishers within the deduplication window, oldest first, with the
-        time at which each was accepted."""
-
-        self.kept_from = 1
-        """First sequence that a stream still retains; all lower ones were deleted."""
-        self.let_go_bytes = 0
-        """Bytes that a stream has deleted since it was declared."""
-        self.archive: Archived | None = None
-        """Newest archived range of a stream. Everything before it is archived, too."""
-        self.pins: list[Pin] = []
-        """Ranges of a stream that readers have pinned: retention does not delete them."""
-        self.publishers: dict[str, int] = {}
-        """Highest publishing number of each named publisher of a stream, ordered by the time of the
-        last publish."""
+        self.deduplication = Deduplication()
+        self.retention = Retention()
+        """Of a stream."""
 
         self.own_ttl = False
         """True if ready messages may have a time to live of their own."""
@@ -299,12 +181,7 @@ class Queue(Timed):
         slow [SC-D7]; see Broker.hold_publishers."""
         self.subscriptions: list[QueueSubscription] = []
 
-        self.mark = 0
-        """High-water mark of delivered sequences that was sent to the journal: sequences below it
-        may have been delivered."""
-        self.mark_durable = 1 if self.settings.is_stream else 0
-        """High-water mark that is known to be on disk. No sequence at or above it is delivered. For
-        a stream: all messages below it are on disk, and readers may see them."""
+        self.high_water = HighWater(1 if self.settings.is_stream else 0)
         self.shown = UNLIMITED
         """First sequence that is not delivered before it is on disk; UNLIMITED: no sequence
         waits."""
@@ -316,31 +193,6 @@ class Queue(Timed):
         turn."""
         self.is_held = False
         """True if messages that wait for the disk in this way entered in the present turn."""
-        self.reserve = 0
-        """Distance by which the next high-water mark runs ahead of deliveries, in messages."""
-        self.reached = 0
-        """First sequence that was neither delivered nor due for delivery since the broker
-        started."""
-        self.burst = 0
-        """Count of the sequences delivered in turn `turn`, the last turn that delivered any."""
-        self.turn = 0
-        self.stalled = False
-        """True if a delivery had to wait for the present high-water mark to reach the disk."""
-        self.renew_at = 0
-        """Sequence above which a delivery asks for the next mark."""
-        self.asked = 0
-        """Turn in which a mark was asked for last."""
-        self.is_capped = False
-        """True if the last mark was set where credit ends, and not by pace."""
-        self.budget = UNLIMITED
-        """Number of messages that were taken, or could be with the credit there was, when a mark
-        was asked for last. UNLIMITED: any number."""
-        self.returns = 0
-        """Credit that is expected to come back while a mark is in effect, in messages."""
-        self.is_loose = False
-        """True if its mark may be ahead of what was delivered."""
-        self.was_reached = 0
-        """Value of `reached` when that was examined last."""
         self.follow(self.settings)
 
     def follow(self, settings: Settings) -> None:
@@ -354,7 +206,7 @@ class Queue(Timed):
         elif not self.ready and not self.pending:
             self.account.count_bodies([])
         if settings.dedup_ms <= 0:
-            self.seen_ids.clear()
+            self.deduplication.ids.clear()
         self.watch()
 
     def watch(self) -> None:
@@ -442,34 +294,31 @@ class Queue(Timed):
     def defer(self, piece: Slice, due_ms: int, to_tail: bool) -> None:
         """Defer messages of no bucket until `due_ms` (engine time). When due, they become ready at
         their old place or at the tail."""
-        self.deferrals_made += 1
-        heapq.heappush(self.deferrals, (due_ms, self.deferrals_made, to_tail, piece))
+        self.deferrals.add(Deferred(due_ms, to_tail, piece))
         self.account.move(piece, MOVING, DEFERRED)
         self.watched = True
 
-    def take_due(self, now_ms: int) -> list[tuple[int, int, bool, Slice]]:
+    def take_due(self, now_ms: int) -> list[Deferred]:
         """Remove the deferrals that are due and return them, for `end_deferrals`."""
-        due: list[tuple[int, int, bool, Slice]] = []
-        deferrals = self.deferrals
-        while deferrals and deferrals[0][0] <= now_ms:
-            entry = heapq.heappop(deferrals)
-            self.account.move(entry[3], DEFERRED, MOVING)
-            due.append(entry)
+        due = self.deferrals.take_due(now_ms)
+        for entry in due:
+            self.account.move(entry.piece, DEFERRED, MOVING)
         return due
 
-    def end_deferrals(self, due: list[tuple[int, int, bool, Slice]]) -> None:
+    def end_deferrals(self, due: list[Deferred]) -> None:
         """Make deferrals that `take_due` removed ready. Their body bytes must be known if the queue
         counts body bytes."""
         back: list[Slice] = []
-        for due_ms, _, to_tail, piece in due:
+        for entry in due:
+            piece = entry.piece
             self.account.move(piece, MOVING, READY)
             known = piece.annotations
             if known is not None:
                 if known.due_ms:  # ready for the first time: its time to live begins
-                    piece.annotations = ready_since(known, due_ms)
+                    piece.annotations = ready_since(known, entry.due_ms)
                 if known.ttl_ms >= 0:
                     self.own_ttl = True
-            if to_tail:
+            if entry.to_tail:
                 self._to_tail(piece)
             else:
                 back.append(piece)
@@ -478,8 +327,7 @@ class Queue(Timed):
 
     def clear_deferred(self) -> list[Slice]:
         """Remove all deferred messages and return them. The caller moves them on."""
-        pieces = [entry[3] for entry in sorted(self.deferrals, key=_due)]
-        self.deferrals.clear()
+        pieces = [entry.piece for entry in self.deferrals.take_all()]
         for piece in pieces:
             self.account.move(piece, DEFERRED, MOVING)
         return pieces
@@ -545,8 +393,7 @@ class Queue(Timed):
         on."""
         piece = self.lanes[0].drop_oldest(n)
         self.account.move(piece, READY, MOVING)
-        self.kept_from = piece.first + len(piece)
-        self.let_go_bytes += piece.size()
+        self.retention.let_go(piece)
         return piece
 
     def remove(self, lane: Ready, n: int) -> Slice:
@@ -560,7 +407,9 @@ class Queue(Timed):
         of a high-water mark, or of messages that are not delivered before they are on disk."""
         if self.deleted or not self.stored:
             return False
-        return self.mark_durable < self.mark or self.holds > 0 or bool(self.returning)
+        return (
+            self.high_water.durable < self.high_water.mark or self.holds > 0 or bool(self.returning)
+        )
 
     def before_returns(self, first: int, n: int) -> int:
         """Return how many of the n sequences from `first` on come before one that is returning."""
@@ -684,7 +533,7 @@ class Queue(Timed):
 
     def end(self) -> int:
         """Return the sequence behind the last message of a stream that readers may see."""
-        return self.mark_durable
+        return self.high_water.durable
 
     def keep(self, letter: Letter) -> None:
         """Add a letter of no bucket to the dead-letter-pending messages."""
@@ -701,8 +550,8 @@ class Queue(Timed):
         """Return the account as plain values, for COUNTERS rows."""
         terms = self.account.terms()
         if self.settings.is_stream:
-            terms["kept_from"] = self.kept_from
-            terms["let_go_bytes"] = self.let_go_bytes
+            terms["kept_from"] = self.retention.kept_from
+            terms["let_go_bytes"] = self.retention.let_go_bytes
         return terms
 
     def check(self) -> None:
@@ -720,7 +569,7 @@ class Queue(Timed):
                 assert place > last, (self.name, place, last)
                 last = place + len(piece) - 1
             assert last <= self.entered + self.shift, (self.name, last)
-        waiting = [entry[3] for entry in self.deferrals]
+        waiting = [entry.piece for entry in self.deferrals]
         assert account.deferred == sum(len(p) for p in waiting), (self.name, account.deferred)
         assert account.deferred_bytes == sum(p.size() for p in waiting), self.name
         held = [letter.piece for letter in self.letters]
@@ -731,7 +580,3 @@ class Queue(Timed):
             assert account.body_bytes == bodies, (self.name, account.body_bytes, bodies)
         aside = [entry.piece for entry in self.quarantine]
         assert account.quarantined == sum(len(p) for p in aside), self.name
-
-
-def _due(entry: tuple[int, int, bool, Slice]) -> tuple[int, int]:
-    return entry[0], entry[1]

@@ -72,7 +72,7 @@ class Readmission:
 
     def _come_back(self, queue: Queue, piece: Slice) -> None:
         if queue.settings.is_stream:
-            if piece.first < queue.kept_from:  # retention has passed it meanwhile
+            if piece.first < queue.retention.kept_from:  # retention has passed it meanwhile
                 self._state.drop(queue, piece, records.DROPPED_RETENTION)
                 return
             queue.lanes[0].put_between(piece)

@@ -292,7 +292,7 @@ class Redrives:
 
     def _held(self, queue: Queue) -> IntervalSet:
         """Return the sequences of messages that are in the queue and not ready. O(ranges)."""
-        pieces = [entry[3] for entry in queue.deferrals]
+        pieces = [entry.piece for entry in queue.deferrals]
         pieces += [letter.piece for letter in queue.letters]
         pieces += [lease.slice for s in subscriptions_of(queue) for lease in s.leases]
         entries = [e for c in self._connections.values() for s in c.sessions for e in s.inflight]

@@ -6,7 +6,6 @@ about a queue is gathered in its history, and its content is computed once, at t
 
 from __future__ import annotations
 
-import heapq
 import json
 from collections.abc import Iterable
 from typing import Final, final
@@ -230,10 +229,11 @@ def drop_lost(broker: Broker, lost: list[Payload]) -> int:
             else:
                 queue.lanes[piece.priority].fresh.append(piece)
                 queue.account.move(piece, MOVING, READY)
-        for entry in [x for x in queue.deferrals if id(x[3].payload) in gone]:
-            queue.deferrals.remove(entry)
-            count += _lose(broker, queue, entry[3], DEFERRED)
-        heapq.heapify(queue.deferrals)
+        for entry in queue.deferrals.take_all():
+            if id(entry.piece.payload) in gone:
+                count += _lose(broker, queue, entry.piece, DEFERRED)
+            else:
+                queue.deferrals.add(entry)
         for letter in [x for x in queue.letters if id(x.piece.payload) in gone]:
             queue.letters.remove(letter)
             count += _lose(broker, queue, letter.piece, PENDING)

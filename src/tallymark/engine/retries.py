@@ -6,8 +6,9 @@ from typing import Final, final
 
 from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.pending import RETRY_MS, PendingLetters
-from tallymark.engine.queue import Letter, Queue
+from tallymark.engine.queue import Queue
 from tallymark.engine.state import State
+from tallymark.engine.waiting import Letter
 
 RESTARTS_MS: Final = 1000
 """Time during which a change restarts an attempt at many letters from the first one, so that they
@@ -34,17 +35,17 @@ class Retries:
         """Try the pending letters again in order [DL-23]: RETRIED in one turn, the others in the
         next turns. After an attempt that changed nothing the delay doubles."""
         generation = self._pending.generation(queue)
-        changed = queue.tried_generation != generation or not queue.retry_ms
-        if not queue.retry_at:
-            queue.retry_began_ms = self._clock.now_ms
-        if not queue.retry_at or (
-            changed and self._clock.now_ms < queue.retry_began_ms + RESTARTS_MS
+        changed = queue.retry.generation != generation or not queue.retry.due_ms
+        if not queue.retry.at:
+            queue.retry.began_ms = self._clock.now_ms
+        if not queue.retry.at or (
+            changed and self._clock.now_ms < queue.retry.began_ms + RESTARTS_MS
         ):
             if changed:
-                queue.retry_at = queue.retry_wait_ms = 0
-            queue.tried_generation = generation
+                queue.retry.at = queue.retry.wait_ms = 0
+            queue.retry.generation = generation
         letters = queue.letters
-        start = min(queue.retry_at, len(letters))
+        start = min(queue.retry.at, len(letters))
         count = min(RETRIED, len(letters) - start)
         others = len(letters) - count
         before = queue.pending
@@ -53,19 +54,19 @@ class Retries:
         for _ in range(count):
             self._retry_one(queue, letters.popleft())
         self._letters.limit_cascade(0, False)
-        queue.retry_at = start + len(letters) - others
-        letters.rotate(queue.retry_at)
+        queue.retry.at = start + len(letters) - others
+        letters.rotate(queue.retry.at)
         if queue.pending < before:
-            queue.retry_wait_ms = 0
-        if queue.retry_at < len(letters):
-            queue.retry_ms = self._clock.now_ms
+            queue.retry.wait_ms = 0
+        if queue.retry.at < len(letters):
+            queue.retry.due_ms = self._clock.now_ms
             self._agenda.mark(queue)
         else:
-            queue.retry_at = 0
-            wait = min(max(queue.retry_wait_ms * 2, RETRY_MS), LONGEST_RETRY_MS)
-            queue.retry_wait_ms = wait
-            queue.retry_ms = self._clock.now_ms + wait
-            if queue.tried_generation != generation:
+            queue.retry.at = 0
+            wait = min(max(queue.retry.wait_ms * 2, RETRY_MS), LONGEST_RETRY_MS)
+            queue.retry.wait_ms = wait
+            queue.retry.due_ms = self._clock.now_ms + wait
+            if queue.retry.generation != generation:
                 self._agenda.mark(queue)
         self._pending.forget_idle(queue)
 

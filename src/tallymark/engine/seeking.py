@@ -172,7 +172,7 @@ class Seeking:
                 _lend(consumer, n, self._clock.now_ms)
         else:
             if queue.stored and not self._marks.cover(queue, found.first + n):
-                n = min(n, queue.mark_durable - found.first)
+                n = min(n, queue.high_water.durable - found.first)
                 if n <= 0:
                     return 0
             if queue.returning and found.acquired:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tallymark.engine import records
-from tallymark.engine.admission import forget_ids
 from tallymark.engine.arguments import named
 from tallymark.engine.broker import Broker
 from tallymark.engine.ledger import (
@@ -91,27 +90,28 @@ def _snapshot_queue(
     broker: Broker, queue: Queue, clean: bool, placed: dict[int, Payload], out: Ledger
 ) -> None:
     out.emit(counters_record(queue.id, queue.counters()))
-    if queue.mark and not clean:
-        out.emit(mark_record(queue.id, queue.mark))
+    if queue.high_water.mark and not clean:
+        out.emit(mark_record(queue.id, queue.high_water.mark))
     for piece in queue.slices():
         _add_live(queue, piece, placed, out)
     for entry in queue.quarantine:  # the restart tries to read them again
         if entry.letter is None:
             _add_live(queue, entry.piece, placed, out)
-    for due_ms, _, to_tail, piece in queue.deferrals:
-        _add_live(queue, piece, placed, out)
-        out.emit(deferred_record(queue.id, piece, due_ms, to_tail))
+    for one in queue.deferrals:
+        _add_live(queue, one.piece, placed, out)
+        out.emit(deferred_record(queue.id, one.piece, one.due_ms, one.to_tail))
     for letter in [*queue.letters, *[x.letter for x in queue.quarantine if x.letter is not None]]:
         payload = letter.piece.payload
         if payload.persistent:
             payload = _add_payload(payload, placed, out)
         out.emit(letter_record(queue, letter, payload))
-    if queue.archive is not None:
-        out.emit(queue.archive.to_record(queue.id))
-    if queue.publishers:
-        out.emit(publishers_record(queue.id, queue.publishers))
-    forget_ids(queue, broker.clock.now_ms)
-    for time_ms, ids in _ids_by_time(queue):
+    if queue.retention.archive is not None:
+        out.emit(queue.retention.archive.to_record(queue.id))
+    if queue.deduplication.numbers:
+        out.emit(publishers_record(queue.id, queue.deduplication.numbers))
+    seen = queue.deduplication
+    seen.forget_until(broker.clock.now_ms - queue.settings.dedup_ms)
+    for time_ms, ids in seen.ids_by_time():
         out.emit(seen_record(queue.id, ids, time_ms))
     for subscription in subscriptions_of(queue):
         epoch = subscription.epoch
@@ -123,15 +123,6 @@ def _snapshot_queue(
             out.emit(row)
         if subscription.verdicts:
             out.emit(verdicts_record(queue.id, epoch, ranges_of(subscription.verdicts)))
-
-
-def _ids_by_time(queue: Queue) -> list[tuple[int, list[str]]]:
-    """Return the ids of the deduplication window, grouped by the time at which they were
-    accepted."""
-    found: dict[int, list[str]] = {}
-    for id, time_ms in queue.seen_ids.items():
-        found.setdefault(time_ms, []).append(id)
-    return list(found.items())
 
 
 def _add_live(
@@ -184,7 +175,7 @@ def live_payloads(broker: Broker) -> list[Payload]:
         for piece in [
             *queue.slices(),
             *[letter.piece for letter in queue.letters],
-            *[entry[3] for entry in queue.deferrals],
+            *[entry.piece for entry in queue.deferrals],
         ]:
             if piece.payload.pack is None:
                 found[id(piece.payload)] = piece.payload

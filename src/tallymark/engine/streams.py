@@ -91,7 +91,7 @@ def start_of(value: object, what: str) -> Start:
 
 def first_offset(queue: Queue) -> int:
     """Return the offset of the oldest message that a stream retains."""
-    return queue.kept_from - 1
+    return queue.retention.kept_from - 1
 
 
 def offset_of(consumer: Consumer) -> int:
@@ -106,14 +106,14 @@ def pin(queue: Queue, low: int, high: int) -> Pin:
     """
     check_range(queue, low, high)
     made = Pin(low, high)
-    queue.pins.append(made)
+    queue.retention.pins.append(made)
     return made
 
 
 def unpin(queue: Queue, which: Pin, store: Store) -> None:
     """Release a pin. A second call has no effect."""
-    if which in queue.pins:
-        queue.pins.remove(which)
+    if which in queue.retention.pins:
+        queue.retention.pins.remove(which)
         for piece in which.held:
             store.finish(piece.payload, len(piece))
         which.held.clear()
@@ -137,10 +137,11 @@ def check_range(queue: Queue, low: int, high: int, under: Pin | None = None) -> 
     begins."""
     if under is not None and under.low <= low <= high <= under.high:
         return
-    if low < queue.kept_from:
+    if low < queue.retention.kept_from:
+        begin = first_offset(queue)
         raise Gone(
-            f"offsets {low - 1} to {queue.kept_from - 2} of stream '{queue.name}' in vhost "
-            f"'{queue.vhost}' are not kept any more: it begins at {queue.kept_from - 1}"
+            f"offsets {low - 1} to {begin - 1} of stream '{queue.name}' in vhost "
+            f"'{queue.vhost}' are not kept any more: it begins at {begin}"
         )
     if not low <= high <= queue.end():
         raise PreconditionFailed(
@@ -153,7 +154,7 @@ def between(queue: Queue, low: int, high: int, under: Pin | None = None) -> list
     """Return the slices of a checked range, in order, as new parts; packed ones stay packed.
     O(slices) of the range."""
     found: list[Slice] = []
-    if under is not None and low < queue.kept_from:
+    if under is not None and low < queue.retention.kept_from:
         found = under.between(low, high)
     return found + queue.lanes[0].between(low, high)
 

@@ -25,6 +25,7 @@ from tallymark.engine.retries import Retries
 from tallymark.engine.session import UNLIMITED
 from tallymark.engine.settings import DROP_HEAD
 from tallymark.engine.state import State
+from tallymark.engine.waiting import Deferred
 
 
 @final
@@ -149,9 +150,9 @@ class Upkeep:
                 if head is not None:
                     due = min(due, _expiry(queue, head))
         if queue.deferrals:
-            due = min(due, queue.deferrals[0][0])
+            due = min(due, queue.deferrals.next_due())
         if queue.letters:
-            due = min(due, queue.retry_ms)
+            due = min(due, queue.retry.due_ms)
         expires = queue.settings.expires_ms
         if expires >= 0 and not queue.consumers and not queue.subscriptions:
             due = min(due, queue.used_ms + expires)
@@ -172,15 +173,15 @@ class Upkeep:
         queue.end_deferrals(due)
         return found
 
-    def _is_weighed(self, queue: Queue, entry: tuple[int, int, bool, Slice]) -> bool:
+    def _is_weighed(self, queue: Queue, entry: Deferred) -> bool:
         """Compute the body bytes of a deferred slice. False: it cannot be read and was
         quarantined."""
-        piece = entry[3]
+        piece = entry.piece
         if self._entrance.is_weighed(piece.payload):
             return True
         known = piece.annotations
         if known is not None and known.due_ms:
-            piece.annotations = ready_since(known, entry[0])
+            piece.annotations = ready_since(known, entry.due_ms)
         self._quarantine.put(queue, piece)
         return False
 
@@ -219,10 +220,10 @@ class Upkeep:
         oldest = self.clock.now_ms - settings.max_age_ms + 1 if settings.max_age_ms >= 0 else -1
         excess = 0
         if settings.retain_bytes >= 0:
-            cut = queue.let_go_bytes + queue.account.ready_bytes - settings.retain_bytes
+            cut = queue.retention.let_go_bytes + queue.account.ready_bytes - settings.retain_bytes
             if settings.segment_bytes:
                 cut -= cut % settings.segment_bytes
-            excess = cut - queue.let_go_bytes
+            excess = cut - queue.retention.let_go_bytes
         while lane.fresh:
             head = lane.fresh[0]
             n = 0
@@ -239,7 +240,7 @@ class Upkeep:
             self.room -= 1
             piece = queue.let_go(n)
             excess -= piece.size()
-            for pin in queue.pins:
+            for pin in queue.retention.pins:
                 pin.keep(piece, self._state.store)
             self._state.drop(queue, piece, records.DROPPED_RETENTION)
         return True

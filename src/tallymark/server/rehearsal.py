@@ -85,7 +85,7 @@ def _lost(broker: Broker, stock: Stock) -> list[str]:
 def _pieces(queue: Queue) -> list[Slice]:
     held = [lease.slice for one in subscriptions_of(queue) for lease in one.leases]
     held += [letter.piece for letter in queue.letters]
-    return [*queue.slices(), *[entry[3] for entry in queue.deferrals], *held]
+    return [*queue.slices(), *[entry.piece for entry in queue.deferrals], *held]
 
 
 def _text_of(queue: Queue, pieces: list[Slice]) -> str:

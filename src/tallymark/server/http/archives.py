@@ -92,7 +92,7 @@ class Archiving:
 
 def _shown(queue: Queue) -> dict[str, object]:
     """Return the extent of the stream's archive and the stream's first offset."""
-    known = queue.archive
+    known = queue.retention.archive
     newest = None
     if known is not None:
         newest = {

@@ -216,7 +216,7 @@ def queue_row(queue: Queue, clock: Clock) -> dict[str, Any]:
         "acquired_bytes": queue.account.acquired_bytes,
         "deferred_bytes": queue.account.deferred_bytes,
         "staged_bytes": queue.account.staged_bytes,
-        "next_due_ms": clock.to_wall(queue.deferrals[0][0]) if queue.deferrals else None,
+        "next_due_ms": clock.to_wall(queue.deferrals.next_due()) if queue.deferrals else None,
         "leased": queue.account.leased,
         "consumers": len(queue.consumers),
         "subscriptions": len(queue.subscriptions),

@@ -112,7 +112,7 @@ class Streams:
                 "oldest_ms": self._arrived_ms(queue, 0),
                 "newest_ms": self._arrived_ms(queue, -1),
                 "readers": len(queue.consumers),
-                "publishers": len(queue.publishers),
+                "publishers": len(queue.deduplication.numbers),
             }
         )
 
@@ -135,7 +135,9 @@ class Streams:
             value = int(said) if said.isascii() and said.isdigit() else said
             start = start_of(value, named("queue", queue.name, queue.vhost))
         place = start.place(queue, self._node.broker.clock)
-        return answer({"id": queue.id, "offset": max(queue.kept_from, min(place, queue.end())) - 1})
+        return answer(
+            {"id": queue.id, "offset": max(queue.retention.kept_from, min(place, queue.end())) - 1}
+        )
 
     async def _range(self, request: web.Request) -> web.Response:
         """Return the extent of a batch that begins at an offset, within the reader's limits; wait
@@ -171,7 +173,7 @@ class Streams:
     async def _publisher(self, request: web.Request) -> web.Response:
         """The highest number that a publisher gave a message which the stream has, on disk."""
         queue, name = self._find(request), request.match_info["name"]
-        number = queue.publishers.get(name)
+        number = queue.deduplication.numbers.get(name)
         if number is None:
             raise NotFound(
                 f"{named('stream', queue.name, queue.vhost)} knows no publisher '{name}'"
@@ -242,7 +244,7 @@ class Streams:
         streams.check_range(queue, low, high, pin)
         most_bytes = number_in(request, "max_bytes", ANSWER_BYTES) or ANSWER_BYTES
         most_bytes = min(most_bytes, MOST_ANSWER_BYTES)
-        if queue.kept_from <= low < high:  # what else is in the range is not looked at
+        if queue.retention.kept_from <= low < high:  # what else is in the range is not looked at
             high = min(high, streams.batch(queue, low, MOST, most_bytes).end)
         store = self._node.broker.store
         extents = StreamExtents(queue.id, low, most_bytes, store.read)
