@@ -145,7 +145,7 @@ class Queue(Timed):
         self.settled_ranges: list[SettledRange] = []
         self.deduplication = Deduplication()
         self.retention = Retention()
-        """Of a stream."""
+        """State of retention, of a stream."""
 
         self.own_ttl = False
         """True if ready messages may have a time to live of their own."""

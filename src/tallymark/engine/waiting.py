@@ -47,7 +47,7 @@ class Deferrals:
         heapq.heappush(self._entries, (entry.due_ms, self._made, entry))
 
     def next_due(self) -> int:
-        """Return when the first entry is due; there must be one."""
+        """Return the time at which the first entry is due; there must be one."""
         return self._entries[0][0]
 
     def last_due(self) -> int:
@@ -88,7 +88,7 @@ class Letter:
 
 @final
 class Retry:
-    """When the pending letters of one queue are tried again (retries.py)."""
+    """Schedule of the attempts at the pending letters of one queue (retries.py)."""
 
     __slots__ = ("at", "began_ms", "due_ms", "generation", "wait_ms")
 
