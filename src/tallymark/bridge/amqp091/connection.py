@@ -13,7 +13,7 @@ side ends at once, whatever the peer answers and when.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, final
+from typing import Any, Final, assert_never, final
 
 from tallymark.bridge.amqp091 import basic, sink, topology, tx
 from tallymark.bridge.amqp091 import publish as publishing
@@ -41,7 +41,6 @@ from tallymark.wire.amqp091.errors import (
 )
 from tallymark.wire.amqp091.events import (
     AckRange,
-    Event,
     MethodReceived,
     Opening,
     PeerClosed,
@@ -317,7 +316,7 @@ class Amqp091(Lifecycle):
             event = wire.next_event()
         self.is_behind = line.is_spent()
 
-    def _other_event(self, event: Event) -> None:
+    def _other_event(self, event: Opening | ProtocolFailure | PeerClosed) -> None:
         if isinstance(event, Opening):
             self.offer()
         elif isinstance(event, ProtocolFailure):
@@ -326,6 +325,8 @@ class Amqp091(Lifecycle):
             self.reason = self.reason or event.reason
             self.leave(not event.clean)
             self.is_over = True
+        else:
+            assert_never(event)
 
     def _channel(self, number: int) -> Channel | None:
         """Return an open channel; None, too, for one that the engine has ended and whose close is

@@ -14,7 +14,7 @@ again at once [NQ-D2]; messages that exceed the time-out go to the tail, and the
 from __future__ import annotations
 
 from array import array
-from typing import Final, final
+from typing import Final, assert_never, final
 
 from tallymark.bridge.bridge import Gate
 from tallymark.bridge.conversion import amqp091_to_nsq as from_amqp091
@@ -250,7 +250,9 @@ class Nsq(Lifecycle):
         else:
             self._other_event(event)
 
-    def _other_event(self, event: Event) -> None:
+    def _other_event(
+        self, event: IdentifyReceived | UpgradeDue | AuthReceived | ClsReceived | PeerClosed
+    ) -> None:
         if isinstance(event, IdentifyReceived):
             self._messages.follow(event.identify, self.settings.limits)
             self.answers.add(Answer(IDENTIFIED))
@@ -270,6 +272,8 @@ class Nsq(Lifecycle):
             self.pending_auth = None
             self.leave(not self._is_stopping)
             self.is_over = True
+        else:
+            assert_never(event)
 
     def _publish(self, event: PublishReceived) -> None:
         topic = event.topic

@@ -7,7 +7,7 @@ goes wrong there is that sender's alone. See session.py, receiver.py, sender.py.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, final
+from typing import Final, assert_never, final
 
 from tallymark.client.adapter import (
     Adapter,
@@ -30,8 +30,8 @@ from tallymark.client.errors import (
 from tallymark.client.options import ConnectionOptions, Endpoint
 from tallymark.wire.amqp091.client import ClientConnection
 from tallymark.wire.amqp091.events import (
+    ClientEvent,
     ContentReceived,
-    Event,
     MethodReceived,
     PeerClosed,
     ProtocolFailure,
@@ -133,7 +133,7 @@ class Amqp091(Adapter):
                 break
         channels.deliver_arrived()
 
-    def _event(self, event: Event) -> None:
+    def _event(self, event: ClientEvent) -> None:
         if isinstance(event, ContentReceived):
             user = self._channels.users.get(event.channel)
             if user is not None:
@@ -148,6 +148,8 @@ class Amqp091(Adapter):
             self._error = kind(f"the server broke the protocol: {event.error}")
         elif isinstance(event, PeerClosed):
             self._ended(event.reason)
+        else:
+            assert_never(event)
 
     def _of_channel(self, number: int, method: Method) -> None:
         user = self._channels.users.get(number)

@@ -35,8 +35,8 @@ from tallymark.wire.amqp091.errors import (
     WireError,
 )
 from tallymark.wire.amqp091.events import (
+    ClientEvent,
     ContentReceived,
-    Event,
     MethodReceived,
     PeerClosed,
     ProtocolFailure,
@@ -124,7 +124,7 @@ class ClientConnection:
         self._state = ClientState.NEW
         self._channels: dict[int, ClientChannel] = {}
         self._free = 1  # no number below it is free
-        self._events: deque[Event] = deque()
+        self._events: deque[ClientEvent] = deque()
         self._end_reason = ""  # of the end of input
         self._frame_limit = INITIAL_FRAME_MAX  # payload bytes
 
@@ -154,7 +154,7 @@ class ClientConnection:
         self.line.is_ended = True
         self._end_reason = reason or "the server closed the connection without a word"
 
-    def next_event(self) -> Event | None:
+    def next_event(self) -> ClientEvent | None:
         """Return the next event; None: more bytes or more time is needed. Never raises."""
         events = self._events
         line = self.line

@@ -9,14 +9,8 @@ from tallymark.wire.amqp091.errors import CONNECTION, WireError
 from tallymark.wire.amqp091.methods import Method
 
 
-class Event:
-    """Base of the events."""
-
-    __slots__ = ()
-
-
 @final
-class Opening(Event):
+class Opening:
     """A protocol header was accepted: answer with `Connection.send_start`."""
 
     __slots__ = ("major", "minor", "revision")
@@ -28,7 +22,7 @@ class Opening(Event):
 
 
 @final
-class MethodReceived(Event):
+class MethodReceived:
     """A method that is legal where it came; channel 0 is the connection."""
 
     __slots__ = ("channel", "method")
@@ -39,7 +33,7 @@ class MethodReceived(Event):
 
 
 @final
-class ContentReceived(Event):
+class ContentReceived:
     """A method with a message, complete: to a client (basic.deliver, return, get-ok)."""
 
     __slots__ = ("body", "channel", "method", "section")
@@ -53,7 +47,7 @@ class ContentReceived(Event):
 
 
 @final
-class PublishReceived(Event):
+class PublishReceived:
     """A stretch of complete publishes on one channel.
 
     Either *plain*: all have the same persistence, and none has anything a broker has to look at
@@ -108,7 +102,7 @@ class PublishReceived(Event):
 
 
 @final
-class AckRange(Event):
+class AckRange:
     """Consecutive basic.acks: tags first..last, or all up to `last` when `multiple`
     (last 0: all outstanding)."""
 
@@ -122,7 +116,7 @@ class AckRange(Event):
 
 
 @final
-class ProtocolFailure(Event):
+class ProtocolFailure:
     """The peer broke the protocol. Answer with `Connection.send_close(channel, error)`.
 
     Scope channel: that channel's input is dropped until it was closed and closed-ok.
@@ -144,7 +138,7 @@ class ProtocolFailure(Event):
 
 
 @final
-class PeerClosed(Event):
+class PeerClosed:
     """End of the connection, the last event, once: write the rest of `out`, close the transport."""
 
     __slots__ = ("clean", "reason")
@@ -153,3 +147,9 @@ class PeerClosed(Event):
         self.reason = reason
         self.clean = clean
         """True after a complete closing handshake, whichever side began it."""
+
+
+Event = Opening | MethodReceived | PublishReceived | AckRange | ProtocolFailure | PeerClosed
+"""Event of a server's connection."""
+ClientEvent = MethodReceived | ContentReceived | ProtocolFailure | PeerClosed
+"""Event of a client's connection."""

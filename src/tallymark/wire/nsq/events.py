@@ -14,14 +14,8 @@ from tallymark.wire.nsq.errors import WireError
 from tallymark.wire.nsq.identify import Identify
 
 
-class Event:
-    """Base of the events."""
-
-    __slots__ = ()
-
-
 @final
-class IdentifyReceived(Event):
+class IdentifyReceived:
     """An IDENTIFY. Answer by `Connection.send_identify`; nothing is read until then."""
 
     __slots__ = ("identify",)
@@ -31,7 +25,7 @@ class IdentifyReceived(Event):
 
 
 @final
-class UpgradeDue(Event):
+class UpgradeDue:
     """A layer to be put between transport and connection.
 
     The owner writes all of `Connection.out` first; gives `Connection.take_unread()` and whatever
@@ -50,7 +44,7 @@ class UpgradeDue(Event):
 
 
 @final
-class AuthReceived(Event):
+class AuthReceived:
     """An AUTH. Ask the authority about `secret` and answer by `Connection.send_auth`, or fail with
     errors.auth_failed or no_authorizations. Nothing is read until then."""
 
@@ -61,7 +55,7 @@ class AuthReceived(Event):
 
 
 @final
-class SubReceived(Event):
+class SubReceived:
     """A SUB. Answer by OK, or fail with E_SUB_FAILED or E_UNAUTHORIZED."""
 
     __slots__ = ("channel", "topic")
@@ -72,7 +66,7 @@ class SubReceived(Event):
 
 
 @final
-class PublishReceived(Event):
+class PublishReceived:
     """A stretch of messages to one topic: PUBs or DPUBs with equal command lines, or one MPUB.
 
     `answers` times OK once all are safe; or fail with E_<verb>_FAILED or E_UNAUTHORIZED. An MPUB is
@@ -102,7 +96,7 @@ class PublishReceived(Event):
 
 
 @final
-class RdyReceived(Event):
+class RdyReceived:
     """A RDY: the client accepts up to `count` messages at a time from now on. No answer. Not
     reported after CLS."""
 
@@ -113,7 +107,7 @@ class RdyReceived(Event):
 
 
 @final
-class FinReceived(Event):
+class FinReceived:
     """Consecutive FINs. No answer, or one error per message that is not the client's; a client that
     asked for it (Identify.fin_ack) gets an OK for each of the others, in order."""
 
@@ -125,7 +119,7 @@ class FinReceived(Event):
 
 
 @final
-class ReqReceived(Event):
+class ReqReceived:
     """Consecutive REQs with equal delays; answered as FIN is."""
 
     __slots__ = ("delay_ms", "ids")
@@ -138,7 +132,7 @@ class ReqReceived(Event):
 
 
 @final
-class TouchReceived(Event):
+class TouchReceived:
     """Consecutive TOUCHes; answered as FIN is."""
 
     __slots__ = ("ids",)
@@ -149,14 +143,14 @@ class TouchReceived(Event):
 
 
 @final
-class ClsReceived(Event):
+class ClsReceived:
     """A CLS: send no more messages to this client, and answer by `Connection.send_close_wait`."""
 
     __slots__ = ()
 
 
 @final
-class ProtocolFailure(Event):
+class ProtocolFailure:
     """An error of the peer: call `Connection.send_error(error)` once earlier commands are answered.
     If the error is fatal, nothing more is read and `PeerClosed` follows that call."""
 
@@ -167,7 +161,7 @@ class ProtocolFailure(Event):
 
 
 @final
-class PeerClosed(Event):
+class PeerClosed:
     """End of the connection, the last event, once: write the rest of `out`, close the transport."""
 
     __slots__ = ("clean", "reason")
@@ -176,3 +170,20 @@ class PeerClosed(Event):
         self.reason = reason
         self.clean = clean
         """True if the peer closed between two commands."""
+
+
+Event = (
+    IdentifyReceived
+    | UpgradeDue
+    | AuthReceived
+    | SubReceived
+    | PublishReceived
+    | RdyReceived
+    | FinReceived
+    | ReqReceived
+    | TouchReceived
+    | ClsReceived
+    | ProtocolFailure
+    | PeerClosed
+)
+"""Event of a connection."""
