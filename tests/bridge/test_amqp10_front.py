@@ -14,7 +14,7 @@ from tallymark.bridge.amqp10.front import (
     Front,
     destinations,
     fronts,
-    loose_fronts,
+    lenient_fronts,
     read_front,
     user_ids,
     without_delivery_annotations,
@@ -247,7 +247,7 @@ def test_a_front_that_is_none_is_refused(raw: bytes) -> None:
     with pytest.raises(DecodeError):
         front_of(raw)
     data, cuts = together(message(), raw)
-    assert [found.size for _, _, found in loose_fronts(data, cuts, 0, 2, None)] == [0, -1]
+    assert [found.size for _, _, found in lenient_fronts(data, cuts, 0, 2, None)] == [0, -1]
 
 
 def test_stretches_share_a_front() -> None:

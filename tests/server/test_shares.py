@@ -104,7 +104,7 @@ def test_shares_change_nothing_but_when(steps: int) -> None:
     data = b"  V2SUB t c\n" + b"".join(rdy(n) + pub("t", b"%d" % n) for n in range(50))
     server.feed(data)
     shares = 1
-    while server.connection.line.is_spent():
+    while server.connection.line.is_share_done():
         server.feed(b"")
         shares += 1
     whole = NsqWire(NsqLimits())

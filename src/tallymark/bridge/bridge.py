@@ -2,7 +2,9 @@
 
 A bridge turns a client's input into engine commands, and the engine's effects for that client into
 bytes. It is pure: bytes and time come from its owner, which also passes it the effects for its
-client.
+client: it feeds `receive`, carries effects to the methods of their names, and writes what
+`take_output` gives. It reads no more while `wants_data` is false. When `closing` turns true it
+closes the transport after writing.
 
 Output may have to wait for the disk: the answer to a durable declaration until its record is there,
 and a message that a consumer was given in advance, because a command examined its queue
@@ -118,7 +120,7 @@ class Bridge:
     @property
     def input_bytes(self) -> int:
         """Bytes of received input that is not processed: incomplete frames, unfinished contents."""
-        return self.line.kept_bytes()
+        return self.line.unprocessed_bytes()
 
     @property
     def output_bytes(self) -> int:

@@ -213,7 +213,7 @@ class Line:
         if data and not self.is_deaf:
             self.inbox.add(data)
 
-    def is_spent(self) -> bool:
+    def is_share_done(self) -> bool:
         """Return whether the share of work is done, although input may be left."""
         return self.steps <= 0
 
@@ -228,7 +228,7 @@ class Line:
             return False
         return not is_our_turn or self.inbox.waiting < self._early_max // 2
 
-    def kept_bytes(self) -> int:
+    def unprocessed_bytes(self) -> int:
         """Return the bytes of received input that is not processed: incomplete frames and
         messages."""
         return self.inbox.size() + self.unfinished

@@ -127,7 +127,7 @@ def test_nops_are_work_like_everything_else() -> None:
     server = Server(Limits(steps=10))
     server.feed(b"  V2" + b"NOP\n" * 65_536)
     shares = 1
-    while server.connection.line.is_spent():
+    while server.connection.line.is_share_done():
         server.feed(b"")
         shares += 1
     assert shares > 100

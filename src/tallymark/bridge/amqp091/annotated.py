@@ -159,7 +159,7 @@ class Additions:
         entries = b""
         if high & 0x20:
             after = table + 4 + int.from_bytes(raw[table : table + 4], "big")
-            entries = self._kept(raw[table + 4 : after])
+            entries = self._publishers_own(raw[table + 4 : after])
         self._front = raw[start:after]
         if self.died:
             high &= 0xFE
@@ -172,7 +172,7 @@ class Additions:
         else:
             self._new_front = bytes((high,)) + raw[start + 1 : after]
 
-    def _kept(self, entries: bytes) -> bytes:
+    def _publishers_own(self, entries: bytes) -> bytes:
         """Return the publisher's headers (a table without its length) without the replaced ones."""
         for searched in self._searched:
             if searched in entries:
@@ -217,7 +217,7 @@ def _without(entries: bytes, names: set[str]) -> bytes:
     try:
         while reader.pos < reader.end:
             start = reader.pos
-            name = reader.loose_short_string()
+            name = reader.lenient_short_string()
             reader.value(0)
             if name not in names:
                 kept.append(entries[start : reader.pos])

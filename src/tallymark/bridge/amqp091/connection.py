@@ -1,13 +1,7 @@
 """One AMQP 0-9-1 client: wire events in, engine commands out; engine effects in, frames out.
 
-Pure: the owner moves bytes and time. It feeds `receive`, carries engine effects to `deliver`,
-`confirm`, `refused`, `cancelled`, `timed_out`, `close_session` and `durable`, and writes what
-`take_output` gives. While `pending_login` is set it checks the credentials and answers with
-`login_succeeded` or `login_failed`. When `closing` turns true it closes the transport after
-writing.
-
-An error of a command closes its channel or the connection, as its reply code says; the engine's
-side ends at once, whatever the peer answers and when.
+`HANDLERS` names the function of each method; lifecycle.py has what comes before the first channel
+and after the last.
 """
 
 from __future__ import annotations
@@ -314,7 +308,7 @@ class Amqp091(Lifecycle):
                 self.is_behind = True
                 return
             event = wire.next_event()
-        self.is_behind = line.is_spent()
+        self.is_behind = line.is_share_done()
 
     def _other_event(self, event: Opening | ProtocolFailure | PeerClosed) -> None:
         if isinstance(event, Opening):

@@ -2,7 +2,7 @@
 
 Header and body frames leave as the publisher sent them; in front of each comes a frame made of a
 template and a tag. Only where the channel number differs, the reader's frame-max is smaller than
-a frame, or the broker has something to add (amqp091_annotated), is anything inside rewritten.
+a frame, or the broker has something to add (annotated.py), is anything inside rewritten.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PUBLISH_FIXED: Final = 17
 class Template:
     """One consumer's deliver frame for one route, without the tag."""
 
-    __slots__ = ("again", "fresh", "method_size", "prefix")
+    __slots__ = ("method_size", "prefix", "redelivered_suffix", "suffix")
 
     def __init__(self, channel: int, tag: bytes, route: Route) -> None:
         exchange = route.exchange.encode()
@@ -51,9 +51,9 @@ class Template:
             + DELIVER + bytes((len(tag),)) + tag
         )  # fmt: skip
         """Frame up to the delivery tag."""
-        self.fresh = b"\x00" + names
+        self.suffix = b"\x00" + names
         """Frame after the delivery tag, not redelivered."""
-        self.again = b"\x01" + names
+        self.redelivered_suffix = b"\x01" + names
         self.method_size = method_size(route)
 
 
@@ -116,11 +116,13 @@ class Recipient:
                 for each in part:
                     template = self.template(each)
                     prefixes.append(template.prefix)
-                    suffixes.append(template.again if is_redelivered else template.fresh)
+                    suffixes.append(
+                        template.redelivered_suffix if is_redelivered else template.suffix
+                    )
                 data = encode_mixed_deliveries(prefixes, suffixes, first_tag, raw, cuts, lo, hi)
                 return data if channel_of(raw, cuts[lo]) == number else rechannel(data, number)
         template = self.template(route)
-        suffix = template.again if is_redelivered else template.fresh
+        suffix = template.redelivered_suffix if is_redelivered else template.suffix
         data = encode_deliveries(
             template.prefix, suffix, first_tag, raw, cuts, lo, hi, template.method_size
         )
@@ -148,7 +150,7 @@ class Recipient:
             out += (
                 template.prefix,
                 (first_tag + i - piece.lo).to_bytes(8, "big"),
-                template.again if is_redelivered else template.fresh,
+                template.redelivered_suffix if is_redelivered else template.suffix,
             )
             if small:
                 out.append(reframe(frame + content, 0, number, limit))
@@ -172,7 +174,7 @@ class Recipient:
             out += (
                 template.prefix,
                 (first_tag + i - lo).to_bytes(8, "big"),
-                template.again if is_redelivered else template.fresh,
+                template.redelivered_suffix if is_redelivered else template.suffix,
                 reframe(message, template.method_size, number, limit),
             )
         return b"".join(out)
@@ -304,7 +306,7 @@ class ReplyRecipient(Replies):
             return
         template = Template(channel.number, self.tag.encode(), route)
         client.wire.line.out.append(
-            template.prefix + channel.session.next_tag.to_bytes(8, "big") + template.fresh
+            template.prefix + channel.session.next_tag.to_bytes(8, "big") + template.suffix
             + content_for(channel, message, method_size, largest_frame)
         )  # fmt: skip
         client.replies.written.append(client.owner)

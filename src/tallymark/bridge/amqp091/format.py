@@ -74,7 +74,7 @@ class Amqp091Format(Format):
             if plain and raw.startswith(plain, at):
                 found.append(("", 0))
             elif front and raw.startswith(front, at):
-                found.append(known.again(raw, at + len(front)))
+                found.append(known.of_another(raw, at + len(front)))
             else:
                 end = after_table(raw, at)
                 said = Numbered(raw, at, end)
@@ -138,7 +138,7 @@ class Numbered:
         front_end = 0
         try:
             while reader.pos < end:
-                key = reader.loose_short_string()
+                key = reader.lenient_short_string()
                 value_at = reader.pos
                 value = reader.value(0)
                 if key == PUBLISHER_NAME:
@@ -158,7 +158,7 @@ class Numbered:
             if front_end and self.name:
                 self.front = raw[at:front_end]
 
-    def again(self, raw: bytes, at: int) -> tuple[str, int]:
+    def of_another(self, raw: bytes, at: int) -> tuple[str, int]:
         """Return name and number of another message with the same front, whose number is at
         `at`."""
         value = raw[at : at + self.size]

@@ -143,7 +143,7 @@ class StreamRecipient:
                 unit = b""
             if not unit or not raw.startswith(unit, header):
                 unit, front = additions.before_offset(raw, header)
-                before_offset = template.fresh + front
+                before_offset = template.suffix + front
             step = i - piece.lo
             out += (
                 template.prefix,
@@ -171,7 +171,7 @@ class StreamRecipient:
             out += (
                 template.prefix,
                 (first_tag + step).to_bytes(8, "big"),
-                template.fresh,
+                template.suffix,
                 reframe(content, 0, self._channel.number, limit) if limit else content,
             )
         return b"".join(out)

@@ -1,14 +1,7 @@
 """One AMQP 1.0 client: wire events in, engine commands out; engine effects in, frames out.
 
-Pure: the owner moves bytes and time. It feeds `receive`, carries engine effects to the methods of
-their names, and writes what `take_output` gives. While `pending_login` is set it checks the
-credentials and answers with `login_succeeded` or `login_failed`. When `closing` turns true it
-closes the transport after writing.
-
 An error has the smallest possible scope: a delivery gets an outcome, a link is detached, a session
-ends, and the connection is closed only if it cannot continue. Unsettled messages of a client that
-leaves return to their old place. They count as failed deliveries only if the connection was lost
-[FC-19].
+ends, and the connection is closed only if it cannot continue.
 """
 
 from __future__ import annotations
@@ -242,7 +235,7 @@ class Amqp10(Lifecycle):
             elif not self._event_of_link(event) and not self._event_of_session(event):
                 self._event_of_connection(event)
             event = wire.next_event()
-        self.is_behind = self.line.is_spent()
+        self.is_behind = self.line.is_share_done()
         client = self.client
         if client is not None:
             for session in client.sessions:

@@ -10,7 +10,7 @@ from array import array
 from typing import Final, final
 
 from tallymark.bridge.amqp10.annotated import Shown
-from tallymark.bridge.amqp10.front import UNREADABLE, Front, loose_fronts
+from tallymark.bridge.amqp10.front import UNREADABLE, Front, lenient_fronts
 from tallymark.bridge.conversion import amqp091_to_amqp10 as from_amqp091
 from tallymark.bridge.conversion import nsq_to_amqp10 as from_nsq
 from tallymark.bridge.formats import AMQP091, AMQP10
@@ -73,7 +73,7 @@ class Outgoing:
         self._follow(piece, shows_counts)
         shift = 0
         if payload.format == AMQP10:
-            stretches = loose_fronts(raw, cuts, piece.lo, piece.hi, self._said)
+            stretches = lenient_fronts(raw, cuts, piece.lo, piece.hi, self._said)
             self._said = stretches[-1][2]
         else:
             if payload.format == AMQP091:

@@ -13,7 +13,7 @@ from hashlib import sha256
 from operator import index
 from typing import Final, final
 
-from tallymark.bridge.amqp10.front import UNREADABLE, Front, entry_value, loose_fronts
+from tallymark.bridge.amqp10.front import UNREADABLE, Front, entry_value, lenient_fronts
 from tallymark.bridge.amqp10.sections import (
     application_properties_of,
     find_section,
@@ -57,7 +57,7 @@ class Amqp10Format(Format):
     def priorities(self, payload: Payload, lo: int, hi: int) -> bytes:
         raw, cuts = _bytes_of(payload)
         out = bytearray()
-        for first, end, front in loose_fronts(raw, cuts, lo, hi, None):
+        for first, end, front in lenient_fronts(raw, cuts, lo, hi, None):
             level = front.priority if front.priority >= 0 else PRIORITY
             out += bytes((level,)) * (end - first)
         return bytes(out)
@@ -65,7 +65,7 @@ class Amqp10Format(Format):
     def ids(self, payload: Payload, lo: int, hi: int) -> list[str]:
         raw, cuts = _bytes_of(payload)
         found: list[str] = []
-        for first, stop, front in loose_fronts(raw, cuts, lo, hi, None):
+        for first, stop, front in lenient_fronts(raw, cuts, lo, hi, None):
             for i in range(first, stop):
                 found.append(_id(raw, cuts[i], cuts[i + 1], front))
         return found
@@ -75,14 +75,14 @@ class Amqp10Format(Format):
         if raw.find(_PUBLISHER_NAME, cuts[lo], cuts[hi]) < 0:
             return []
         found: list[tuple[str, int]] = []
-        for first, stop, front in loose_fronts(raw, cuts, lo, hi, None):
+        for first, stop, front in lenient_fronts(raw, cuts, lo, hi, None):
             for i in range(first, stop):
                 found.append(_numbered(raw, cuts[i], cuts[i + 1], front))
         return found
 
     def headers(self, payload: Payload, i: int) -> dict[str, object]:
         raw, cuts = _bytes_of(payload)
-        front = loose_fronts(raw, cuts, i, i + 1, None)[0][2]
+        front = lenient_fronts(raw, cuts, i, i + 1, None)[0][2]
         seen: dict[str, object] = {}
         if front.size == UNREADABLE:
             return seen
@@ -100,7 +100,7 @@ class Amqp10Format(Format):
 
     def hop_limit(self, payload: Payload, i: int) -> int:
         raw, cuts = _bytes_of(payload)
-        front = loose_fronts(raw, cuts, i, i + 1, None)[0][2]
+        front = lenient_fronts(raw, cuts, i, i + 1, None)[0][2]
         hops = _whole(_annotation(front, HOP_LIMIT))
         return hops if 0 <= hops <= MOST_HOPS else -1
 
@@ -108,7 +108,7 @@ class Amqp10Format(Format):
         raw, cuts = _bytes_of(payload)
         totals = array("Q", (0,))
         total = 0
-        for first, stop, front in loose_fronts(raw, cuts, 0, payload.count, None):
+        for first, stop, front in lenient_fronts(raw, cuts, 0, payload.count, None):
             for i in range(first, stop):
                 total += body_size(raw, cuts[i] + max(front.size, 0), cuts[i + 1])
                 totals.append(total)

@@ -130,7 +130,7 @@ def fronts(
     return found
 
 
-def loose_fronts(
+def lenient_fronts(
     raw: bytes, cuts: array[int], lo: int, hi: int, last: Front | None
 ) -> list[tuple[int, int, Front]]:
     """Split messages into stretches with equal fronts, as fronts does. A front that cannot be read

@@ -3,7 +3,7 @@
     property           becomes
     content-type, -encoding   properties.content-type, content-encoding (symbols)
     headers            see below
-    delivery-mode      header.durable (of the payload: amqp10_annotated says it)
+    delivery-mode      header.durable (of the payload: bridge/amqp10/annotated.py says it)
     priority           header.priority
     correlation-id     properties.correlation-id: uuid for urn:uuid:..., else string
     reply-to           properties.reply-to: the address of the queue, /queues/...

@@ -34,7 +34,7 @@ from array import array
 from contextlib import suppress
 from typing import Final, final
 
-from tallymark.bridge.amqp10.front import UNREADABLE, Front, entry_value, loose_fronts
+from tallymark.bridge.amqp10.front import UNREADABLE, Front, entry_value, lenient_fronts
 from tallymark.bridge.amqp10.sections import (
     application_properties_of,
     data_bytes,
@@ -91,7 +91,7 @@ class Converter:
         raw, cuts = payload.raw, payload.cuts
         assert raw is not None, payload.position
         frames = Frames(piece)
-        for lo, hi, front in loose_fronts(raw, cuts, piece.lo, piece.hi, self._front):
+        for lo, hi, front in lenient_fronts(raw, cuts, piece.lo, piece.hi, self._front):
             self._front = front
             for i in range(lo, hi):
                 start = cuts[i]
@@ -145,7 +145,7 @@ def frames_of(message: bytes, route: Route) -> tuple[bytes, int]:
     """Convert one message to frames (publish method, header, body); return them and the size of the
     first."""
     method = method_of(route)
-    front = loose_fronts(message, array("I", (0, len(message))), 0, 1, None)[0][2]
+    front = lenient_fronts(message, array("I", (0, len(message))), 0, 1, None)[0][2]
     section, body = Converter().message(message, 0, len(message), front, front.durable)
     return method + content_of(section, body), len(method)
 

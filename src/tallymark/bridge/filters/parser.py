@@ -133,7 +133,7 @@ class Parser:
         token = self._next
         return wrong(token.at, f"{token.described()} found, expected {what}")
 
-    def _deeper(self) -> None:
+    def _nest(self) -> None:
         self._depth += 1
         if self._depth > DEEPEST:
             raise wrong(self._next.at, f"nested deeper than {DEEPEST}")
@@ -155,7 +155,7 @@ class Parser:
     def _not_part(self) -> Node:
         if not self._accept(KEYWORD, "NOT"):
             return self._test()
-        self._deeper()
+        self._nest()
         found = Not(self._not_part())
         self._depth -= 1
         return found
@@ -246,13 +246,13 @@ class Parser:
         if token.kind == SIGN:
             if token.text in _SUMS:
                 self._take()
-                self._deeper()
+                self._nest()
                 signed = Signed(self._factor(), token.text == "-")
                 self._depth -= 1
                 return signed
             if token.text == "(":
                 self._take()
-                self._deeper()
+                self._nest()
                 inside = self._condition()
                 self._expect(SIGN, ")")
                 self._depth -= 1

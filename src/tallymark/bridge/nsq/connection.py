@@ -1,14 +1,7 @@
 """One NSQ client: wire events in, engine commands out; engine effects in, frames out.
 
-Pure: the owner moves bytes and time, see Bridge. While `pending_auth` is set it asks the auth
-server and answers with `auth_succeeded` or `auth_failed`. While `upgrade` is set it puts that layer
-between itself and the transport, feeds `take_unread` into it and calls `upgraded` when it is ready.
-It reads no more while `wants_data` is false. When `closing` turns true it closes the transport
-after writing.
-
-An OK means that the messages are on disk. Messages in flight to a client that leaves are ready
-again at once [NQ-D2]; messages that exceed the time-out go to the tail, and the client continues
-[NQ-14].
+An OK means that the messages are on disk. Messages that exceed the time-out go to the tail, and the
+client continues [NQ-14].
 """
 
 from __future__ import annotations
@@ -219,7 +212,7 @@ class Nsq(Lifecycle):
         while not self._is_held():
             event = wire.next_event()
             if event is None:
-                self.is_behind = self.line.is_spent()
+                self.is_behind = self.line.is_share_done()
                 return
             self._handle(event)
 

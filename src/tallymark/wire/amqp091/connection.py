@@ -1,12 +1,13 @@
 """A server's end of one AMQP 0-9-1 connection, without I/O and without a clock.
 
-The owner passes bytes and time in, asks for events until there are none, and writes the output in
-`out`. Bytes are processed only when an event is asked for. So the owner's answer to one event (such
-as a channel.close) takes effect before the next frame is read, however the bytes arrived.
+The owner passes bytes and time in, asks for events until there are none, and writes the output of
+`take_output`. Bytes are processed only when an event is asked for. So the owner's answer to one
+event (such as a channel.close) takes effect before the next frame is read, however the bytes
+arrived.
 
 Any bytes result in events, or in one fatal `ProtocolFailure`, and never in an exception. The memory
 used is bounded: one incomplete frame, or one incomplete single-frame publish, and the unfinished
-contents of all channels up to `Limits.unfinished_max_bytes`.
+contents of all channels up to `Limits.unfinished_bytes`.
 """
 
 from __future__ import annotations

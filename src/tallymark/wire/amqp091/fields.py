@@ -124,7 +124,7 @@ class Reader:
         except UnicodeDecodeError:
             raise WireError(SYNTAX_ERROR, f"malformed UTF-8 in short string {raw!r}") from None
 
-    def loose_short_string(self) -> str:
+    def lenient_short_string(self) -> str:
         """Read a text without effect on routing: bytes that are not UTF-8 become surrogate
         escapes."""
         return self.take(self.unsigned(1)).decode("utf-8", "surrogateescape")
@@ -137,7 +137,7 @@ class Reader:
         whole = self._enter(size, depth)
         table: dict[str, object] = {}
         while self.pos < self.end:
-            key = self.loose_short_string()
+            key = self.lenient_short_string()
             table[key] = self.value(depth)
         self.end = whole
         return table

@@ -34,7 +34,7 @@ class Limits:
     """Maximum bytes of incomplete contents of all channels; more closes the publisher's connection.
     0: two messages of the largest size, and 1 MiB."""
     steps: int = ALL
-    """Number of steps of work at a time; beyond it `Line.is_spent` is true [wire.line]."""
+    """Number of steps of work at a time; beyond it `Line.is_share_done` is true [wire.line]."""
 
     def __post_init__(self) -> None:
         if self.frame_max and self.frame_max < FRAME_MIN:

@@ -75,9 +75,9 @@ def decode_properties(section: bytes) -> Properties:
         raise WireError(SYNTAX_ERROR, f"unknown property flags {flags & 3:#x}")
     properties = Properties()
     if flags & CONTENT_TYPE:
-        properties.content_type = reader.loose_short_string()
+        properties.content_type = reader.lenient_short_string()
     if flags & CONTENT_ENCODING:
-        properties.content_encoding = reader.loose_short_string()
+        properties.content_encoding = reader.lenient_short_string()
     if flags & HEADERS:
         properties.headers = reader.table()
     if flags & DELIVERY_MODE:
@@ -85,23 +85,23 @@ def decode_properties(section: bytes) -> Properties:
     if flags & PRIORITY:
         properties.priority = reader.unsigned(1)
     if flags & CORRELATION_ID:
-        properties.correlation_id = reader.loose_short_string()
+        properties.correlation_id = reader.lenient_short_string()
     if flags & REPLY_TO:
-        properties.reply_to = reader.loose_short_string()
+        properties.reply_to = reader.lenient_short_string()
     if flags & EXPIRATION:
-        properties.expiration = reader.loose_short_string()
+        properties.expiration = reader.lenient_short_string()
     if flags & MESSAGE_ID:
-        properties.message_id = reader.loose_short_string()
+        properties.message_id = reader.lenient_short_string()
     if flags & TIMESTAMP:
         properties.timestamp = reader.unsigned(8)
     if flags & TYPE:
-        properties.type = reader.loose_short_string()
+        properties.type = reader.lenient_short_string()
     if flags & USER_ID:
-        properties.user_id = reader.loose_short_string()
+        properties.user_id = reader.lenient_short_string()
     if flags & APP_ID:
-        properties.app_id = reader.loose_short_string()
+        properties.app_id = reader.lenient_short_string()
     if flags & CLUSTER_ID:
-        properties.cluster_id = reader.loose_short_string()
+        properties.cluster_id = reader.lenient_short_string()
     if reader.pos != reader.end:
         raise WireError(SYNTAX_ERROR, f"{reader.end - reader.pos} bytes after the last property")
     return properties

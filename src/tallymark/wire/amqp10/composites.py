@@ -33,7 +33,6 @@ from tallymark.wire.amqp10.reader import Reader
 from tallymark.wire.amqp10.types import Array, Encodable, Symbol, ULong
 from tallymark.wire.amqp10.writer import (
     compound,
-    deeper,
     encode_binary,
     encode_integer,
     encode_string,
@@ -43,6 +42,7 @@ from tallymark.wire.amqp10.writer import (
     encode_uint,
     encode_ulong,
     encode_value,
+    nested,
 )
 
 Map = dict[object, object]
@@ -59,7 +59,7 @@ class Composite(Encodable):
         return self.encode_at(0)
 
     def encode_at(self, depth: int) -> bytes:
-        depth = deeper(depth)
+        depth = nested(depth)
         layout = BY_CLASS[type(self)]
         parts: list[bytes] = []
         count = 0
@@ -347,7 +347,7 @@ def _encode_one(kind: str, value: object, depth: int) -> bytes:
         return encode_integer(0x83, value)
     if kind == "fields" or kind == "annotations":
         assert isinstance(value, dict)
-        return encode_symbol_map(value, deeper(depth))
+        return encode_symbol_map(value, nested(depth))
     return encode_value(value, depth)
 
 

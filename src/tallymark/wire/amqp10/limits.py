@@ -39,7 +39,7 @@ class Limits:
     """Maximum bytes of incomplete deliveries of all links; more closes the sender's connection. 0:
     two messages of the largest size, and 1 MiB."""
     steps: int = ALL
-    """Number of steps of work at a time; beyond it `Line.is_spent` is true [wire.line]."""
+    """Number of steps of work at a time; beyond it `Line.is_share_done` is true [wire.line]."""
 
     def __post_init__(self) -> None:
         _check("max_frame_size", self.max_frame_size, FRAME_MIN, 0xFFFF_FFFF)

@@ -109,7 +109,7 @@ class Reader:
         if width == 8:
             return self._eight(code)
         if code == 0:
-            self._deeper()
+            self._nest()
             descriptor = self.value()
             value = self.value()
             self.depth -= 1
@@ -243,7 +243,7 @@ class Reader:
         descriptors: list[object] = []
         of = self.octet()
         while of == 0:
-            self._deeper()
+            self._nest()
             descriptors.append(self.value())
             of = self.octet()
         if of not in _CODES:
@@ -267,7 +267,7 @@ class Reader:
     def enter(self, code: int) -> int:
         """Narrow the window to the bytes that the size of a compound or an array gives; return the
         end for `leave`."""
-        self._deeper()
+        self._nest()
         size = self.size_of(code)
         whole = self.end
         after = self.pos + size
@@ -282,7 +282,7 @@ class Reader:
         self.end = whole
         self.depth -= 1
 
-    def _deeper(self) -> None:
+    def _nest(self) -> None:
         self.depth += 1
         if self.depth > DEPTH_MAX:
             raise DecodeError(f"values nested deeper than {DEPTH_MAX}")

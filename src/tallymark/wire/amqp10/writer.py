@@ -121,13 +121,13 @@ def encode_value(value: object, depth: int) -> bytes:
         return encode_binary(value if isinstance(value, bytes) else _bytes_of(value))
     if kind == _MAP:
         assert isinstance(value, dict)
-        return _encode_map(value, deeper(depth))
+        return _encode_map(value, nested(depth))
     if kind == _LIST:
         assert isinstance(value, (list, tuple))
-        return encode_list(value, deeper(depth)) if value else b"\x45"
+        return encode_list(value, nested(depth)) if value else b"\x45"
     if kind == _DESCRIBED:
         assert isinstance(value, Described)
-        depth = deeper(depth)
+        depth = nested(depth)
         return b"\0" + encode_value(value.descriptor, depth) + encode_value(value.value, depth)
     if kind == _ITSELF:
         assert isinstance(value, Encodable)
@@ -139,7 +139,7 @@ def encode_value(value: object, depth: int) -> bytes:
         return b"\x82" + _f64.pack(value)
     if kind == _ARRAY:
         assert isinstance(value, Array)
-        return _encode_array(value, deeper(depth))
+        return _encode_array(value, nested(depth))
     code = _code_for(value)
     body = _body(code, value, depth)
     if body is None:
@@ -174,7 +174,7 @@ def _bytes_of(value: object) -> bytes:
     return bytes(value)
 
 
-def deeper(depth: int) -> int:
+def nested(depth: int) -> int:
     if depth >= DEPTH_MAX:
         raise ValueError(f"value nested deeper than {DEPTH_MAX}")
     return depth + 1
@@ -283,7 +283,7 @@ def _encode_array(values: Array, depth: int) -> bytes:
     descriptors = b""
     while inner and isinstance(inner[0], Described):
         descriptor = inner[0].descriptor
-        depth = deeper(depth)
+        depth = nested(depth)
         descriptors += b"\0" + encode_value(descriptor, depth)
         inner = [_described_by(value, descriptor) for value in inner]
     code: int = values.of

@@ -1,8 +1,8 @@
 """A server's end of one NSQ connection, protocol V2, without I/O and without a clock.
 
-The owner passes bytes and time in, asks for events until there are none, and writes the output in
-`out`. Bytes are processed only when an event is asked for. So the owner's answer to one event takes
-effect before the next command is read, however the bytes arrived.
+The owner passes bytes and time in, asks for events until there are none, and writes the output of
+`take_output`. Bytes are processed only when an event is asked for. So the owner's answer to one
+event takes effect before the next command is read, however the bytes arrived.
 
 Any bytes result in events, or in one fatal `ProtocolFailure` with nsqd's text, and never in an
 exception. The memory used is bounded by the size of one command (Limits.max_body_size,
@@ -182,7 +182,7 @@ class Connection(Lifecycle):
         inbox.advance(len(MAGIC), 1)
         if not data.startswith(MAGIC):
             raise WireError(E_BAD_PROTOCOL, "")
-        self._enter(State.INIT)
+        self._set_state(State.INIT)
         self.line.deadline_ms = NEVER
         self._set_heartbeats()
 
@@ -232,7 +232,7 @@ class Connection(Lifecycle):
                 self._sub(params)
             elif verb == b"CLS":
                 self._events.append(ClsReceived())
-            self._enter(after)
+            self._set_state(after)
 
     # Publishing
 
@@ -331,7 +331,7 @@ class Connection(Lifecycle):
         else:
             self._before_auth = self._state
             self._events.append(AuthReceived(body))
-        self._enter(after)
+        self._set_state(after)
 
     # Consuming
 

@@ -112,19 +112,19 @@ class Lifecycle:
         """Stop reading: the owner found a fatal error, and sends it in its order among the
         answers."""
         if self._state not in OVER:
-            self._enter(State.FAILED)
+            self._set_state(State.FAILED)
             self.line.stop_listening()
             self._known.clear()
             self.line.deadline_ms = NEVER
 
-    def _enter(self, state: State) -> None:
+    def _set_state(self, state: State) -> None:
         self._state = state
         self._is_reading = state in READING
 
     def _end(self, reason: str, clean: bool, state: State = State.CLOSED) -> None:
         if self._state is State.CLOSED or self._state is State.ENDED:
             return
-        self._enter(state)
+        self._set_state(state)
         self.line.stop_listening()
         self._known.clear()
         self._layers.clear()
@@ -218,11 +218,11 @@ class Lifecycle:
 
     def _upgrade_or_go_on(self) -> None:
         if self._layers:
-            self._enter(State.UPGRADING)
+            self._set_state(State.UPGRADING)
             self.line.set_deadline(UPGRADE_TIMEOUT_MS)
             self._events.append(UpgradeDue(self._layers[0], self.identify.deflate_level))
         else:
-            self._enter(State.INIT)
+            self._set_state(State.INIT)
             self.line.deadline_ms = NEVER
 
     def send_auth(self, identity: str, identity_url: str, permission_count: int) -> None:
@@ -236,7 +236,7 @@ class Lifecycle:
         }
         self._send(frame(RESPONSE, encode_json(answer)))
         self._is_authorized = True
-        self._enter(self._before_auth)
+        self._set_state(self._before_auth)
 
     def _send(self, frames: bytes) -> None:
         if self._state is not State.CLOSED:

@@ -53,7 +53,7 @@ class Limits:
     topology_region: str = ""
     topology_zone: str = ""
     steps: int = ALL
-    """Number of steps of work at a time; beyond it `Line.is_spent` is true [wire.line]."""
+    """Number of steps of work at a time; beyond it `Line.is_share_done` is true [wire.line]."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_msg_size <= CELL_SIZE_MAX:
