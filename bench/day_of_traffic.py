@@ -209,9 +209,9 @@ class Day:
         ]
         assert not lost, lost
         self.journal.start()
-        self.vhost = self.broker.add_vhost("/")
-        self.connection = self.broker.open_connection("/", "guest", "day")
-        self.publisher = self.broker.open_session(self.connection)
+        self.vhost = self.broker.registry.add_vhost("/")
+        self.connection = self.broker.clients.open_connection("/", "guest", "day")
+        self.publisher = self.broker.clients.open_session(self.connection)
         self.topics = Topics(self.broker, "/", 10_000)
         self.topics.keeps_changes = False
 
@@ -249,7 +249,7 @@ class Day:
     def _queue(
         self, name: str, arguments: dict[str, object] | None = None, durable: bool = True
     ) -> Queue:
-        return self.broker.declare_queue(
+        return self.broker.registry.declare_queue(
             self.connection, name, durable, False, False, arguments or {}, False
         )
 
@@ -261,23 +261,25 @@ class Day:
 
     def _connect(self, worker: Worker) -> None:
         broker = self.broker
-        worker.connection = broker.open_connection("/", "guest", worker.queue)
-        worker.session = session = broker.open_session(worker.connection)
+        worker.connection = broker.clients.open_connection("/", "guest", worker.queue)
+        worker.session = session = broker.clients.open_session(worker.connection)
         worker.holds = []
         self._workers[session.id] = worker
-        broker.set_prefetch(session, worker.prefetch, False)
+        broker.consuming.set_prefetch(session, worker.prefetch, False)
         queue = self.vhost.queues[worker.queue]
         if worker.kind == "stream":
-            worker.consumer = broker.read(session, queue, "c", Start(FIRST), False)
+            worker.consumer = broker.consuming.read(session, queue, "c", Start(FIRST), False)
             return
-        worker.consumer = broker.consume(session, queue, "c", worker.kind == "auto", False, 0, {})
+        worker.consumer = broker.consuming.consume(
+            session, queue, "c", worker.kind == "auto", False, 0, {}
+        )
         if worker.kind == "nsq":
             worker.consumer.on_timeout = REQUEUES
             worker.consumer.timeout_ms = 15 * self.step_ms
 
     def _disconnect(self, worker: Worker, lost: bool) -> None:
         self._workers.pop(worker.session.id, None)
-        self.broker.close_connection(worker.connection, lost)
+        self.broker.clients.close_connection(worker.connection, lost)
 
     # -- time
 
@@ -357,7 +359,7 @@ class Day:
         if not crash:
             for worker in WORKERS:
                 self._disconnect(worker, lost=False)
-            self.broker.close_connection(self.connection, lost=False)
+            self.broker.clients.close_connection(self.connection, lost=False)
             self._turn()
             self._checkpoint(True)
         else:
@@ -379,7 +381,7 @@ class Day:
             if count and (key in self.vhost.queues or exchange):
                 targets = self.vhost.route(exchange, [key], None)
                 payload = self._payload(exchange, key, count, chance.random() < 0.97)
-                self.broker.publish(self.publisher, targets, payload)
+                self.broker.publishing.publish(self.publisher, targets, payload)
                 self.told.messages += count
         count = int(chance.expovariate(1 / (4 * tide)) + 0.5)
         if count:
@@ -426,11 +428,11 @@ class Day:
         False: it holds nothing any more."""
         deed = self.chance.choices(worker.deeds, worker.weights)[0]
         if deed == "accept":
-            self.broker.settle(worker.session, first, last, ACCEPTED)
+            self.broker.settlement.settle(worker.session, first, last, ACCEPTED)
             return True
         if deed == "recover":
             worker.holds.clear()
-            self.broker.recover(worker.session)
+            self.broker.settlement.recover(worker.session)
             return False
         one = self.chance.randint(first, last)
         for tag in [one, *(t for t in range(first, last + 1) if t != one)]:
@@ -447,25 +449,27 @@ class Day:
                 self.told.late += 1
 
     def _accept(self, worker: Worker, tag: int) -> None:
-        self.broker.settle(worker.session, tag, tag, ACCEPTED)
+        self.broker.settlement.settle(worker.session, tag, tag, ACCEPTED)
 
     def _reject(self, worker: Worker, tag: int) -> None:
-        self.broker.settle(worker.session, tag, tag, REJECTED)
+        self.broker.settlement.settle(worker.session, tag, tag, REJECTED)
 
     def _discard(self, worker: Worker, tag: int) -> None:
-        self.broker.settle(worker.session, tag, tag, DISCARDED)
+        self.broker.settlement.settle(worker.session, tag, tag, DISCARDED)
 
     def _return(self, worker: Worker, tag: int) -> None:
-        self.broker.settle(worker.session, tag, tag, RETURNED)
+        self.broker.settlement.settle(worker.session, tag, tag, RETURNED)
 
     def _fail(self, worker: Worker, tag: int) -> None:
-        self.broker.settle(worker.session, tag, tag, FAILED)
+        self.broker.settlement.settle(worker.session, tag, tag, FAILED)
 
     def _requeue(self, worker: Worker, tag: int) -> None:
-        self.broker.requeue(worker.session, tag, 0)
+        self.broker.settlement.requeue(worker.session, tag, 0)
 
     def _later(self, worker: Worker, tag: int) -> None:
-        self.broker.requeue(worker.session, tag, self.chance.randint(1, 60) * self.step_ms)
+        self.broker.settlement.requeue(
+            worker.session, tag, self.chance.randint(1, 60) * self.step_ms
+        )
 
     def _forget(self, worker: Worker, tag: int) -> None:
         """It stays unsettled until its time is over."""
@@ -491,7 +495,7 @@ class Day:
         broker.transactions.rollback(transaction)
         for _, first, last in due:
             outcome = self.chance.choice((ACCEPTED, RETURNED))
-            broker.settle(session, first, last, outcome)
+            broker.settlement.settle(session, first, last, outcome)
 
     def _turn_within(self) -> None:
         """Now and then a transaction lasts longer than a turn, so that the ledger hears of it."""
@@ -521,9 +525,9 @@ class Day:
             self._connect(worker)
         if self.step % 400 == 0:
             for name in ("unsafe", "ring", "full"):
-                broker.purge(self.vhost.queues[name])
+                broker.contents.purge(self.vhost.queues[name])
         if self.step % 333 == 0:
-            broker.delete_queue(self.connection, "brief", False, False)
+            broker.registry.delete_queue(self.connection, "brief", False, False)
         if self.step % 333 == 50 and "brief" not in self.vhost.queues:
             self._queue("brief")
         if self.step % 500 == 100:
@@ -531,7 +535,7 @@ class Day:
         if self.step % 500 == 160:
             self.topics.pause_topic("events", False)
         if self.step % 50 == 0:
-            broker.get(self.publisher, self.vhost.queues["full"], True)
+            broker.consuming.get(self.publisher, self.vhost.queues["full"], True)
 
 
 DEEDS: Final[dict[str, Callable[[Day, Worker, int], None]]] = {

@@ -35,13 +35,13 @@ class Cost:
         self.broker = Broker(_nothing_to_fetch)
         self.broker.formats[0] = Format()
         self.broker.clock.tell(1)
-        vhost = self.broker.add_vhost("/")
-        connection = self.broker.open_connection("/", "guest", "bench")
-        self.session = self.broker.open_session(connection)
-        self.broker.set_policy("/", Policy("l", ".*", {"ledger": ledger}, 0, QUEUES))
-        queue = self.broker.declare_queue(connection, "q", True, False, False, {}, False)
-        self.broker.set_prefetch(self.session, 0, False)
-        self.broker.consume(self.session, queue, "c", False, False, 0, {})
+        vhost = self.broker.registry.add_vhost("/")
+        connection = self.broker.clients.open_connection("/", "guest", "bench")
+        self.session = self.broker.clients.open_session(connection)
+        self.broker.registry.set_policy("/", Policy("l", ".*", {"ledger": ledger}, 0, QUEUES))
+        queue = self.broker.registry.declare_queue(connection, "q", True, False, False, {}, False)
+        self.broker.consuming.set_prefetch(self.session, 0, False)
+        self.broker.consuming.consume(self.session, queue, "c", False, False, 0, {})
         self.targets = vhost.route("", ["q"], None)
         self.raw = bytes(BODY) * run
         self.cuts = array("I", range(0, BODY * run + 1, BODY))
@@ -61,11 +61,11 @@ class Cost:
         payload = Payload(
             0, self.raw, self.cuts, self.route, None, broker.new_message_ids(run), turn, True, BODY
         )
-        broker.publish(self.session, self.targets, payload)
+        broker.publishing.publish(self.session, self.targets, payload)
         for effect in broker.turn(turn):
             if isinstance(effect, Deliver):
                 last = effect.first_tag + len(effect.slice) - 1
-                broker.settle(self.session, effect.first_tag, last, ACCEPTED)
+                broker.settlement.settle(self.session, effect.first_tag, last, ACCEPTED)
         broker.turn(turn)
         records = broker.take_records()
         self.rows += len(records)

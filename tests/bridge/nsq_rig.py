@@ -103,9 +103,11 @@ class NsqRig(amqp.Rig):
 
     def vhost_queue(self, name: str, arguments: dict[str, object] | None = None) -> Queue:
         """One that is not NSQ's."""
-        owner = self.broker.open_connection("/", "", "owner")
-        made = self.broker.declare_queue(owner, name, True, False, False, arguments or {}, False)
-        self.broker.close_connection(owner, False)
+        owner = self.broker.clients.open_connection("/", "", "owner")
+        made = self.broker.registry.declare_queue(
+            owner, name, True, False, False, arguments or {}, False
+        )
+        self.broker.clients.close_connection(owner, False)
         return made
 
     def client(self, **identify: object) -> NsqPeer:

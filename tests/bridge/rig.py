@@ -81,7 +81,7 @@ class Rig:
         self.journal.start()
         self.broker = Broker(self.journal.fetch)
         self.broker.formats[AMQP091] = Amqp091Format()
-        self.broker.add_vhost("/")
+        self.broker.registry.add_vhost("/")
         self.hold_disk = False
         """True: nothing more becomes synced."""
         self.now_ms = 1_000

@@ -68,11 +68,11 @@ class Rig(rig.Rig):
         super().__init__()
         self.broker.formats.update({AMQP10: Amqp10Format(), NSQ: NsqFormat()})
         self.watch = Watch()
-        self.broker.observers.append(self.watch.observe)
+        self.broker.registry.observers.append(self.watch.observe)
         self.settings10 = Settings(
             limits or Limits(), self._name, self.replies, self.watch, **settings,  # type: ignore[arg-type]
         )  # fmt: skip
-        self.owner = self.broker.open_connection("/", "guest", "rig")
+        self.owner = self.broker.clients.open_connection("/", "guest", "rig")
 
     def turn(self) -> None:
         self.now_ms += 1
@@ -94,13 +94,15 @@ class Rig(rig.Rig):
     def declare(self, name: str, durable: bool = True, **arguments: object) -> Queue:
         """A queue; x- is left out of the names of arguments, and _ stands for -."""
         given = {f"x-{key.replace('_', '-')}": value for key, value in arguments.items()}
-        return self.broker.declare_queue(self.owner, name, durable, False, False, given, False)
+        return self.broker.registry.declare_queue(
+            self.owner, name, durable, False, False, given, False
+        )
 
     def queue(self, name: str) -> Queue:
         return self.broker.vhost("/").queues[name]
 
     def delete(self, name: str) -> None:
-        self.broker.delete_queue(self.owner, name, False, False)
+        self.broker.registry.delete_queue(self.owner, name, False, False)
 
     def connect10(self, user: str = "guest", **more: object) -> Peer:
         """A client that is in the virtual host."""

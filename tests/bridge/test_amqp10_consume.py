@@ -621,7 +621,7 @@ def test_a_source_that_cannot_be_read_refuses_the_link(
     rig: Rig, source: Source | None, condition: str
 ) -> None:
     rig.declare("secret")
-    rig.broker.declare_queue(rig.owner, "own", False, True, False, {}, False)
+    rig.broker.registry.declare_queue(rig.owner, "own", False, True, False, {}, False)
     rig.users["guest"] = Permissions("guest", {"/": (".*", ".*", "^(?!secret)")})
     peer = rig.connect10()
     session = peer.session()
@@ -631,8 +631,8 @@ def test_a_source_that_cannot_be_read_refuses_the_link(
 
 
 def test_an_exclusive_consumer_keeps_others_out(rig: Rig) -> None:
-    session = rig.broker.open_session(rig.owner)
-    rig.broker.consume(session, rig.queue("q"), "t", False, True, 0, {})
+    session = rig.broker.clients.open_session(rig.owner)
+    rig.broker.consuming.consume(session, rig.queue("q"), "t", False, True, 0, {})
     peer = rig.connect10()
     asked = Attach(source=Source(address="q"), target=Target())
     error = peer.refused(peer.session(), asked, False)

@@ -224,7 +224,7 @@ def test_an_exclusive_queue_goes_with_its_connection(rig: Rig) -> None:
     peer = rig.connect10()
     connection = peer.bridge.entered
     assert connection is not None
-    rig.broker.declare_queue(connection, "mine", False, True, False, {}, False)
+    rig.broker.registry.declare_queue(connection, "mine", False, True, False, {}, False)
     peer.receiver(peer.session(), "mine")
     peer.wire.close()
     peer.pump()
@@ -234,7 +234,7 @@ def test_an_exclusive_queue_goes_with_its_connection(rig: Rig) -> None:
 
 
 def test_an_auto_delete_queue_goes_with_its_last_link(rig: Rig) -> None:
-    rig.broker.declare_queue(rig.owner, "auto", True, False, True, {}, False)
+    rig.broker.registry.declare_queue(rig.owner, "auto", True, False, True, {}, False)
     peer = rig.connect10()
     session = peer.session()
     link = peer.receiver(session, "auto")

@@ -174,7 +174,7 @@ def test_an_anonymous_user_that_is_not_there_is_told_in_a_close() -> None:
 
 def test_the_hostname_may_name_a_virtual_host() -> None:
     rig = Rig()
-    rig.broker.add_vhost("two")
+    rig.broker.registry.add_vhost("two")
     peer = Peer(rig, hostname="vhost:two")
     peer.login()
     connection = peer.bridge.entered
@@ -197,7 +197,7 @@ def test_a_virtual_host_out_of_reach_ends_the_connection_without_a_word(
     """Neither open nor close, as RabbitMQ: its Python client tries for ever where it hears a
     close."""
     rig = Rig()
-    rig.broker.add_vhost("two")
+    rig.broker.registry.add_vhost("two")
     rig.users["guest"] = Permissions("guest", {"/": (".*", ".*", ".*")})
     peer = Peer(rig, hostname=hostname)
     peer.start()

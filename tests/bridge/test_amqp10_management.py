@@ -47,13 +47,13 @@ class Node:
             raise AssertionError(FETCH)
 
         self.broker = Broker(fetch)
-        self.vhost = self.broker.add_vhost("/")
+        self.vhost = self.broker.registry.add_vhost("/")
         self.connection = self.connected()
         self.management = self.managing(patterns)
         self.broker.take_records()
 
     def connected(self) -> Connection:
-        return self.broker.open_connection("/", "user", "peer")
+        return self.broker.clients.open_connection("/", "user", "peer")
 
     def managing(
         self, patterns: tuple[str, str, str] = ANYTHING, connection: Connection | None = None
@@ -68,12 +68,12 @@ class Node:
         return shown(self.management.answer(bytes.fromhex(PYTHON[name])))
 
     def publish(self, queue: str, count: int) -> None:
-        session = self.broker.open_session(self.connection)
+        session = self.broker.clients.open_session(self.connection)
         payload = Payload(
             3, b"x" * count, array("I", range(count + 1)), Route("", queue), None,
             self.broker.new_message_ids(count), 1, False, 0,
         )  # fmt: skip
-        self.broker.publish(session, self.vhost.route("", [queue], None), payload)
+        self.broker.publishing.publish(session, self.vhost.route("", [queue], None), payload)
 
     def bound(self) -> list[tuple[str, str, str]]:
         return [(b.source.name, b.destination(), b.key) for b in self.vhost.topology.bindings()]
@@ -249,7 +249,7 @@ def test_exclusive_queues_belong_to_the_connection(node: Node) -> None:
         assert status == 400
         assert str(text).startswith("cannot obtain exclusive access to locked queue 'mine'")
     assert shown(other.answer(request("GET", "/queues/mine")))[0] == 200
-    node.broker.close_connection(node.connection, False)
+    node.broker.clients.close_connection(node.connection, False)
     assert "mine" not in node.vhost.queues
 
 

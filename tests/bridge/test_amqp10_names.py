@@ -111,7 +111,7 @@ def test_management_makes_nothing_of_such_a_name() -> None:
 def test_management_tells_of_arguments_that_are_no_text() -> None:
     node = Node()
     arguments: dict[str, object] = {"x-dead-letter-exchange": "k\udcff"}
-    node.broker.declare_queue(node.connection, "q", True, False, False, arguments, False)
+    node.broker.registry.declare_queue(node.connection, "q", True, False, False, arguments, False)
     status, text = node.ask("PUT", "/queues/q", {})
     assert status == 409
     assert "k\N{REPLACEMENT CHARACTER}" in str(text)

@@ -39,7 +39,7 @@ def rig() -> Rig:
 
 def held(rig: Rig, name: str = "q") -> list[bytes]:
     """The bodies of a queue's ready messages."""
-    pieces = rig.broker.pin(rig.queue(name))
+    pieces = rig.broker.contents.pin(rig.queue(name))
     out = []
     for piece in pieces:
         raw = piece.payload.raw
@@ -49,7 +49,7 @@ def held(rig: Rig, name: str = "q") -> list[bytes]:
             (body,) = Sections(raw, cuts[i], cuts[i + 1]).bodies
             assert isinstance(body, bytes)
             out.append(body)
-    rig.broker.unpin(pieces)
+    rig.broker.contents.unpin(pieces)
     return out
 
 
@@ -127,7 +127,7 @@ def test_an_address_that_stands_for_nothing_refuses_the_link(
 
 def test_a_queue_of_another_connection_is_there_to_publish_to(rig: Rig) -> None:
     """Its own is where a client of another connection is answered; only reading it is locked."""
-    own = rig.broker.declare_queue(rig.owner, "own", False, True, False, {}, False)
+    own = rig.broker.registry.declare_queue(rig.owner, "own", False, True, False, {}, False)
     peer = rig.connect10()
     session = peer.session()
     error = peer.refused(session, Attach(source=Source(address="own")), False)
@@ -222,7 +222,7 @@ def test_unroutable_messages_are_released(rig: Rig) -> None:
     link = peer.sender(peer.session(), "/exchanges/amq.topic/nobody")
     assert peer.states(peer.send(link, "1", "2")) == [RELEASED, RELEASED]
     assert peer.send(link, "3", settled=True)
-    assert rig.broker.published == 3
+    assert rig.broker.publishing.published == 3
 
 
 def test_accepted_leaves_only_when_the_disk_has_it(rig: Rig) -> None:
@@ -698,7 +698,9 @@ def test_an_attach_may_declare_a_durable_queue(by_policy: bool) -> None:
 
     rig = Rig(auto_create="" if by_policy else "^jobs-")
     if by_policy:
-        rig.broker.set_policy("/", Policy("auto", "^jobs-", {"auto-create": True}, 0, QUEUES))
+        rig.broker.registry.set_policy(
+            "/", Policy("auto", "^jobs-", {"auto-create": True}, 0, QUEUES)
+        )
     peer = rig.connect10()
     session = peer.session()
     rig.hold_disk = True
@@ -720,7 +722,7 @@ def test_an_attach_may_declare_a_durable_queue(by_policy: bool) -> None:
 
 def test_a_queue_that_an_attach_declares_gets_the_default_type() -> None:
     rig = Rig(auto_create="^jobs-")
-    rig.broker.set_default_queue_type(rig.broker.vhost("/"), "stream")
+    rig.broker.registry.set_default_queue_type(rig.broker.vhost("/"), "stream")
     peer = rig.connect10()
     peer.sender(peer.session(), "jobs-1")
     assert rig.queue("jobs-1").settings.is_stream

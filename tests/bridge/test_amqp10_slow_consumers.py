@@ -43,7 +43,7 @@ class Subscriber:
         broker = rig.broker
         source = Source(address=f"/queues/{name}")
         if name:
-            broker.declare_queue(connection, name, durable, not durable, False, {}, False)
+            broker.registry.declare_queue(connection, name, durable, not durable, False, {}, False)
         else:
             source = Source(dynamic=True)
         self.link: ReceiverLink = self.peer.receiver(
@@ -171,14 +171,14 @@ def test_sc_9_what_the_client_says_before_it_knows_changes_nothing(rig: Rig) -> 
     slow = Subscriber(rig)
     publisher = slow.peer.sender(slow.session, "/exchanges/amq.topic/k")
     slow.publish()
-    published = rig.broker.published
+    published = rig.broker.publishing.published
     (got,) = slow.peer.got
     slow.link.settle(got.id, got.id, Accepted())  # on their way when the session is ended
     slow.link.flow(5)
     publisher.send(b"", settled=False)
     assert slow.disconnect()
     assert slow.peer.take(SessionEnded).error == SLOW
-    assert rig.broker.published == published
+    assert rig.broker.publishing.published == published
     assert not slow.peer.bridge.closing
 
 

@@ -139,7 +139,7 @@ def test_an_unknown_virtual_host() -> None:
 
 def test_virtual_hosts_are_apart() -> None:
     rig = Rig()
-    rig.broker.add_vhost("other")
+    rig.broker.registry.add_vhost("other")
     one, two = rig.connect(), Peer(rig)
     two.login(vhost="other")
     two.open()

@@ -300,7 +300,7 @@ def test_deleting_a_queue_and_purging_it_end_what_waits() -> None:
     sent_ms = peer.rig.now_ms
     peer.ask(peer.publish(headers={"x-delay": 100}) * 3)
     assert peer.ask(QueueDeclare("q", passive=True)) == [(1, QueueDeclareOk("q", 0, 0))]
-    peer.rig.broker.purge(queue(peer))
+    peer.rig.broker.contents.purge(queue(peer))
     wait(peer, sent_ms + 200)
     assert bodies(peer) == []
     peer.rig.broker.check()

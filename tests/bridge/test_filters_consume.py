@@ -27,10 +27,10 @@ class Rig:
             raise AssertionError("everything is in memory")
 
         self.broker = broker = Broker(fetch)
-        broker.add_vhost("/")
-        self.connection = broker.open_connection("/", "user", "peer")
-        self.session = broker.open_session(self.connection)
-        self.queue: Queue = broker.declare_queue(
+        broker.registry.add_vhost("/")
+        self.connection = broker.clients.open_connection("/", "user", "peer")
+        self.session = broker.clients.open_session(self.connection)
+        self.queue: Queue = broker.registry.declare_queue(
             self.connection, "q", False, False, False, {}, False
         )
         red, blue = Basic(headers={"color": "red"}), Basic(headers={"color": "blue"})
@@ -47,7 +47,7 @@ class Rig:
             format, b"".join(cells), array("I", cuts), Route("", "q"), None, first, 1, False, 0
         )
         targets = self.broker.vhost("/").route("", ["q"], None)
-        self.broker.publish(self.session, targets, payload)
+        self.broker.publishing.publish(self.session, targets, payload)
 
     def filter(self, text: str) -> Filter:
         found, _ = filters_of({"f": Described(ULong(0x120), text)}, self.broker.clock)
@@ -66,10 +66,10 @@ class Rig:
 
 
 def consume(rig: Rig, tag: str, filter: Filter | None, session: Session | None = None) -> None:
-    consumer = rig.broker.consume(
+    consumer = rig.broker.consuming.consume(
         session or rig.session, rig.queue, tag, False, False, 0, {}, filter
     )
-    rig.broker.grant(consumer, 100, False)
+    rig.broker.consuming.grant(consumer, 100, False)
 
 
 def test_each_consumer_gets_what_it_asked_for() -> None:
@@ -91,18 +91,20 @@ def test_what_a_consumer_gives_back_is_for_any_that_it_matches() -> None:
     rig = Rig()
     consume(rig, "first", rig.filter("color = 'red'"))
     assert rig.delivered() == [("first", 1), ("first", 3)]
-    other = rig.broker.open_session(rig.connection)
+    other = rig.broker.clients.open_session(rig.connection)
     consume(rig, "second", rig.filter("color <> 'blue' AND h.priority = 4"), other)
     assert rig.delivered() == []
-    rig.broker.close_session(rig.session, False)
+    rig.broker.clients.close_session(rig.session, False)
     assert rig.delivered() == [("second", 1), ("second", 3)]
     rig.broker.check()
 
 
 def test_browsing_with_a_filter_takes_nothing() -> None:
     rig = Rig()
-    browser = rig.broker.browse(rig.session, rig.queue, "b", rig.filter("color IS NOT NULL"))
-    rig.broker.grant(browser, 100, False)
+    browser = rig.broker.consuming.browse(
+        rig.session, rig.queue, "b", rig.filter("color IS NOT NULL")
+    )
+    rig.broker.consuming.grant(browser, 100, False)
     assert rig.delivered() == [("b", 1), ("b", 2), ("b", 3), ("b", 4)]
     assert rig.queue.ready == 6
     assert rig.delivered() == []

@@ -13,7 +13,7 @@ def rig_with(definition: dict[str, object]) -> NsqRig:
     rig = NsqRig()
     for channel in ("c", "d"):
         rig.topics.channel("t", channel)
-    rig.broker.set_policy("/", Policy("full", "^t:c$", definition, 0, "queues"))
+    rig.broker.registry.set_policy("/", Policy("full", "^t:c$", definition, 0, "queues"))
     return rig
 
 
@@ -60,7 +60,7 @@ def test_there_is_room_again_when_messages_are_finished_or_the_policy_goes() -> 
     taker.ask(taker.message().fin(), b"RDY 0\n")
     assert rig.client().ask(pub(b"2")) == [OK]
     assert rig.client().error(pub(b"3")).startswith("E_PUB_FAILED ")
-    rig.broker.delete_policy("/", "full")
+    rig.broker.registry.delete_policy("/", "full")
     assert rig.client().ask(pub(b"3")) == [OK]
     assert held(rig) == (2, 3)
 

@@ -153,7 +153,7 @@ def test_nq_10_an_ephemeral_channel_goes_with_its_last_consumer() -> None:
     topics.channel("t", "c#ephemeral")
     session = rig.session()
     consumer = rig.consume(session, "t:c#ephemeral", "x")
-    rig.broker.cancel(consumer)
+    rig.broker.consuming.cancel(consumer)
     topic = topics.find("t")
     assert topic is not None
     assert topic.channels == {}
@@ -168,7 +168,7 @@ def test_nq_10_an_ephemeral_topic_goes_with_its_last_channel() -> None:
     topics.channel("t#ephemeral", "b#ephemeral")
     topics.delete_channel("t#ephemeral", "a")
     assert topics.find("t#ephemeral") is not None
-    rig.broker.cancel(rig.consume(rig.session(), "t#ephemeral:b#ephemeral", "x"))
+    rig.broker.consuming.cancel(rig.consume(rig.session(), "t#ephemeral:b#ephemeral", "x"))
     assert topics.find("t#ephemeral") is None
     assert "t#ephemeral" not in rig.vhost.exchanges
     assert [name for name in rig.vhost.queues if name.startswith("t")] == []

@@ -17,7 +17,7 @@ Declare = Callable[[Rig, str], None]
 
 
 def _managed(rig: Rig) -> Management:
-    connection = rig.broker.open_connection("/", "guest", "peer")
+    connection = rig.broker.clients.open_connection("/", "guest", "peer")
     return Management(rig.broker, connection, Access("guest", "/", ANYTHING), "node@host")
 
 
@@ -35,11 +35,11 @@ DECLARE: dict[str, Declare] = {"AMQP 0-9-1": _declare_091, "AMQP 1.0": _declare_
 @pytest.mark.parametrize("face", DECLARE)
 def test_a_queue_gets_the_default_type(face: str) -> None:
     rig = Rig()
-    rig.broker.set_default_queue_type(rig.broker.vhost("/"), "stream")
+    rig.broker.registry.set_default_queue_type(rig.broker.vhost("/"), "stream")
     DECLARE[face](rig, "s")
     assert rig.broker.vhost("/").queues["s"].settings.is_stream
     policy = Policy("p", "^classic", {"default-queue-type": "classic"}, apply_to="queues")
-    rig.broker.set_policy("/", policy)
+    rig.broker.registry.set_policy("/", policy)
     DECLARE[face](rig, "classic")
     assert not rig.broker.vhost("/").queues["classic"].settings.is_stream
 
@@ -48,6 +48,6 @@ def test_a_queue_gets_the_default_type(face: str) -> None:
 def test_a_queue_that_is_there_fits_whatever_the_default_type_has_become(face: str) -> None:
     rig = Rig()
     DECLARE[face](rig, "q")
-    rig.broker.set_default_queue_type(rig.broker.vhost("/"), "quorum")
+    rig.broker.registry.set_default_queue_type(rig.broker.vhost("/"), "quorum")
     DECLARE[face](rig, "q")
     assert "x-queue-type" not in rig.broker.vhost("/").queues["q"].arguments

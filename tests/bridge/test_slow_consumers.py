@@ -87,7 +87,7 @@ def test_sc_9_what_the_client_says_before_it_knows_changes_nothing() -> None:
     peer.send(BasicAck(1, False), BasicQos(0, 5, False))  # on their way when it was closed
     peer.send(BasicConsume("amq.gen", "late"), peer.publish(b"late", "k", exchange="amq.topic"))
     assert peer.hear() == [(1, CLOSE)]
-    assert rig.broker.published == 4
+    assert rig.broker.publishing.published == 4
 
 
 def test_a_client_that_closes_the_channel_itself_meanwhile_hears_only_that_it_is_closed() -> None:

@@ -339,13 +339,13 @@ def test_whatever_was_published_is_read_back_with_its_offset(
 def test_a_declaration_without_a_type_follows_the_virtual_host() -> None:
     rig = Rig()
     peer = rig.connect()
-    rig.broker.set_default_queue_type(rig.broker.vhost("/"), "stream")
+    rig.broker.registry.set_default_queue_type(rig.broker.vhost("/"), "stream")
     for _ in range(2):
         assert peer.ask(QueueDeclare("s", durable=True)) == [(1, QueueDeclareOk("s", 0, 0))]
     assert rig.broker.vhost("/").queues["s"].settings.is_stream
-    rig.broker.set_default_queue_type(rig.broker.vhost("/"), "quorum")
+    rig.broker.registry.set_default_queue_type(rig.broker.vhost("/"), "quorum")
     assert peer.ask(QueueDeclare("s", durable=True)) == [(1, QueueDeclareOk("s", 0, 0))]
-    rig.broker.set_default_queue_type(rig.broker.vhost("/"), "")
+    rig.broker.registry.set_default_queue_type(rig.broker.vhost("/"), "")
     assert closed(peer.ask(QueueDeclare("s", durable=True)))[1] == 406
 
 

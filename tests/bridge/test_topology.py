@@ -286,7 +286,7 @@ def test_a_user_without_a_virtual_host() -> None:
     rig.users["nov"] = Permissions("nov", {"elsewhere": ("", "", "")})
     text = "NOT_ALLOWED - access to vhost '/' refused for user 'nov'"
     peer = Peer(rig)
-    peer.rig.broker.add_vhost("/other")
+    peer.rig.broker.registry.add_vhost("/other")
     assert peer.login("nov", vhost="/other") == [
         (0, ConnectionClose(530, text.replace("'/'", "'/other'"), 10, 40))
     ]

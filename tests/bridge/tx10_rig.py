@@ -144,7 +144,7 @@ def error_of(state: object) -> Error:
 
 def ready(rig: Rig, name: str = "q") -> list[str]:
     """The bodies of a queue's ready messages."""
-    pieces = rig.broker.pin(rig.queue(name))
+    pieces = rig.broker.contents.pin(rig.queue(name))
     out = []
     for piece in pieces:
         raw = piece.payload.raw
@@ -154,5 +154,5 @@ def ready(rig: Rig, name: str = "q") -> list[str]:
             (body,) = Sections(raw, cuts[i], cuts[i + 1]).bodies
             assert isinstance(body, bytes)
             out.append(body.decode())
-    rig.broker.unpin(pieces)
+    rig.broker.contents.unpin(pieces)
     return out

@@ -87,7 +87,7 @@ class Client:
         self.behind: dict[str, int] = {}
         """Queues that all have had a backlog for as long: what each was given when that began."""
         broker = self.rig.broker
-        broker.set_prefetch(self.session, limit, shared=True)
+        broker.consuming.set_prefetch(self.session, limit, shared=True)
         for i, spec in enumerate(specs):
             name = f"q{i}"
             arguments: dict[str, object] = {
@@ -100,8 +100,8 @@ class Client:
                 arguments["delivery-limit"] = spec.limit
             queue = self.rig.declare(name, arguments, spec.durable)
             self.lines[name] = Line(spec, queue)
-            broker.set_prefetch(self.session, spec.prefetch, shared=False)
-            broker.consume(self.session, queue, name, spec.no_ack, False, 0, {})
+            broker.consuming.set_prefetch(self.session, spec.prefetch, shared=False)
+            broker.consuming.consume(self.session, queue, name, spec.no_ack, False, 0, {})
         self.rig.settle_down()
 
     # -- what the rules say
@@ -186,7 +186,9 @@ class Client:
             return
         self.look(name, line)
         rig = self.rig
-        queue = rig.broker.declare_queue(rig.connection, name, False, False, False, {}, True)
+        queue = rig.broker.registry.declare_queue(
+            rig.connection, name, False, False, False, {}, True
+        )
         assert queue.ready == len(line.ready), (name, queue.ready, len(line.ready))
 
     def do_purge(self, i: int) -> None:
@@ -194,7 +196,7 @@ class Client:
         if line is None:
             return
         self.look(name, line)
-        assert self.rig.broker.purge(line.queue) == len(line.ready), name
+        assert self.rig.broker.contents.purge(line.queue) == len(line.ready), name
         line.ready.clear()
 
     def do_delete(self, i: int) -> None:
@@ -203,7 +205,7 @@ class Client:
             return
         self.look(name, line)
         try:
-            self.rig.broker.delete_queue(self.rig.connection, name, False, True)
+            self.rig.broker.registry.delete_queue(self.rig.connection, name, False, True)
         except PreconditionFailed:
             assert line.ready, f"{name} is empty and was not deleted"
             return
@@ -240,7 +242,7 @@ class Client:
         if not self.held:
             return
         held = self.held.pop(which % len(self.held))
-        self.rig.broker.settle(self.session, held.tag, held.tag, outcome)
+        self.rig.broker.settlement.settle(self.session, held.tag, held.tag, outcome)
         message = held.message
         line = self.lines.get(message.queue)
         if line is None:

@@ -199,7 +199,7 @@ class Race:
         while expected < n and tag + expected in player.held:
             expected += 1
         try:
-            self.rig.broker.settle(player.client.session, tag, tag + n - 1, outcome)
+            self.rig.broker.settlement.settle(player.client.session, tag, tag + n - 1, outcome)
         except PreconditionFailed:
             assert expected < n, "refused what is in flight"
         else:
@@ -248,7 +248,7 @@ class Race:
 
     def empty(self) -> None:
         self.history.append("empty")
-        self.rig.broker.empty(self.queue)
+        self.rig.broker.contents.empty(self.queue)
         for message in self.messages:
             if message.place in (READY, HELD, DEFERRED):
                 message.place = DROPPED
@@ -258,7 +258,7 @@ class Race:
     def pause(self) -> None:
         self.paused = not self.paused
         self.history.append(f"pause {self.paused}")
-        self.rig.broker.pause(self.queue, self.paused)
+        self.rig.broker.registry.pause(self.queue, self.paused)
 
     def set_wall_clock(self) -> None:
         step = self.random.choice(CLOCK_STEPS_MS)

@@ -132,13 +132,13 @@ class Player:
         if look == "get":
             told = self.rig.get(self.publisher, queue, True)
         elif look == "purge":
-            told = broker.purge(queue)
+            told = broker.contents.purge(queue)
         elif look == "declare":
-            broker.declare_queue(self.rig.connection, name, True, False, False, {}, True)
+            broker.registry.declare_queue(self.rig.connection, name, True, False, False, {}, True)
             told = queue.ready
         elif look == "delete":
             with suppress(PreconditionFailed):
-                told = broker.delete_queue(self.rig.connection, name, False, True)
+                told = broker.registry.delete_queue(self.rig.connection, name, False, True)
                 self.declare(name)
         elif queue.stored:
             subscription = leases.attach(queue, "s")
@@ -151,7 +151,7 @@ class Player:
         self.seen.append(f"{look} {told}")
 
     def do_share(self, limit: int) -> None:
-        self.rig.broker.set_prefetch(self.session, limit, shared=True)
+        self.rig.broker.consuming.set_prefetch(self.session, limit, shared=True)
 
     def do_wait(self, ms: int) -> None:
         self.seen += self.rig.advance(ms)
@@ -170,39 +170,39 @@ class Player:
 
     def do_consume(self, queue: str, prefetch: int, no_ack: bool) -> None:
         broker = self.rig.broker
-        broker.set_prefetch(self.session, prefetch, shared=False)
+        broker.consuming.set_prefetch(self.session, prefetch, shared=False)
         tag = f"c{len(self.consumers)}"
         self.consumers.append(
-            broker.consume(
+            broker.consuming.consume(
                 self.session, self.rig.vhost.queues[queue], tag, no_ack, False, prefetch % 2, {}
             )
         )
 
     def do_cancel(self, which: int) -> None:
         if which < len(self.consumers):
-            self.rig.broker.cancel(self.consumers[which])
+            self.rig.broker.consuming.cancel(self.consumers[which])
 
     def do_get(self, queue: str, no_ack: bool) -> None:
         self.seen.append(f"get {self.rig.get(self.session, self.rig.vhost.queues[queue], no_ack)}")
 
     def do_settle(self, first: int, more: int, outcome: int) -> None:
-        self.rig.broker.settle(self.session, first, first + more, outcome)
+        self.rig.broker.settlement.settle(self.session, first, first + more, outcome)
 
     def do_settle_up_to(self, last: int, outcome: int) -> None:
-        self.rig.broker.settle_up_to(self.session, last, outcome)
+        self.rig.broker.settlement.settle_up_to(self.session, last, outcome)
 
     def do_recover(self) -> None:
-        self.rig.broker.recover(self.session)
+        self.rig.broker.settlement.recover(self.session)
 
     def do_reopen(self, lost: bool) -> None:
-        self.rig.broker.close_session(self.session, lost)
+        self.rig.broker.clients.close_session(self.session, lost)
         self.session = self.rig.session()
 
     def do_flow(self, active: bool) -> None:
-        self.rig.broker.set_flow(self.session, active)
+        self.rig.broker.consuming.set_flow(self.session, active)
 
     def do_purge(self, queue: str) -> None:
-        self.seen.append(f"purged {self.rig.broker.purge(self.rig.vhost.queues[queue])}")
+        self.seen.append(f"purged {self.rig.broker.contents.purge(self.rig.vhost.queues[queue])}")
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -276,9 +276,9 @@ def test_a_restart_keeps_the_account_and_the_order(
 def check_released(player: Player) -> None:
     """Empty everything: then every stored extent has been released, each exactly once."""
     rig = player.rig
-    rig.broker.close_session(player.session, lost=True)
+    rig.broker.clients.close_session(player.session, lost=True)
     for name in QUEUES:
-        rig.broker.purge(rig.vhost.queues[name])
+        rig.broker.contents.purge(rig.vhost.queues[name])
     for _ in range(3):
         rig.turn()
     assert rig.broker.store.resident_bytes == 0
@@ -339,8 +339,8 @@ def test_a_single_consumer_sees_what_the_naive_model_says(
 ) -> None:
     rig, model = manual(), Model(prefetch)
     queue, session = rig.queue("q"), rig.session()
-    rig.broker.set_prefetch(session, prefetch, shared=False)
-    rig.broker.consume(session, queue, "c", False, False, 0, {})
+    rig.broker.consuming.set_prefetch(session, prefetch, shared=False)
+    rig.broker.consuming.consume(session, queue, "c", False, False, 0, {})
     number = 1
     for what, n, outcome in history:
         if what == "publish":
@@ -354,10 +354,10 @@ def test_a_single_consumer_sees_what_the_naive_model_says(
             tags = sorted(model.unacked)
             tag = tags[n % len(tags)]
             if what == "settle":
-                rig.broker.settle(session, tag, tag, outcome)
+                rig.broker.settlement.settle(session, tag, tag, outcome)
                 model.settle(tag, outcome)
             else:
-                rig.broker.settle_up_to(session, tag, outcome)
+                rig.broker.settlement.settle_up_to(session, tag, outcome)
                 for each in tags[: tags.index(tag) + 1]:
                     model.settle(each, outcome)
         seen = [(d.tag, d.number, d.redelivered) for d in rig.settle_down()]

@@ -186,10 +186,10 @@ def test_dl_a8_returned_and_then_refused() -> None:
     session = rig.session()
     for _ in range(3):
         rig.take(session, "q")
-    rig.broker.settle_up_to(session, 2, RETURNED)
+    rig.broker.settlement.settle_up_to(session, 2, RETURNED)
     again = [rig.take(session, "q") for _ in range(2)]
     assert [(got[0].number, got[1]) for got in again if got] == [(1, 4), (2, 5)]
-    rig.broker.settle_up_to(session, 5, DISCARDED)
+    rig.broker.settlement.settle_up_to(session, 5, DISCARDED)
     finish(rig)
     assert rig.ready("dlq") == [3, 1, 2]
 
@@ -357,7 +357,7 @@ def test_dl_a18_annotations_that_a_modified_outcome_sets() -> None:
     ):
         taken = rig.take(session, name)
         assert taken is not None
-        rig.broker.settle(session, taken[1], taken[1], REJECTED, notes)
+        rig.broker.settlement.settle(session, taken[1], taken[1], REJECTED, notes)
         rig.settle_down()
     for now in (rig, rig.restart()):
         [letter] = now.holds("c")

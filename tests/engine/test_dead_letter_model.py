@@ -262,7 +262,7 @@ class Player:
         self.do_get(name, n)
         tags = sorted(self.model.asker.unacked)[-n:]
         if tags:
-            self.rig.broker.settle(self.asker, tags[0], tags[0], OUTCOMES[outcome])
+            self.rig.broker.settlement.settle(self.asker, tags[0], tags[0], OUTCOMES[outcome])
             self.model.settle(self.model.asker, tags[:1], outcome)
 
     def do_settle(self, which: int, at: int, n: int, outcome: str) -> None:
@@ -275,11 +275,11 @@ class Player:
         if at >= len(tags):
             return
         if n == 4:
-            self.rig.broker.settle_up_to(session, tags[at], OUTCOMES[outcome])
+            self.rig.broker.settlement.settle_up_to(session, tags[at], OUTCOMES[outcome])
             self.model.settle(consumer, tags[: at + 1], outcome)
             return
         for tag in tags[at : at + n]:
-            self.rig.broker.settle(session, tag, tag, OUTCOMES[outcome])
+            self.rig.broker.settlement.settle(session, tag, tag, OUTCOMES[outcome])
             self.model.settle(consumer, [tag], outcome)
 
     def do_wait(self, ms: int) -> None:
@@ -307,18 +307,18 @@ class Player:
     def do_cancel(self, which: int) -> None:
         if which < len(self.sessions):
             for consumer in list(self.sessions[which].consumers.values()):
-                self.rig.broker.cancel(consumer)
+                self.rig.broker.consuming.cancel(consumer)
             self.model.cancel(self.model.consumers[which])
 
     def do_close(self, which: int, lost: bool) -> None:
         if which < len(self.sessions):
-            self.rig.broker.close_session(self.sessions[which], lost)
+            self.rig.broker.clients.close_session(self.sessions[which], lost)
             self.model.cancel(self.model.consumers[which])
             self.model.return_all(self.model.consumers[which], lost)
 
     def do_purge(self, name: str) -> None:
         if self.has(name):
-            found = self.rig.broker.purge(self.rig.vhost.queues[name])
+            found = self.rig.broker.contents.purge(self.rig.vhost.queues[name])
             assert found == self.model.purge(name)
 
     def do_delete(self, name: str) -> None:
@@ -360,7 +360,7 @@ class Player:
             for i in range(len(piece))
         ][start : start + n]
         self.rig.tell_time()
-        self.rig.broker.use(queue)
+        self.rig.broker.dispatcher.use(queue)
         target = ("", to) if to else (None, None)
         found = redrives.look(queue, wanted, *target)
         redrives.move(queue, found)

@@ -266,7 +266,7 @@ def test_dl_22_pending_letters_come_back_in_order_with_what_they_have(checkpoint
     for _ in range(3):
         rig.take(session, "q")
     for tag in (2, 3, 1):
-        rig.broker.settle(session, tag, tag, REJECTED)
+        rig.broker.settlement.settle(session, tag, tag, REJECTED)
     finish(rig)
     died = [letter.died_ms for letter in rig.vhost.queues["q"].letters]
     if checkpoint:

@@ -152,14 +152,14 @@ def test_dl_5_what_counts_as_a_failure_and_what_does_not() -> None:
     reject(rig, "q", outcome=RETURNED)
     session = rig.session()
     rig.take(session, "q")
-    rig.broker.recover(session)
+    rig.broker.settlement.recover(session)
     rig.take(session, "q")
-    rig.broker.close_session(session, lost=False)  # ours: no failure either [FC-19]
+    rig.broker.clients.close_session(session, lost=False)  # ours: no failure either [FC-19]
     finish(rig)
     assert [(h.number, h.failed, h.acquired) for h in rig.holds("q")] == [(1, 0, 3)]
     session = rig.session()
     rig.take(session, "q")
-    rig.broker.close_session(session, lost=True)
+    rig.broker.clients.close_session(session, lost=True)
     finish(rig)
     assert [h.deaths for h in rig.holds("dead")] == [[("q", "delivery_limit", 1)]]
     assert rig.holds("dead")[0].counts == (1, 4)
@@ -173,7 +173,7 @@ def test_dl_5_messages_lost_together_die_each_by_its_own_count() -> None:
     session = rig.session()
     rig.consume(session, "q", "c")
     finish(rig)
-    rig.broker.close_session(session, lost=True)
+    rig.broker.clients.close_session(session, lost=True)
     finish(rig)
     assert rig.ready("dead") == [1, 2]
     assert [(h.number, h.failed) for h in rig.holds("q")] == [(3, 1), (4, 1)]
@@ -216,8 +216,8 @@ def test_dl_7_letters_leave_in_the_order_of_their_deaths() -> None:
         rig.take(session, "q")
     order = [7, 3, 99, 0, 50]
     for number in order:
-        rig.broker.settle(session, number + 1, number + 1, REJECTED)
-    rig.broker.settle(session, 11, 21, REJECTED)
+        rig.broker.settlement.settle(session, number + 1, number + 1, REJECTED)
+    rig.broker.settlement.settle(session, 11, 21, REJECTED)
     finish(rig)
     assert rig.ready("dead") == [*order, *range(10, 21)]
 
@@ -475,7 +475,7 @@ def test_a_letter_shares_its_annotations_with_those_that_died_alike() -> None:
     session = rig.session()
     rig.consume(session, "q", "c")
     finish(rig)
-    rig.broker.settle_up_to(session, 0, REJECTED)
+    rig.broker.settlement.settle_up_to(session, 0, REJECTED)
     finish(rig)
     assert len({id(h.annotations) for h in rig.holds("dead")}) == 1
     assert len(rig.vhost.queues["dead"].slices()) == 1, "a run stays a run"
@@ -508,7 +508,7 @@ def test_bytes_that_cannot_be_read_do_not_stop_later_letters() -> None:
     raw, payload.raw, position = payload.raw, None, payload.position
     payload.position = 1 << 40
     with pytest.raises(AssertionError):  # what a read error is to the engine
-        rig.broker.settle(session, first[1], first[1], REJECTED)
+        rig.broker.settlement.settle(session, first[1], first[1], REJECTED)
     payload.raw, payload.position = raw, position
-    rig.broker.settle(session, second[1], second[1], REJECTED)
+    rig.broker.settlement.settle(session, second[1], second[1], REJECTED)
     assert rig.ready("t") == [2]

@@ -66,7 +66,7 @@ def test_an_id_stays_taken_when_its_message_is_gone() -> None:
     send(rig, "a")
     drain(rig, "q")
     send(rig, "a", start=2)
-    rig.broker.purge(rig.vhost.queues["q"])
+    rig.broker.contents.purge(rig.vhost.queues["q"])
     send(rig, "a", start=3)
     assert rig.ready("q") == []
 

@@ -283,7 +283,7 @@ def test_if_empty_does_not_delete_a_queue_with_deferred_messages() -> None:
     later(rig, "q", 100, 1)
     finish(rig)
     with pytest.raises(PreconditionFailed, match="not empty"):
-        rig.broker.delete_queue(rig.connection, "q", False, True)
+        rig.broker.registry.delete_queue(rig.connection, "q", False, True)
     assert counts(rig, "q") == (0, 0, 1)
 
 
@@ -318,7 +318,7 @@ def test_what_is_deferred_goes_with_the_rest(how: str) -> None:
     if how == "delete":
         rig.delete("q")
     else:
-        getattr(rig.broker, how)(queue)
+        getattr(rig.broker.contents, how)(queue)
     finish(rig)
     assert (queue.deferred, queue.account.deferred_bytes, len(queue.deferrals)) == (0, 0, 0)
     assert sum(queue.account.dropped.values()) == 3
@@ -345,7 +345,7 @@ def test_delayed_retry_waits_longer_each_time_and_keeps_the_old_place() -> None:
         got = rig.take(session, "q")
         assert got is not None
         assert got[0].number == 1
-        rig.broker.settle(session, got[1], got[1], FAILED)
+        rig.broker.settlement.settle(session, got[1], got[1], FAILED)
         rig.advance(wait - 1)
         assert rig.ready("q") == [2, 3]
         rig.advance(1)
@@ -361,8 +361,8 @@ def test_delayed_retry_of_one_kind_leaves_the_other_alone(which: str) -> None:
     rig.send("q", 1, 2)
     for _ in range(2):
         assert rig.take(session, "q") is not None
-    rig.broker.settle(session, 1, 1, FAILED)
-    rig.broker.settle(session, 2, 2, RETURNED)
+    rig.broker.settlement.settle(session, 1, 1, FAILED)
+    rig.broker.settlement.settle(session, 2, 2, RETURNED)
     finish(rig)
     assert rig.ready("q") == [2 if which == "failed" else 1]
     assert counts(rig, "q") == (1, 0, 1)
@@ -379,7 +379,7 @@ def test_delayed_retry_does_not_save_a_message_from_its_delivery_limit() -> None
     for _ in range(2):
         got = rig.take(session, "q")
         assert got is not None
-        rig.broker.settle(session, got[1], got[1], FAILED)
+        rig.broker.settlement.settle(session, got[1], got[1], FAILED)
         rig.advance(1000)
     assert rig.dropped("q") == {"delivery_limit": 1}
     assert counts(rig, "q") == (0, 0, 0)
@@ -552,8 +552,8 @@ def test_a_retried_message_finds_its_old_place_after_a_restart(packs: bool) -> N
         rig.send("q", n)
     taken = [rig.take(session, "q") for _ in range(10)]
     assert all(taken)
-    rig.broker.settle(session, 3, 5, FAILED)
-    rig.broker.settle(session, 10, 10, FAILED)
+    rig.broker.settlement.settle(session, 3, 5, FAILED)
+    rig.broker.settlement.settle(session, 10, 10, FAILED)
     finish(rig)
     after = rig.restart()
     if packs:
@@ -659,5 +659,5 @@ def test_bodies_of_deferred_messages_may_leave_memory() -> None:
     got = rig.take(session, "q")
     assert got is not None
     assert got[0].number == 1
-    rig.broker.settle(session, got[1], got[1], ACCEPTED)
+    rig.broker.settlement.settle(session, got[1], got[1], ACCEPTED)
     finish(rig)

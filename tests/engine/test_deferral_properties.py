@@ -133,19 +133,19 @@ class Chaos:
         how = self.random.randrange(8)
         if how < 5:
             outcome = (ACCEPTED, REJECTED, RETURNED, FAILED, DISCARDED)[how]
-            self.rig.broker.settle(session, tag, tag, outcome)
+            self.rig.broker.settlement.settle(session, tag, tag, outcome)
         elif how == 5:
-            self.rig.broker.touch(session, tag, 400)
+            self.rig.broker.timeouts.touch(session, tag, 400)
         elif how == 6:
             delay = self.pick(DELAYS_MS)
             assert isinstance(delay, int)
-            self.rig.broker.requeue(session, tag, delay)
+            self.rig.broker.settlement.requeue(session, tag, delay)
         else:
-            self.rig.broker.settle_up_to(session, tag, FAILED)
+            self.rig.broker.settlement.settle_up_to(session, tag, FAILED)
 
     def ask(self) -> None:
         queue = self.rig.vhost.queues[self.random.choice(NAMES)]
-        self.rig.broker.get(self.asker, queue, False)
+        self.rig.broker.consuming.get(self.asker, queue, False)
 
     def wait(self) -> None:
         ms = self.random.choice((1, 19, 30, 70, 150))
@@ -162,9 +162,9 @@ class Chaos:
     def purge(self) -> None:
         queue = self.rig.vhost.queues[self.random.choice(NAMES)]
         if self.random.random() < 0.5:
-            self.rig.broker.purge(queue)
+            self.rig.broker.contents.purge(queue)
         else:
-            self.rig.broker.empty(queue)
+            self.rig.broker.contents.empty(queue)
 
     def lease(self) -> None:
         leases = self.rig.broker.leases
@@ -185,11 +185,11 @@ class Chaos:
         self.random.choice(self.clients).rdy(self.random.choice((0, 1, 3)))
 
     def recover(self) -> None:
-        self.rig.broker.recover(self.asker)
+        self.rig.broker.settlement.recover(self.asker)
 
     def transfer(self) -> None:
         queues = self.rig.vhost.queues
-        self.rig.broker.transfer(queues["b"], [queues["a"]])
+        self.rig.broker.contents.transfer(queues["b"], [queues["a"]])
 
     def restart(self) -> None:
         self.restarts += 1
@@ -247,12 +247,12 @@ class Chaos:
         rig = self.rig
         for client in self.clients:
             client.leave()
-        rig.broker.close_session(self.asker, lost=False)
+        rig.broker.clients.close_session(self.asker, lost=False)
         self.drop_lease()
         for _ in range(3):  # letters go from one to the other
             for name in NAMES:
                 rig.set_policy(name, {})
-                rig.broker.empty(rig.vhost.queues[name])
+                rig.broker.contents.empty(rig.vhost.queues[name])
             self.look()
         for _ in range(3):
             rig.turn(self.budget)

@@ -104,7 +104,7 @@ def test_tx_9_it_returns_to_its_old_place_and_others_go_on_meanwhile() -> None:
     assert [d.number for d in finish(rig)] == [2]
     rig.advance(MIN)
     assert rig.ready("q") == [1, 3]
-    rig.broker.settle(session, 1, 1, ACCEPTED)
+    rig.broker.settlement.settle(session, 1, 1, ACCEPTED)
     (again,) = finish(rig)
     assert (again.number, again.redelivered) == (1, True)
 
@@ -149,11 +149,11 @@ def test_a_lost_connection_is_a_failure_and_an_orderly_close_is_none(
     rig = manual()
     queue = declare(rig, kind)
     rig.send("q", 1, 2)
-    connection = rig.broker.open_connection("/", "guest", "other")
+    connection = rig.broker.clients.open_connection("/", "guest", "other")
     session = rig.session(connection)
     rig.consume(session, "q", "c", prefetch=2)
     assert len(finish(rig)) == 2
-    rig.broker.close_connection(connection, lost)
+    rig.broker.clients.close_connection(connection, lost)
     finish(rig)
     assert (queue.ready, queue.deferred) == ((0, 2) if waited else (2, 0))
     rig.advance(MIN)
@@ -168,7 +168,7 @@ def test_tx_8_what_is_recovered_waits_as_returned() -> None:
     session = rig.session()
     rig.consume(session, "q", "c", prefetch=2)
     finish(rig)
-    rig.broker.recover(session)
+    rig.broker.settlement.recover(session)
     assert finish(rig) == []
     assert waits(rig, queue) == [MIN]
     assert [(d.number, d.redelivered) for d in rig.advance(MIN)] == [(1, True), (2, True)]
@@ -185,7 +185,7 @@ def test_nq_14_what_an_nsq_client_held_too_long_waits_as_returned_and_goes_to_th
     while not queue.deferred:
         rig.advance(50)
     assert (queue.timed_out, queue.consumers) == (1, [consumer])
-    rig.broker.set_flow(session, False)
+    rig.broker.consuming.set_flow(session, False)
     rig.advance(MIN)
     assert [d.number for d in rig.given][:2] == [1, 2]
     assert queue.lane().slices()[-1].first == 1
@@ -241,7 +241,7 @@ def test_nq_12_what_goes_to_the_tail_does_so_after_the_wait() -> None:
     session = rig.session()
     got = rig.take(session, "q")
     assert got is not None
-    rig.broker.requeue(session, got[1], 0)
+    rig.broker.settlement.requeue(session, got[1], 0)
     finish(rig)
     assert waits(rig, queue) == [MIN]
     rig.advance(MIN)
@@ -255,7 +255,7 @@ def test_nq_12_a_consumers_own_delay_takes_the_place_of_the_queues() -> None:
     session = rig.session()
     got = rig.take(session, "q")
     assert got is not None
-    rig.broker.requeue(session, got[1], 7)
+    rig.broker.settlement.requeue(session, got[1], 7)
     finish(rig)
     assert waits(rig, queue) == [7]
 
@@ -285,8 +285,8 @@ def test_messages_in_a_run_that_failed_differently_wait_differently() -> None:
     session = rig.session()
     rig.consume(session, "q", "c", prefetch=3)
     assert [d.number for d in finish(rig)] == [1, 2, 3]
-    rig.broker.settle_up_to(session, 0, FAILED)
-    rig.broker.set_flow(session, False)
+    rig.broker.settlement.settle_up_to(session, 0, FAILED)
+    rig.broker.consuming.set_flow(session, False)
     finish(rig)
     assert waits(rig, queue) == [MIN, 2 * MIN]
     rig.advance(MIN)
@@ -319,11 +319,11 @@ def test_a_queue_with_deferred_messages_is_not_empty() -> None:
     reject(rig, "q", outcome=RETURNED)
     assert queue.ready == 0
     with pytest.raises(Exception, match="queue 'q' in vhost '/' not empty"):
-        rig.broker.delete_queue(rig.connection, "q", False, True)
-    rig.broker.purge(queue)
+        rig.broker.registry.delete_queue(rig.connection, "q", False, True)
+    rig.broker.contents.purge(queue)
     assert (queue.deferred, queue.account.dropped) == (0, {records.DROPPED_PURGED: 1})
     rig.broker.check()
-    assert rig.broker.delete_queue(rig.connection, "q", False, True) == 0
+    assert rig.broker.registry.delete_queue(rig.connection, "q", False, True) == 0
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])

@@ -78,7 +78,7 @@ def test_a_sink_s_batch_is_handed_out_when_the_disk_has_it() -> None:
     part = StagedPart(rig.payload("q", [1], True), None, True, rig.now_ms)
     staging = sinks.stage("/", "spark", [part], 60_000)
     hang(rig)
-    rig.broker.commit_sink("/", "spark", "w", 0, [staging.id])
+    rig.broker.publishing.commit_sink("/", "spark", "w", 0, [staging.id])
     assert numbers(rig) == []
     assert go_on(rig) == [1]
 
@@ -98,7 +98,7 @@ def test_a_dead_letter_is_handed_out_when_the_disk_has_it(in_transaction: bool) 
         rig.broker.transactions.settle(transaction, session, got[1], got[1], REJECTED)
         rig.broker.transactions.commit(transaction)
     else:
-        rig.broker.settle(session, got[1], got[1], REJECTED)
+        rig.broker.settlement.settle(session, got[1], got[1], REJECTED)
     assert numbers(rig) == []
     assert go_on(rig) == [1]
 
@@ -174,18 +174,18 @@ def test_a_get_is_answered_when_the_disk_has_the_message() -> None:
     rig.publish(session, "q", [0])
     rig.settle_down()
     assert rig.get(session, queue) == (0, 1)
-    rig.broker.settle(session, 1, 1, ACCEPTED)
+    rig.broker.settlement.settle(session, 1, 1, ACCEPTED)
     rig.settle_down()
     rig.hold_disk = True
     rig.publish(session, "q", [1])
     assert rig.get(session, queue) == (1, 2)
-    assert rig.broker.get_must_wait
+    assert rig.broker.consuming.get_must_wait
 
 
 def test_a_browser_and_a_filter_see_what_the_disk_has() -> None:
     rig = manual()
     queue = rig.declare("q", {"deliver-after": "synced"})
-    rig.broker.browse(rig.session(), queue, "b", None)
+    rig.broker.consuming.browse(rig.session(), queue, "b", None)
     rig.hold_disk = True
     rig.publish(rig.session(), "q", [1])
     assert numbers(rig) == []
@@ -198,7 +198,7 @@ def test_another_word_is_refused(value: object) -> None:
     with pytest.raises(PreconditionFailed, match="x-deliver-after"):
         rig.declare("q", {"deliver-after": value})
     with pytest.raises(PreconditionFailed, match="deliver-after"):
-        rig.broker.set_policy("/", Policy("p", ".*", {"deliver-after": value}, 0, "all"))
+        rig.broker.registry.set_policy("/", Policy("p", ".*", {"deliver-after": value}, 0, "all"))
 
 
 def test_what_is_held_is_its_consumer_s_when_somebody_looks() -> None:
@@ -274,9 +274,9 @@ def test_a_get_of_what_was_given_back_is_answered_when_the_disk_knows() -> None:
     assert taken is not None
     finish(rig)
     hang(rig)
-    rig.broker.settle(session, taken[1], taken[1], RETURNED)
+    rig.broker.settlement.settle(session, taken[1], taken[1], RETURNED)
     assert rig.get(session, queue) == (1, taken[1] + 1)
-    assert rig.broker.get_must_wait
+    assert rig.broker.consuming.get_must_wait
 
 
 def test_what_was_given_back_twice_waits_for_the_disk_to_know_of_both() -> None:
@@ -286,18 +286,18 @@ def test_what_was_given_back_twice_waits_for_the_disk_to_know_of_both() -> None:
     queue = rig.declare("q", {"deliver-after": "synced"})
     session = rig.session()
     watch(rig, "q")
-    rig.broker.cancel(consumers_of(queue)[0])
+    rig.broker.consuming.cancel(consumers_of(queue)[0])
     rig.send("q", 1)
     finish(rig)
     taken = rig.get(session, queue)
     assert taken is not None
     finish(rig)
     hang(rig)
-    rig.broker.settle(session, taken[1], taken[1], RETURNED)
+    rig.broker.settlement.settle(session, taken[1], taken[1], RETURNED)
     rig.turn()
     first = rig.log.end
     assert rig.get(session, queue) == (1, taken[1] + 1)
-    rig.broker.settle(session, taken[1] + 1, taken[1] + 1, RETURNED)
+    rig.broker.settlement.settle(session, taken[1] + 1, taken[1] + 1, RETURNED)
     rig.turn()
     rig.consume(rig.session(), "q", "c")
     rig.log.synced = first

@@ -43,7 +43,7 @@ def deliveries(rig: Rig, outcome: int, most: int = 20) -> int:
     count = 0
     while count < most and (seen := rig.settle_down()):
         count += len(seen)
-        rig.broker.settle(session, seen[0].tag, seen[0].tag, outcome)
+        rig.broker.settlement.settle(session, seen[0].tag, seen[0].tag, outcome)
     finish(rig)
     return count
 
@@ -124,14 +124,14 @@ def test_dl_5_what_was_counted_outlives_a_restart() -> None:
     for _ in range(LIMIT):
         got = rig.take(session, "q")
         assert got is not None
-        rig.broker.settle(session, got[1], got[1], NACKED)
+        rig.broker.settlement.settle(session, got[1], got[1], NACKED)
         finish(rig)
     rig = rig.restart()
     session = rig.session()
     got = rig.take(session, "q")
     assert got is not None
     assert got[0].failed == LIMIT
-    rig.broker.settle(session, got[1], got[1], NACKED)
+    rig.broker.settlement.settle(session, got[1], got[1], NACKED)
     finish(rig)
     assert rig.ready("dead") == [1]
 
@@ -146,7 +146,7 @@ def test_delayed_retry_reads_a_nack_as_returned_whatever_it_counts_as(
     session = rig.session()
     got = rig.take(session, "q")
     assert got is not None
-    rig.broker.settle(session, got[1], got[1], NACKED)
+    rig.broker.settlement.settle(session, got[1], got[1], NACKED)
     finish(rig)
     assert rig.ready("q") == ([] if waits else [1])
     rig.advance(100)
@@ -160,7 +160,7 @@ def test_dl_5_accepted_after_some_returns_is_accepted() -> None:
     for outcome in (NACKED, FAILED, NACKED, ACCEPTED):
         got = rig.take(session, "q")
         assert got is not None
-        rig.broker.settle(session, got[1], got[1], outcome)
+        rig.broker.settlement.settle(session, got[1], got[1], outcome)
         finish(rig)
     assert (rig.ready("q"), rig.ready("dead")) == ([], [])
     assert rig.vhost.queues["q"].account.settled == 1

@@ -106,7 +106,7 @@ def test_dl_4_consumers_are_not_given_what_had_its_time_behind_a_head_that_lives
     while new := finish(rig):
         seen += [delivery.number for delivery in new]
         for session in sessions:
-            rig.broker.settle_up_to(session, 0, ACCEPTED)
+            rig.broker.settlement.settle_up_to(session, 0, ACCEPTED)
     assert seen == [1, 5]
     assert [h.deaths for h in rig.holds("dead")] == [[("q", "expired", 1)]] * 3
 
@@ -114,7 +114,7 @@ def test_dl_4_consumers_are_not_given_what_had_its_time_behind_a_head_that_lives
 def test_dl_4_nor_are_consumers_with_credit_of_their_link_or_a_ready_count() -> None:
     rig = behind_long()
     consumer = rig.consume(rig.session(), "q", "c", no_ack=True)
-    rig.broker.grant(consumer, 5, drain=True)
+    rig.broker.consuming.grant(consumer, 5, drain=True)
     assert [delivery.number for delivery in finish(rig)] == [1, 5]
     assert rig.ready("dead") == [2, 3, 4]
 
@@ -126,8 +126,8 @@ def test_dl_4_nor_are_consumers_with_a_filter() -> None:
 
     rig = behind_long()
     session, queue = rig.session(), rig.vhost.queues["q"]
-    consumer = rig.broker.consume(session, queue, "f", False, False, 0, {}, All())
-    rig.broker.grant(consumer, 5, drain=False)
+    consumer = rig.broker.consuming.consume(session, queue, "f", False, False, 0, {}, All())
+    rig.broker.consuming.grant(consumer, 5, drain=False)
     assert [delivery.number for delivery in finish(rig)] == [1, 5]
     assert rig.ready("dead") == [2, 3, 4]
 
@@ -183,10 +183,10 @@ def test_dl_4_ttl_0_and_a_consumer_that_takes_nothing() -> None:
     rig = pair(message_ttl=0)
     session = rig.session()
     rig.consume(session, "q", "c")
-    rig.broker.set_flow(session, False)
+    rig.broker.consuming.set_flow(session, False)
     rig.send("q", 1)
     assert finish(rig) == []
-    rig.broker.set_flow(session, True)
+    rig.broker.consuming.set_flow(session, True)
     rig.connection.paused = True
     rig.send("q", 2)
     assert finish(rig) == []
@@ -233,8 +233,8 @@ def test_dl_4_the_unacked_do_not_expire_but_what_is_overdue_dies_as_it_returns()
     assert [d.number for d in finish(rig)] == [1, 2]
     rig.advance(1000)
     assert rig.vhost.queues["q"].acquired == 2
-    rig.broker.settle(session, 2, 2, ACCEPTED)
-    rig.broker.settle(session, 1, 1, RETURNED)
+    rig.broker.settlement.settle(session, 2, 2, ACCEPTED)
+    rig.broker.settlement.settle(session, 1, 1, RETURNED)
     assert finish(rig) == [], "it is not given to the consumer once more"
     assert [h.deaths for h in rig.holds("dead")] == [[("q", "expired", 1)]]
 
@@ -312,7 +312,7 @@ def test_a_deadline_of_a_purged_or_deleted_queue_does_nothing() -> None:
     rig = pair(message_ttl=10)
     rig.send("q", 1)
     finish(rig)
-    rig.broker.purge(rig.vhost.queues["q"])
+    rig.broker.contents.purge(rig.vhost.queues["q"])
     rig.advance(10)
     rig.send("q", 2)
     finish(rig)
@@ -406,7 +406,7 @@ def test_a_use_starts_its_time_anew(how: str) -> None:
     elif how == "get":
         assert rig.take(rig.session(), "q") is None
     elif how == "consume":
-        rig.broker.cancel(rig.consume(rig.session(), "q", "c"))
+        rig.broker.consuming.cancel(rig.consume(rig.session(), "q", "c"))
     else:
         rig.set_policy("q", {"max-length": 7})
     rig.advance(999)
@@ -420,7 +420,7 @@ def test_a_queue_with_a_consumer_is_used_all_the_time() -> None:
     consumer = rig.consume(rig.session(), "q", "c")
     rig.advance(10_000)
     assert is_there(rig)
-    rig.broker.cancel(consumer)
+    rig.broker.consuming.cancel(consumer)
     rig.advance(999)
     assert is_there(rig)
     rig.advance(1)
@@ -429,10 +429,10 @@ def test_a_queue_with_a_consumer_is_used_all_the_time() -> None:
 
 def test_a_queue_whose_consumer_s_connection_was_lost_expires_after_that() -> None:
     rig = expiring()
-    connection = rig.broker.open_connection("/", "guest", "other")
+    connection = rig.broker.clients.open_connection("/", "guest", "other")
     rig.consume(rig.session(connection), "q", "c")
     rig.advance(5000)
-    rig.broker.close_connection(connection, lost=True)
+    rig.broker.clients.close_connection(connection, lost=True)
     rig.advance(999)
     assert is_there(rig)
     rig.advance(1)
@@ -470,7 +470,7 @@ def test_a_turn_has_an_end_where_a_deep_backlog_expires(waits: bool) -> None:
     rig.send("q", 10_000)
     gone = 0
     if waits:
-        rig.broker.consume(rig.session(), queue, "c", True, False, 0, {})
+        rig.broker.consuming.consume(rig.session(), queue, "c", True, False, 0, {})
         gone = IN_A_TURN
         assert queue.ready == 10_001 - gone
     out = rig.turn()

@@ -59,13 +59,13 @@ class Club:
         self.published += n
 
     def do_flow(self, which: int, active: bool) -> None:
-        self.rig.broker.set_flow(self.of(which), active)
+        self.rig.broker.consuming.set_flow(self.of(which), active)
 
     def do_settle(self, which: int, n: int) -> None:
         session = self.of(which)
         tags = self.open[session.id]
         for tag in tags[:n]:
-            self.rig.broker.settle(session, tag, tag, ACCEPTED)
+            self.rig.broker.settlement.settle(session, tag, tag, ACCEPTED)
         del tags[:n]
 
     def do_commit(self, which: int, n: int, rolls_back_first: bool) -> None:
@@ -90,7 +90,7 @@ class Club:
     def finish(self) -> None:
         self.rig.hold_disk = False
         for session in self.sessions:
-            self.rig.broker.set_flow(session, True)
+            self.rig.broker.consuming.set_flow(session, True)
         for _ in range(2000):
             if self.queue.account.settled == self.published:
                 return

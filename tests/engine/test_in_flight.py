@@ -473,7 +473,7 @@ def test_nq_a9_empty_with_25_in_flight() -> None:
     a.fin(7)
     a.rdy(11)
     finish(rig)
-    rig.broker.empty(queue)
+    rig.broker.contents.empty(queue)
     finish(rig)
     assert (queue.ready, queue.acquired, queue.deferred) == (0, 0, 0)
     for client in (a, b):
@@ -500,12 +500,12 @@ def test_nq_15_a_strict_consumer_may_settle_what_an_empty_took_in_vain() -> None
     rig.consume(session, "q", "c", prefetch=3)
     rig.send("q", 1, 2, 3)
     finish(rig)
-    rig.broker.settle(session, 2, 2, ACCEPTED)
-    rig.broker.empty(queue)
+    rig.broker.settlement.settle(session, 2, 2, ACCEPTED)
+    rig.broker.contents.empty(queue)
     finish(rig)
     assert (queue.acquired, queue.account.settled) == (0, 1)
-    rig.broker.settle(session, 1, 1, ACCEPTED)
-    rig.broker.settle(session, 3, 3, REJECTED)
+    rig.broker.settlement.settle(session, 1, 1, ACCEPTED)
+    rig.broker.settlement.settle(session, 3, 3, REJECTED)
     assert session.unacked == 0
     assert (queue.acquired, queue.account.settled) == (0, 1)
     finish(rig)
@@ -524,10 +524,10 @@ def test_nq_15_empty_leaves_other_queues_and_leases_alone() -> None:
     subscription = rig.broker.leases.attach(queue, "s")
     rig.broker.leases.lease(subscription, 0, 1, 0)
     assert rig.take(session, "other") is not None
-    rig.broker.empty(queue)
+    rig.broker.contents.empty(queue)
     finish(rig)
     assert (queue.account.leased, queue.acquired, queue.ready) == (1, 1, 0)
-    rig.broker.settle(session, 1, 1, ACCEPTED)
+    rig.broker.settlement.settle(session, 1, 1, ACCEPTED)
     rig.broker.leases.settle(subscription, 1)
     finish(rig)
 
@@ -539,11 +539,11 @@ def test_every_outcome_after_a_touch_finds_its_message(outcome: int) -> None:
     client.touch(4)
     client.fin(2)
     client.touch(6)
-    rig.broker.settle(client.session, 3, 6, outcome)
+    rig.broker.settlement.settle(client.session, 3, 6, outcome)
     finish(rig)
     expected = [3, 4, 5, 6] if outcome in (RETURNED, FAILED) else []
     assert rig.ready("q") == expected
-    rig.broker.settle_up_to(client.session, 0, ACCEPTED)
+    rig.broker.settlement.settle_up_to(client.session, 0, ACCEPTED)
     finish(rig)
     assert client.session.unacked == 0
 
@@ -553,7 +553,7 @@ def test_settle_up_to_crosses_touched_entries() -> None:
     client.touch(3)
     client.fin(5)
     client.touch(7)
-    rig.broker.settle_up_to(client.session, 8, ACCEPTED)
+    rig.broker.settlement.settle_up_to(client.session, 8, ACCEPTED)
     finish(rig)
     assert [t for t in range(1, 10) if client.holds(t)] == [9]
     assert rig.vhost.queues["q"].account.settled == 8

@@ -26,9 +26,9 @@ def play(of: Rig) -> tuple[Session, list[Delivery]]:
     session = of.session()
     of.consume(session, "q", "c", prefetch=10)
     seen = of.settle_down()
-    of.broker.settle(session, 1, 3, ACCEPTED)
-    of.broker.settle(session, 4, 5, RETURNED)
-    of.broker.settle(session, 6, 6, FAILED)
+    of.broker.settlement.settle(session, 1, 3, ACCEPTED)
+    of.broker.settlement.settle(session, 4, 5, RETURNED)
+    of.broker.settlement.settle(session, 6, 6, FAILED)
     return session, seen + of.settle_down()
 
 
@@ -75,7 +75,7 @@ def test_dl_2_the_policy_is_in_effect_at_once() -> None:
     assert records.ACQUIRED in kinds(made)
     made.set_policy("q", {"ledger": "account"})
     before = len(made.log.blocks)
-    made.broker.settle(session, 1, 1, ACCEPTED)
+    made.broker.settlement.settle(session, 1, 1, ACCEPTED)
     made.settle_down()
     later = {record.kind for block in made.log.blocks[before:] for record in block}
     assert records.SETTLED in later

@@ -48,7 +48,7 @@ def test_rejections_in_a_row_are_one_row_of_each_queue() -> None:
     rig.consume(session, "left", "c")
     rig.send("left", *range(MANY))
     for delivery in rig.settle_down():
-        rig.broker.settle(session, delivery.tag, delivery.tag, REJECTED)
+        rig.broker.settlement.settle(session, delivery.tag, delivery.tag, REJECTED)
     rig.settle_down()
     assert rows(rig, records.DEAD_LETTERED) == [(1, MANY)]
     assert rows(rig, records.ENTERED) == [(1, MANY), (1, MANY)]
@@ -61,7 +61,7 @@ def test_letters_to_two_queues_have_rows_of_their_own() -> None:
     rig.consume(session, "both", "c")
     rig.send("both", *range(3))
     for delivery in rig.settle_down():
-        rig.broker.settle(session, delivery.tag, delivery.tag, REJECTED)
+        rig.broker.settlement.settle(session, delivery.tag, delivery.tag, REJECTED)
     rig.settle_down()
     assert rows(rig, records.DEAD_LETTERED) == [(1, 1), (2, 1), (3, 1)]
     again = rig.restart()
@@ -86,7 +86,7 @@ def test_a_restart_finds_the_same_letters_whatever_the_order_of_rejections(seed:
     while tags:
         at = chance.choice([0, 0, 0, chance.randrange(len(tags))])
         tag = tags.pop(at)
-        rig.broker.settle(session, tag, tag, REJECTED)
+        rig.broker.settlement.settle(session, tag, tag, REJECTED)
         if chance.random() < 0.1:
             rig.settle_down()
     rig.settle_down()

@@ -27,14 +27,14 @@ def link(
     given = {"x-" + key.replace("_", "-"): value for key, value in arguments.items()}
     queue = rig.vhost.queues[name]
     session = session or rig.session()
-    consumer = rig.broker.consume(session, queue, tag, no_ack, False, 0, given)
-    rig.broker.grant(consumer, 0, False)
+    consumer = rig.broker.consuming.consume(session, queue, tag, no_ack, False, 0, given)
+    rig.broker.consuming.grant(consumer, 0, False)
     consumer.on_timeout = RELEASES
     return consumer
 
 
 def got(rig: Rig, consumer: Consumer, credit: int, drain: bool = False) -> list[int]:
-    rig.broker.grant(consumer, credit, drain)
+    rig.broker.consuming.grant(consumer, credit, drain)
     found = [delivery.number for delivery in rig.settle_down()]
     rig.broker.check()
     return found
@@ -50,7 +50,7 @@ def test_lc_3_credit_is_spent_on_sending_and_settling_gives_none_back(no_ack: bo
     assert got(rig, consumer, 3) == [1, 2, 3]
     assert consumer.limit == 0
     if not no_ack:
-        rig.broker.settle(consumer.session, 1, 3, ACCEPTED)
+        rig.broker.settlement.settle(consumer.session, 1, 3, ACCEPTED)
         assert rig.settle_down() == []
     assert got(rig, consumer, 1) == [4]
     assert rig.ready("q") == [5]
@@ -95,7 +95,7 @@ def test_fc_5_a_drain_waits_for_what_the_disk_holds_up() -> None:
     consumer = link(rig, "q")
     rig.hold_disk = True
     rig.send("q", 1)
-    rig.broker.grant(consumer, 2, True)
+    rig.broker.consuming.grant(consumer, 2, True)
     assert rig.settle_down() == []
     assert rig.drained == []
     rig.hold_disk = False
@@ -107,11 +107,11 @@ def test_fc_5_a_drain_waits_for_a_session_without_flow() -> None:
     rig = manual()
     rig.declare("q")
     consumer = link(rig, "q")
-    rig.broker.set_flow(consumer.session, False)
+    rig.broker.consuming.set_flow(consumer.session, False)
     rig.send("q", 1)
     assert got(rig, consumer, 2, drain=True) == []
     assert rig.drained == []
-    rig.broker.set_flow(consumer.session, True)
+    rig.broker.consuming.set_flow(consumer.session, True)
     assert [d.number for d in rig.settle_down()] == [1]
     assert rig.drained == ["c"]
 
@@ -120,7 +120,7 @@ def test_fc_5_a_drain_with_two_consumers_ends_for_the_one_that_asked() -> None:
     rig = manual()
     rig.declare("q")
     one, other = link(rig, "q", tag="one"), link(rig, "q", tag="other")
-    rig.broker.grant(one, 5, False)
+    rig.broker.consuming.grant(one, 5, False)
     rig.send("q", 1, 2)
     assert sorted([*got(rig, other, 5, drain=True)]) == [1, 2]
     assert rig.drained == ["other"]
@@ -135,15 +135,15 @@ def test_fc_19_detaching_returns_what_it_held_uncounted_and_in_order() -> None:
     rig.send("q", 1, 2, 3, 4)
     assert got(rig, gone, 2) == [1, 2]
     assert got(rig, stays, 1) == [3]
-    rig.broker.settle(session, 1, 1, ACCEPTED)
-    rig.broker.detach(gone)
+    rig.broker.settlement.settle(session, 1, 1, ACCEPTED)
+    rig.broker.consuming.detach(gone)
     rig.settle_down()
     rig.broker.check()
     back = rig.holds("q")
     assert [(m.number, m.failed, m.acquired) for m in back] == [(2, 0, 1), (4, 0, 0)]
     with pytest.raises(PreconditionFailed, match="unknown delivery tag 2"):
-        rig.broker.settle(session, 2, 2, ACCEPTED)
-    rig.broker.settle(session, 3, 3, ACCEPTED)
+        rig.broker.settlement.settle(session, 2, 2, ACCEPTED)
+    rig.broker.settlement.settle(session, 3, 3, ACCEPTED)
     assert session.unacked == 0
 
 
@@ -153,7 +153,7 @@ def test_fc_18_what_takes_too_long_is_released_and_nothing_more_comes_until_it_i
     consumer = link(rig, "q", consumer_timeout=1000)
     rig.send("q", 1, 2)
     assert got(rig, consumer, 2) == [1, 2]
-    rig.broker.settle(consumer.session, 2, 2, ACCEPTED)
+    rig.broker.settlement.settle(consumer.session, 2, 2, ACCEPTED)
     rig.advance(1000 + MERGE_MS)
     assert [(who, limit) for _, who, limit in rig.timed_out] == [(consumer, 1000)]
     assert rig.released_tags == [(1, 1)]
@@ -161,7 +161,7 @@ def test_fc_18_what_takes_too_long_is_released_and_nothing_more_comes_until_it_i
     assert consumer.active
     # It does not get it again before it has said something of the first time, and that is void.
     assert got(rig, consumer, 5) == []
-    rig.broker.settle(consumer.session, 1, 1, ACCEPTED)
+    rig.broker.settlement.settle(consumer.session, 1, 1, ACCEPTED)
     assert [d.number for d in rig.settle_down()] == [1]
     assert (queue.account.settled, queue.acquired) == (1, 1)
 
@@ -172,9 +172,11 @@ def test_fc_20_annotations_of_modified_stay_with_the_message_and_replace_older_o
     consumer = link(rig, "q")
     rig.send("q", 1)
     assert got(rig, consumer, 1) == [1]
-    rig.broker.settle(consumer.session, 1, 1, RETURNED, (("x-b", b"\x50\x01"), ("x-a", b"\x42")))
+    rig.broker.settlement.settle(
+        consumer.session, 1, 1, RETURNED, (("x-b", b"\x50\x01"), ("x-a", b"\x42"))
+    )
     assert got(rig, consumer, 1) == [1]
-    rig.broker.settle(consumer.session, 2, 2, FAILED, (("x-b", b"\x41"),))
+    rig.broker.settlement.settle(consumer.session, 2, 2, FAILED, (("x-b", b"\x41"),))
     rig.settle_down()
     for now in (rig, rig.restart()):
         [message] = now.holds("q")
@@ -189,9 +191,9 @@ def test_fc_20_a_restart_gives_each_message_its_own_annotations() -> None:
     consumer = link(rig, "q")
     rig.send("q", 1, 2, 3, 4)
     assert got(rig, consumer, 3) == [1, 2, 3]
-    rig.broker.settle(consumer.session, 2, 2, RETURNED, (("x-a", b"\x41"),))
-    rig.broker.settle(consumer.session, 3, 3, RETURNED, (("x-a", b"\x42"),))
-    rig.broker.settle(consumer.session, 1, 1, RETURNED)
+    rig.broker.settlement.settle(consumer.session, 2, 2, RETURNED, (("x-a", b"\x41"),))
+    rig.broker.settlement.settle(consumer.session, 3, 3, RETURNED, (("x-a", b"\x42"),))
+    rig.broker.settlement.settle(consumer.session, 1, 1, RETURNED)
     rig.settle_down()
     seen = [None if m.annotations is None else m.annotations.notes for m in rig.holds("q")]
     assert seen == [None, (("x-a", b"\x41"),), (("x-a", b"\x42"),), None]
@@ -211,7 +213,9 @@ def test_dl_a4_annotations_of_modified_go_with_the_letter(outcome: int, failed: 
     consumer = link(rig, "q")
     rig.send("q", 1)
     assert got(rig, consumer, 1) == [1]
-    rig.broker.settle(consumer.session, 1, 1, outcome, (("x-opt-thekey", b"\xa1\x03val"),))
+    rig.broker.settlement.settle(
+        consumer.session, 1, 1, outcome, (("x-opt-thekey", b"\xa1\x03val"),)
+    )
     rig.settle_down()
     for now in (rig, rig.restart()):
         [letter] = now.holds("d")
@@ -227,7 +231,7 @@ def test_fc_20_annotations_outlast_a_delayed_retry_and_a_restart_within_it() -> 
     consumer = link(rig, "q")
     rig.send("q", 1)
     assert got(rig, consumer, 1) == [1]
-    rig.broker.settle(consumer.session, 1, 1, FAILED, (("x-a", b"\x41"),))
+    rig.broker.settlement.settle(consumer.session, 1, 1, FAILED, (("x-a", b"\x41"),))
     rig.settle_down()
     again = rig.restart()
     again.tick_ms = 0
@@ -243,9 +247,9 @@ def test_lc_2_tags_of_the_sessions_own_messages_hold_nothing() -> None:
     consumer = link(rig, "q")
     assert consumer.session.take_tag() == 1
     rig.send("q", 1)
-    rig.broker.grant(consumer, 1, False)
+    rig.broker.consuming.grant(consumer, 1, False)
     [delivery] = rig.settle_down()
     assert delivery.tag == 2
     with pytest.raises(PreconditionFailed, match="unknown delivery tag 1"):
-        rig.broker.settle(consumer.session, 1, 1, ACCEPTED)
+        rig.broker.settlement.settle(consumer.session, 1, 1, ACCEPTED)
     assert consumer.session.unacked == 1

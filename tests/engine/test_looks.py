@@ -39,12 +39,12 @@ def test_a_consumer_s_message_is_not_there_for_others(look: str, durable: bool) 
     if look == "get":
         assert rig.get(rig.session(), queue) is None
     elif look == "purge":
-        assert rig.broker.purge(queue) == 0
+        assert rig.broker.contents.purge(queue) == 0
     elif look == "declare":
-        rig.broker.declare_queue(rig.connection, "q", durable, False, False, {}, True)
+        rig.broker.registry.declare_queue(rig.connection, "q", durable, False, False, {}, True)
         assert queue.ready == 0
     elif look == "delete":
-        assert rig.broker.delete_queue(rig.connection, "q", False, True) == 0
+        assert rig.broker.registry.delete_queue(rig.connection, "q", False, True) == 0
     elif subscription is not None:
         assert leases.lease(subscription, 0, 10, 0) == 0
     assert given(rig) == [1]
@@ -55,10 +55,10 @@ def test_what_its_credit_does_not_reach_is(durable: bool) -> None:
     rig = waiting(durable)
     queue = rig.vhost.queues["q"]
     rig.send("q", 1, 2, 3, 4)
-    rig.broker.use(queue)
+    rig.broker.dispatcher.use(queue)
     assert queue.ready == 2
     assert rig.get(rig.session(), queue) == (3, 1)
-    assert rig.broker.purge(queue) == 1
+    assert rig.broker.contents.purge(queue) == 1
     assert given(rig) == [1, 2]
 
 
@@ -97,7 +97,7 @@ def test_a_crash_before_the_disk_said_so_keeps_it_ready() -> None:
     rig.turn()
     rig.hold_disk = True
     rig.send("q", 1)
-    rig.broker.purge(rig.vhost.queues["q"])
+    rig.broker.contents.purge(rig.vhost.queues["q"])
     rig.turn()
     assert rig.restart().ready("q") == [1]
 
@@ -105,9 +105,9 @@ def test_a_crash_before_the_disk_said_so_keeps_it_ready() -> None:
 def test_a_queue_that_rests_keeps_what_it_has() -> None:
     rig = waiting(False)
     queue = rig.vhost.queues["q"]
-    rig.broker.pause(queue, True)
+    rig.broker.registry.pause(queue, True)
     rig.send("q", 1)
-    assert rig.broker.purge(queue) == 1
+    assert rig.broker.contents.purge(queue) == 1
     assert given(rig) == []
 
 
@@ -115,7 +115,7 @@ def test_the_room_of_a_connection_bounds_what_a_look_hands_out() -> None:
     rig = waiting(False, prefetch=0)
     rig.connection.allowance = rig.connection.room = 40
     rig.send("q", *range(100))
-    rig.broker.use(rig.vhost.queues["q"])
+    rig.broker.dispatcher.use(rig.vhost.queues["q"])
     assert rig.vhost.queues["q"].ready > 50
     assert given(rig) == list(range(100))
 
@@ -123,11 +123,11 @@ def test_the_room_of_a_connection_bounds_what_a_look_hands_out() -> None:
 def test_a_message_of_the_time_to_live_0_reaches_its_consumer_though_somebody_looks() -> None:
     rig = waiting(False)
     rig.send("q", 1, ttl=0)
-    assert rig.broker.purge(rig.vhost.queues["q"]) == 0
+    assert rig.broker.contents.purge(rig.vhost.queues["q"]) == 0
     seen = rig.settle_down()
     assert [d.number for d in seen] == [1]
     session = next(s for s in rig.connection.sessions if s.consumers)
-    rig.broker.settle(session, seen[0].tag, seen[0].tag, ACCEPTED)
+    rig.broker.settlement.settle(session, seen[0].tag, seen[0].tag, ACCEPTED)
     rig.send("q", 2, 3, 4, ttl=0)
     assert rig.get(rig.session(), rig.vhost.queues["q"]) is None
     assert given(rig) == [2, 3]

@@ -37,7 +37,7 @@ def test_after_a_crash_few_messages_are_flagged_that_nobody_was_given(
         got = rig.turn()
         given |= {delivery.number for delivery in got}
         if got:
-            rig.broker.settle_up_to(session, got[-1].tag, ACCEPTED)
+            rig.broker.settlement.settle_up_to(session, got[-1].tag, ACCEPTED)
     after = rig.restart()
     settled = given - set(after.ready("q"))
     flags = flagged(after, "q")
@@ -62,7 +62,7 @@ def test_where_delivery_rests_the_mark_does_not_run_ahead_of_it() -> None:
     assert flagged(rig.restart(), "q") == list(range(362))
     rig.hold_disk = True
     rig.connection.holds_output = False
-    rig.broker.settle(consuming, 1, 1, ACCEPTED)
+    rig.broker.settlement.settle(consuming, 1, 1, ACCEPTED)
     assert rig.settle_down() == [], "the disk does not say yet that 363 may have been delivered"
     rig.hold_disk = False
     assert [delivery.number for delivery in rig.settle_down()] == [362]
@@ -84,7 +84,7 @@ def test_where_nothing_is_settled_the_flag_is_on_what_was_delivered_alone(
     for at, prefetch in enumerate(prefetches):
         session = rig.session()
         if way == "shared":
-            rig.broker.set_prefetch(session, prefetch, True)
+            rig.broker.consuming.set_prefetch(session, prefetch, True)
         consumer = rig.consume(session, "q", f"c{at}", 0 if way == "shared" else prefetch)
         consumer.by_link = way == "link"
     given = {delivery.number for delivery in rig.settle_down()}
@@ -106,7 +106,7 @@ def test_a_queue_whose_consumer_rests_is_exact_while_others_go_on() -> None:
     for _ in range(10):
         got = rig.settle_down()
         given |= {delivery.number for delivery in got}
-        rig.broker.settle_up_to(consuming, got[-1].tag, ACCEPTED)
+        rig.broker.settlement.settle_up_to(consuming, got[-1].tag, ACCEPTED)
     given |= {delivery.number for delivery in rig.settle_down()}
     ahead = set(flagged(rig.restart(), "q")) - given
     assert len(ahead) <= 2 * 50, "what came back lately may come back again"
@@ -133,7 +133,7 @@ def test_steady_delivery_does_not_wait_for_its_marks(at_a_time: int) -> None:
         got = rig.turn()
         held_up += len(got) != at_a_time
         if got:
-            rig.broker.settle_up_to(session, got[-1].tag, ACCEPTED)
+            rig.broker.settlement.settle_up_to(session, got[-1].tag, ACCEPTED)
     assert held_up == 0
     marks = [r for block in rig.log.blocks[before:] for r in block if r.kind == records.MARK]
     assert len(marks) <= 150, "one a turn at most"

@@ -32,15 +32,15 @@ def test_nq_9_a_paused_queue_delivers_nothing_and_goes_on_where_it_was() -> None
     client = Client(rig, "q", rdy=2)
     rig.send("q", 1, 2, 3)
     finish(rig)
-    rig.broker.pause(queue, True)
+    rig.broker.registry.pause(queue, True)
     client.fin(1)
     rig.send("q", 4)
     client.req(2)
     assert finish(rig) == []
     assert rig.ready("q") == [3, 4, 2]
-    rig.broker.pause(queue, False)
+    rig.broker.registry.pause(queue, False)
     assert [n for _, n in client.mine(finish(rig))] == [3, 4]
-    rig.broker.pause(queue, False)
+    rig.broker.registry.pause(queue, False)
     finish(rig)
 
 
@@ -51,7 +51,7 @@ def test_nq_9_deadlines_and_deferrals_go_on_while_paused() -> None:
     rig.send("q", 1, 2)
     finish(rig)
     client.req(2, 500)
-    rig.broker.pause(queue, True)
+    rig.broker.registry.pause(queue, True)
     assert rig.advance(SECOND + MERGE_MS) == []
     assert (queue.ready, queue.acquired, queue.deferred, queue.timed_out) == (2, 0, 0, 1)
 
@@ -62,7 +62,7 @@ def test_nq_9_a_pause_survives_a_restart(way: str) -> None:
     for name in ("a", "b", "c"):
         rig.declare(name)
     for name, paused in (("a", True), ("b", True), ("b", False)):
-        rig.broker.pause(rig.vhost.queues[name], paused)
+        rig.broker.registry.pause(rig.vhost.queues[name], paused)
     finish(rig)
     if way == "checkpoint":
         rig.checkpoint()
@@ -71,7 +71,7 @@ def test_nq_9_a_pause_survives_a_restart(way: str) -> None:
     client = Client(rig, "a", rdy=1)
     rig.send("a", 1)
     assert finish(rig) == []
-    rig.broker.pause(rig.vhost.queues["a"], False)
+    rig.broker.registry.pause(rig.vhost.queues["a"], False)
     assert client.mine(finish(rig)) == [(1, 1)]
 
 
@@ -79,7 +79,7 @@ def test_nq_9_what_is_too_old_or_too_much_still_goes_while_paused() -> None:
     rig = manual()
     queue = rig.declare("q", {"message-ttl": 100, "max-length": 2})
     Client(rig, "q", rdy=10)
-    rig.broker.pause(queue, True)
+    rig.broker.registry.pause(queue, True)
     rig.send("q", 1, 2, 3)
     finish(rig)
     assert rig.ready("q") == [2, 3]
@@ -118,7 +118,7 @@ def test_nq_9_a_transfer_moves_everything_to_every_target_in_one_step() -> None:
     rig.send("backlog", 4, annotations=Annotations(due_ms=due_ms))
     finish(rig)
     blocks = len(rig.log.blocks)
-    rig.broker.transfer(backlog, targets)
+    rig.broker.contents.transfer(backlog, targets)
     finish(rig)
     assert len(rig.log.blocks) == blocks + 1
     assert (backlog.ready, backlog.deferred, backlog.account.settled) == (0, 0, 4)
@@ -143,7 +143,7 @@ def test_nq_9_a_transfer_keeps_the_time_of_what_was_requeued_or_retried() -> Non
     client.req(1, 300)
     client.req(2, 100)
     finish(rig)
-    rig.broker.transfer(backlog, targets)
+    rig.broker.contents.transfer(backlog, targets)
     finish(rig)
     rig = rig.restart()
     finish(rig)
@@ -161,7 +161,7 @@ def test_nq_9_without_a_target_a_transfer_moves_nothing() -> None:
     backlog = rig.declare("backlog")
     rig.send("backlog", 1)
     finish(rig)
-    rig.broker.transfer(backlog, [])
+    rig.broker.contents.transfer(backlog, [])
     finish(rig)
     assert rig.ready("backlog") == [1]
 
@@ -174,15 +174,15 @@ def test_nq_10_a_transfer_drops_what_an_ephemeral_channel_has_no_room_for() -> N
     rig.send("backlog", 1, 2)
     rig.send("backlog", 3)
     finish(rig)
-    rig.broker.transfer(backlog, [full, wide])
+    rig.broker.contents.transfer(backlog, [full, wide])
     finish(rig)
     assert rig.ready("full") == [1, 2]
     assert rig.ready("wide") == [1, 2, 3]
     assert backlog.account.settled == 3
     for _ in range(2):
         rig.turn()
-    rig.broker.purge(full)
-    rig.broker.purge(wide)
+    rig.broker.contents.purge(full)
+    rig.broker.contents.purge(wide)
     for _ in range(3):
         rig.turn()
     assert rig.broker.store.resident_bytes == 0
@@ -199,11 +199,11 @@ def test_nq_9_a_transfer_of_a_packed_and_spilled_backlog_keeps_order() -> None:
             rig.settle_down(budget=0)
     rig.settle_down(budget=0)
     assert any(p.payload.pack is not None for p in backlog.slices())
-    rig.broker.transfer(backlog, targets)
+    rig.broker.contents.transfer(backlog, targets)
     rig.settle_down(budget=0)
     rig.broker.check()
     assert rig.ready("a") == rig.ready("b") == list(range(100))
-    rig.broker.purge(targets[0])
+    rig.broker.contents.purge(targets[0])
     finish(rig)
     rig = rig.restart()
     finish(rig)
@@ -218,7 +218,7 @@ def test_nq_9_a_transfer_chooses_the_targets_lanes() -> None:
     target = rig.declare("a", {"max-priority": 1})
     rig.send("backlog", 0, 1, 2, 3)
     finish(rig)
-    rig.broker.transfer(backlog, [target])
+    rig.broker.contents.transfer(backlog, [target])
     finish(rig)
     assert rig.ready("a") == [1, 3, 0, 2]
 
@@ -230,7 +230,7 @@ def test_nq_9_transient_messages_are_transferred_and_end_at_a_restart() -> None:
     rig.send("backlog", 1, persistent=False)
     rig.send("backlog", 2)
     finish(rig)
-    rig.broker.transfer(backlog, [target])
+    rig.broker.contents.transfer(backlog, [target])
     finish(rig)
     assert rig.ready("a") == [1, 2]
     rig = rig.restart()
@@ -281,7 +281,7 @@ def test_nq_21_the_counters_of_each_step() -> None:
     client.rdy(0)
     rig.advance(SECOND + MERGE_MS)
     assert now() == (1, 0, 0, 0, 2, 1, 1)
-    rig.broker.empty(queue)
+    rig.broker.contents.empty(queue)
     assert now() == (0, 0, 0, 0, 2, 1, 1)
 
 
@@ -398,7 +398,7 @@ def test_a_crash_at_every_block_loses_nothing_and_doubles_nothing() -> None:
 
     rig.send("backlog", 1, 2, 3)
     note()
-    rig.broker.transfer(rig.vhost.queues["backlog"], [rig.vhost.queues["q"]])
+    rig.broker.contents.transfer(rig.vhost.queues["backlog"], [rig.vhost.queues["q"]])
     note()
     client.req(1, 300)
     client.req(2)
@@ -411,7 +411,7 @@ def test_a_crash_at_every_block_loses_nothing_and_doubles_nothing() -> None:
     rig.advance(3 * SECOND)
     note()
     client.rdy(0)
-    rig.broker.empty(rig.vhost.queues["q"])
+    rig.broker.contents.empty(rig.vhost.queues["q"])
     note()
     for blocks in range(1, len(rig.log.blocks) + 1):
         after = rig.reopened(rig.log.upto(blocks))
@@ -522,10 +522,10 @@ def test_nq_d7_attempts_do_not_wrap_and_are_kept_however_many() -> None:
     queue = rig.declare("q")
     client = Client(rig, "q", rdy=1)
     rig.send("q", 1)
-    rig.broker.pause(queue, True)
+    rig.broker.registry.pause(queue, True)
     finish(rig)
     queue.slices()[0].acquired = 65_535
-    rig.broker.pause(queue, False)
+    rig.broker.registry.pause(queue, False)
     finish(rig)
     assert rig.given[-1].acquired == 65_535
     client.req(1, SECOND)

@@ -58,7 +58,7 @@ def test_dl_6_the_unacked_do_not_count_and_what_returns_is_the_oldest() -> None:
     rig.send("q", 3, 4)
     finish(rig)
     assert rig.ready("q") == [3, 4]
-    rig.broker.settle(session, 2, 2, RETURNED)
+    rig.broker.settlement.settle(session, 2, 2, RETURNED)
     finish(rig)
     assert (rig.ready("q"), rig.ready("dead")) == ([3, 4], [2])
 
@@ -70,7 +70,7 @@ def test_dl_6_a_limit_of_0_still_reaches_a_waiting_consumer() -> None:
     rig.send("q", 1, 2)
     assert [d.number for d in finish(rig)] == [1]
     assert rig.ready("dead") == [2]
-    rig.broker.settle(session, 1, 1, RETURNED)
+    rig.broker.settlement.settle(session, 1, 1, RETURNED)
     assert [d.number for d in finish(rig)] == [1]
 
 
@@ -115,7 +115,7 @@ def test_dl_a11_a_limit_set_later_weighs_what_is_there_in_memory_or_not(budget: 
     rig.settle_down(budget)
     rig.broker.check()
     assert (rig.ready("q"), rig.ready("dead")) == ([3], [2])
-    rig.broker.settle(session, 1, 1, RETURNED)
+    rig.broker.settlement.settle(session, 1, 1, RETURNED)
     rig.settle_down(budget)
     rig.broker.check()
     assert (rig.ready("q"), rig.ready("dead")) == ([3], [2, 1])
@@ -387,7 +387,7 @@ def test_settled_messages_free_nothing_that_was_never_counted() -> None:
     session = rig.session()
     got = rig.take(session, "q")
     assert got is not None
-    rig.broker.settle(session, got[1], got[1], ACCEPTED)
+    rig.broker.settlement.settle(session, got[1], got[1], ACCEPTED)
     rig.send("q", 3)
     finish(rig)
     assert rig.ready("q") == [2, 3]

@@ -35,8 +35,8 @@ def test_each_extent_is_released_once_whether_taken_out_or_purged() -> None:
     for _ in range(UNPACK // 2):
         rig.get(session, queue)
     assert any(p.payload.pack is not None and p.lo > 0 for p in queue.lanes[0].fresh)
-    rig.broker.purge(queue)
-    rig.broker.settle_up_to(session, 0, ACCEPTED)
+    rig.broker.contents.purge(queue)
+    rig.broker.settlement.settle_up_to(session, 0, ACCEPTED)
     for _ in range(3):
         rig.turn()
     covered = sorted(rig.released)
@@ -50,7 +50,7 @@ def test_a_packed_backlog_survives_a_checkpoint_and_a_restart() -> None:
     session = rig.session()
     for _ in range(UNPACK // 2):
         rig.get(session, rig.vhost.queues["q"])
-    rig.broker.settle_up_to(session, 5, ACCEPTED)
+    rig.broker.settlement.settle_up_to(session, 5, ACCEPTED)
     rig.checkpoint()
     after = rig.restart()
     after.broker.backlogs.packing = Packing(after=10, group=UNPACK, fresh=2)
@@ -64,13 +64,13 @@ def test_a_packed_backlog_survives_a_checkpoint_and_a_restart() -> None:
 def test_a_reader_of_the_whole_queue_sees_single_messages() -> None:
     rig = deep(MANY)
     queue = rig.vhost.queues["q"]
-    pinned = rig.broker.pin(queue)
+    pinned = rig.broker.contents.pin(queue)
     assert all(piece.payload.pack is None for piece in pinned)
-    rig.broker.purge(queue)
+    rig.broker.contents.purge(queue)
     rig.turn()
     rig.turn()
     assert rig.released == []
-    rig.broker.unpin(pinned)
+    rig.broker.contents.unpin(pinned)
     rig.turn()
     rig.turn()
     assert len(rig.released) == MANY

@@ -31,7 +31,7 @@ def deep_in_letters(n: int, after: int = 10) -> Rig:
         rig.turn()
         got = rig.take(session, "work")
         assert got is not None
-        rig.broker.settle(session, got[1], got[1], REJECTED)
+        rig.broker.settlement.settle(session, got[1], got[1], REJECTED)
         rig.turn()
     return rig
 

@@ -28,10 +28,12 @@ class Life:
         journal.start()
         for payload in live_payloads(self.broker):
             journal.retain(payload.position, payload.size)
-        self.vhost = self.broker.add_vhost("/")
-        connection = self.broker.open_connection("/", "guest", "life")
-        self.session = self.broker.open_session(connection)
-        self.queue = self.broker.declare_queue(connection, "q", True, False, False, {}, False)
+        self.vhost = self.broker.registry.add_vhost("/")
+        connection = self.broker.clients.open_connection("/", "guest", "life")
+        self.session = self.broker.clients.open_session(connection)
+        self.queue = self.broker.registry.declare_queue(
+            connection, "q", True, False, False, {}, False
+        )
         self.turn()
 
     def turn(self) -> None:
@@ -51,7 +53,7 @@ class Life:
         cuts = array("I", range(0, len(raw) + 1, SIZE))
         first_id = self.broker.new_message_ids(len(messages))
         payload = Payload(1, raw, cuts, Route("", "q"), None, first_id, 1, True, SIZE)
-        self.broker.publish(self.session, self.vhost.route("", ["q"], None), payload)
+        self.broker.publishing.publish(self.session, self.vhost.route("", ["q"], None), payload)
         self.turn()
 
     def numbers(self, piece: Slice) -> list[int]:
@@ -86,7 +88,7 @@ def test_a_lease_from_a_deep_backlog_is_the_same_after_a_crash(at_a_time: int) -
 @pytest.mark.parametrize("at_a_time", [1, 2, 3])
 def test_what_was_relocated_out_of_a_deep_backlog_is_found_where_it_is(at_a_time: int) -> None:
     life = deep(at_a_time)
-    assert life.broker.get(life.session, life.queue, True) is not None
+    assert life.broker.consuming.get(life.session, life.queue, True) is not None
     life.turn()
     segment = life.journal.end >> 32
     loose = live_payloads(life.broker)

@@ -215,7 +215,7 @@ def test_dl_25_a_purge_takes_pending_letters_and_counts_them() -> None:
     rig = keeping()
     rig.send("q", 1, 2, 3)
     reject(rig, "q", 2)
-    assert rig.broker.purge(rig.vhost.queues["q"]) == 3, "ready and pending"
+    assert rig.broker.contents.purge(rig.vhost.queues["q"]) == 3, "ready and pending"
     finish(rig)
     assert (rig.pending("q"), rig.ready("q")) == ([], [])
     assert rig.dropped("q") == {"purged": 3}
@@ -371,7 +371,7 @@ def test_what_is_pending_is_not_served() -> None:
     got = rig.take(session, "q")
     assert got is not None
     assert got[0].number == 2
-    rig.broker.settle(session, got[1], got[1], ACCEPTED)
+    rig.broker.settlement.settle(session, got[1], got[1], ACCEPTED)
     assert rig.take(session, "q") is None
 
 
@@ -428,7 +428,7 @@ def test_dl_23_many_letters_are_tried_a_thousand_a_turn_and_stay_in_order() -> N
     assert rig.pending("q") == many[700:]
     rig.set_policy("t", {})
     queue = rig.vhost.queues["q"]
-    rig.broker.resettle(queue)
+    rig.broker.registry.resettle(queue)
     rig.turn()
     assert len(rig.ready("t")) == 1700
     finish(rig)

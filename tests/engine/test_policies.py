@@ -586,18 +586,18 @@ def test_policies_outlive_a_restart(host: Host, snapshot: bool) -> None:
 def test_a_broker_that_crashed_has_its_policies_again(checkpoint: bool) -> None:
     rig = Rig()
     rig.queue("q")
-    rig.broker.set_policy("/", length("p", 5))
-    rig.broker.set_policy("/", length("p", 3), operator=True)
-    rig.broker.set_policy("/", length("gone", 1, priority=1))
+    rig.broker.registry.set_policy("/", length("p", 5))
+    rig.broker.registry.set_policy("/", length("p", 3), operator=True)
+    rig.broker.registry.set_policy("/", length("gone", 1, priority=1))
     rig.turn()
     if checkpoint:
         rig.checkpoint()
-    rig.broker.delete_policy("/", "gone")
+    rig.broker.registry.delete_policy("/", "gone")
     rig.turn()
     after = rig.restart()
     assert (list(after.vhost.policies), list(after.vhost.operator_policies)) == (["p"], ["p"])
     assert after.vhost.queues["q"].settings.max_length == 3
-    after.broker.delete_policy("/", "p", operator=True)
+    after.broker.registry.delete_policy("/", "p", operator=True)
     assert after.vhost.queues["q"].settings.max_length == 5
 
 
@@ -622,18 +622,18 @@ def test_a_stored_pattern_that_is_refused_today_fits_nothing_and_is_told_of(host
 
 def test_the_broker_looks_after_queues_whose_settings_changed() -> None:
     broker = Broker(lambda payload: b"")
-    vhost = broker.add_vhost("/")
+    vhost = broker.registry.add_vhost("/")
     vhost.declare_queue("q", True, False, False, {}, ME, False)
     broker.turn(1)
-    broker.set_policy("/", length("p", 5))
+    broker.registry.set_policy("/", length("p", 5))
     assert broker.has_work()
     assert vhost.resettled == []
-    broker.delete_policy("/", "p")
+    broker.registry.delete_policy("/", "p")
     assert vhost.queues["q"].settings.max_length == -1
     with pytest.raises(NotFound, match="vhost nowhere not found"):
-        broker.set_policy("nowhere", length("p", 5))
+        broker.registry.set_policy("nowhere", length("p", 5))
     with pytest.raises(NotFound, match="no operator policy 'p'"):
-        broker.delete_policy("/", "p", operator=True)
+        broker.registry.delete_policy("/", "p", operator=True)
 
 
 # -- streams, and the type of queues
@@ -695,14 +695,14 @@ def test_a_policys_default_type_goes_before_the_virtual_hosts(host: Host) -> Non
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_a_default_queue_type_outlives_a_restart(checkpoint: bool) -> None:
     rig = Rig()
-    rig.broker.set_default_queue_type(rig.vhost, "stream")
+    rig.broker.registry.set_default_queue_type(rig.vhost, "stream")
     with pytest.raises(PreconditionFailed, match="unsupported queue type 'lazy', expected one of"):
-        rig.broker.set_default_queue_type(rig.vhost, "lazy")
+        rig.broker.registry.set_default_queue_type(rig.vhost, "lazy")
     rig.settle_down()
     if checkpoint:
         rig.checkpoint()
     after = rig.restart()
     assert after.vhost.topology.default_queue_type == "stream"
-    after.broker.set_default_queue_type(after.vhost, "")
+    after.broker.registry.set_default_queue_type(after.vhost, "")
     after.settle_down()
     assert after.restart().vhost.topology.default_queue_type == ""

@@ -49,8 +49,8 @@ def test_a_message_that_returns_takes_its_place_in_its_lane() -> None:
     session = rig.session()
     rig.consume(session, "q", "c", prefetch=3)
     assert [d.number for d in finish(rig)] == [2, 4, 1]
-    rig.broker.set_flow(session, False)
-    rig.broker.settle_up_to(session, 0, RETURNED)
+    rig.broker.consuming.set_flow(session, False)
+    rig.broker.settlement.settle_up_to(session, 0, RETURNED)
     finish(rig)
     assert rig.ready("q") == [2, 4, 1, 3]
     assert [h.acquired for h in rig.holds("q")] == [1, 1, 1, 0]
@@ -64,7 +64,7 @@ def test_a_consumer_is_sent_the_highest_as_its_credit_comes_back() -> None:
     assert [d.number for d in finish(rig)] == [1]
     rig.send("q", 3)
     assert finish(rig) == []
-    rig.broker.settle(session, 1, 1, REJECTED)
+    rig.broker.settlement.settle(session, 1, 1, REJECTED)
     assert [d.number for d in finish(rig)] == [3]
 
 
@@ -105,7 +105,7 @@ def test_dl_6_a_refusal_looks_at_all_lanes_together() -> None:
 def test_a_purge_empties_every_lane() -> None:
     rig = graded(9, 1, 9)
     rig.send("q", 1, 2)
-    assert rig.broker.purge(rig.vhost.queues["q"]) == 2
+    assert rig.broker.contents.purge(rig.vhost.queues["q"]) == 2
     finish(rig)
     assert rig.ready("q") == []
 

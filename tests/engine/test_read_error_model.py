@@ -159,16 +159,18 @@ class Player:
     def do_consume(self, name: str, prefetch: int, filters: bool) -> None:
         broker = self.rig.broker
         self.consumers += 1
-        broker.set_prefetch(self.session, prefetch, shared=False)
+        broker.consuming.set_prefetch(self.session, prefetch, shared=False)
         queue = self.rig.vhost.queues[name]
         tag = f"c{self.consumers}"
-        broker.consume(self.session, queue, tag, False, False, 0, {}, Odd() if filters else None)
+        broker.consuming.consume(
+            self.session, queue, tag, False, False, 0, {}, Odd() if filters else None
+        )
 
     def do_read_stream(self) -> None:
         self.consumers += 1
         other = self.rig.session()
         stream = self.rig.vhost.queues[STREAM]
-        self.rig.broker.browse(other, stream, f"c{self.consumers}", None)
+        self.rig.broker.consuming.browse(other, stream, f"c{self.consumers}", None)
 
     def do_get(self, name: str) -> None:
         queue = self.rig.vhost.queues[name]
@@ -179,12 +181,12 @@ class Player:
     def do_settle(self, which: int, outcome: int) -> None:
         if self.delivered:
             one = self.delivered.pop(which % len(self.delivered))
-            self.rig.broker.settle(self.session, one.tag, one.tag, outcome)
+            self.rig.broker.settlement.settle(self.session, one.tag, one.tag, outcome)
             self.accepted += outcome == ACCEPTED
 
     def do_settle_all(self, outcome: int) -> None:
         done, self.delivered = self.delivered, []
-        self.rig.broker.settle_up_to(self.session, 0, outcome)
+        self.rig.broker.settlement.settle_up_to(self.session, 0, outcome)
         self.accepted += len(done) if outcome == ACCEPTED else 0
 
     def do_transact(self, n: int, outcome: int) -> None:
@@ -197,7 +199,7 @@ class Player:
         self.accepted += len(done) if outcome == ACCEPTED else 0
 
     def do_close(self, lost: bool) -> None:
-        self.rig.broker.close_session(self.session, lost)
+        self.rig.broker.clients.close_session(self.session, lost)
         self.session = self.rig.session()
         self.delivered = []
 
@@ -240,7 +242,7 @@ class Player:
         assert all(one.status != MOVED or one.queues for one in found)
 
     def do_purge(self, name: str) -> None:
-        self.rig.broker.purge(self.rig.vhost.queues[name])
+        self.rig.broker.contents.purge(self.rig.vhost.queues[name])
 
     def do_spoil(self, which: int) -> None:
         places = sorted(self.rig.log.places)

@@ -49,7 +49,7 @@ def test_lc_5_a_message_that_is_rejected_and_cannot_be_read_is_counted_once() ->
     rig.turn(NO_MEMORY)
     rig.log.spoiled.add(1)
     for tag in tags:
-        rig.broker.settle(session, tag, tag, REJECTED)
+        rig.broker.settlement.settle(session, tag, tag, REJECTED)
     finish(rig)
     assert (queue.acquired, session.unacked) == (0, 0)
     assert rig.ready("dead") == [2]

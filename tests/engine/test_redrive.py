@@ -46,7 +46,7 @@ def move(
     queue = rig.vhost.queues[name]
     stamp = Stamp(name, run, rig.now_ms)
     rig.tell_time()
-    rig.broker.use(queue)
+    rig.broker.dispatcher.use(queue)
     wanted = names(rig, name) if wanted is None else wanted
     found = rig.broker.redrives.look(queue, wanted, exchange, key, stamp.is_on)
     rig.broker.redrives.move(queue, found, stamp.put_on)
@@ -186,7 +186,7 @@ def test_what_somebody_has_is_not_ready_and_stays() -> None:
     broker = rig.broker
     transaction = broker.transactions.begin(session)
     broker.transactions.settle(transaction, session, staged[1], staged[1], REJECTED)
-    broker.requeue(session, deferred[1], 50)
+    broker.settlement.requeue(session, deferred[1], 50)
     subscription = broker.leases.attach(rig.vhost.queues["parked"], "spark", 0, 0)
     broker.leases.lease(subscription, 0, 1, 0)
     assert move(rig, "parked", wanted) == [NOT_READY] * 4 + [MOVED] * 2
@@ -202,7 +202,7 @@ def test_what_was_put_to_the_tail_is_found_by_its_number() -> None:
     session = rig.session()
     got = rig.take(session, "parked")
     assert got is not None
-    rig.broker.requeue(session, got[1], 0)
+    rig.broker.settlement.requeue(session, got[1], 0)
     finish(rig)
     assert rig.ready("parked") == [2, 3, 1]
     rig.send("parked", 4)

@@ -66,9 +66,9 @@ def test_a_queue_with_a_subscription_is_in_use() -> None:
     rig = filled(2)
     leasing(rig, 2)
     with pytest.raises(PreconditionFailed, match="in use"):
-        rig.broker.delete_queue(rig.connection, "q", True, False)
+        rig.broker.registry.delete_queue(rig.connection, "q", True, False)
     with pytest.raises(AccessRefused, match="in exclusive use"):
-        rig.broker.consume(rig.session(), rig.vhost.queues["q"], "c", False, True, 0, {})
+        rig.broker.consuming.consume(rig.session(), rig.vhost.queues["q"], "c", False, True, 0, {})
 
 
 # -- the redelivered flag
@@ -78,7 +78,7 @@ def test_a_message_got_without_acknowledgement_has_to_wait_for_the_mark_too() ->
     rig = filled(1)
     rig.hold_disk = True
     rig.get(rig.session(), rig.vhost.queues["q"], no_ack=True)
-    assert rig.broker.get_must_wait
+    assert rig.broker.consuming.get_must_wait
 
 
 def test_a_message_given_back_before_the_disk_knew_waits_like_a_fresh_one() -> None:
@@ -86,14 +86,14 @@ def test_a_message_given_back_before_the_disk_knew_waits_like_a_fresh_one() -> N
     queue, first, second = rig.vhost.queues["q"], rig.session(), rig.session()
     rig.hold_disk = True
     rig.get(first, queue)
-    rig.broker.close_session(first, lost=True)
-    rig.broker.consume(second, queue, "c", False, False, 0, {})
+    rig.broker.clients.close_session(first, lost=True)
+    rig.broker.consuming.consume(second, queue, "c", False, False, 0, {})
     assert rig.turn() == []
-    rig.broker.set_flow(second, False)
+    rig.broker.consuming.set_flow(second, False)
     rig.get(second, queue)
-    assert rig.broker.get_must_wait
-    rig.broker.recover(second)
-    rig.broker.set_flow(second, True)
+    assert rig.broker.consuming.get_must_wait
+    rig.broker.settlement.recover(second)
+    rig.broker.consuming.set_flow(second, True)
     rig.hold_disk = False
     assert [(d.number, d.redelivered) for d in rig.settle_down()] == [(0, True)]
 
@@ -129,7 +129,7 @@ def test_sequences_of_a_lost_block_that_were_settled_are_not_given_out_again() -
     queue = rig.vhost.queues["q"]
     for _ in range(6):
         rig.get(session, queue)
-    rig.broker.settle_up_to(session, 0, ACCEPTED)
+    rig.broker.settlement.settle_up_to(session, 0, ACCEPTED)
     rig.turn()
     del rig.log.blocks[block]
     after = rig.restart()
@@ -213,29 +213,31 @@ class Story:
 
     def consume(self) -> None:
         queue, session = self.rig.vhost.queue(self.some_name(), 0), self.some_session()
-        self.rig.broker.set_prefetch(session, self.random.randint(1, 4), False)
+        self.rig.broker.consuming.set_prefetch(session, self.random.randint(1, 4), False)
         tag, no_ack = str(self.random.randint(0, 9)), self.random.random() < 0.3
-        self.rig.broker.consume(session, queue, tag, no_ack, False, 0, {})
+        self.rig.broker.consuming.consume(session, queue, tag, no_ack, False, 0, {})
 
     def settle(self) -> None:
         session = self.some_session()
         tag = self.random.randint(1, session.next_tag)
         outcome = self.random.choice((ACCEPTED, ACCEPTED, REJECTED, RETURNED))
         if self.random.random() < 0.5:
-            self.rig.broker.settle_up_to(session, tag, outcome)
+            self.rig.broker.settlement.settle_up_to(session, tag, outcome)
         else:
-            self.rig.broker.settle(session, tag, tag, outcome)
+            self.rig.broker.settlement.settle(session, tag, tag, outcome)
 
     def leave(self) -> None:
-        self.rig.broker.close_session(self.sessions.pop(0), lost=True)
+        self.rig.broker.clients.close_session(self.sessions.pop(0), lost=True)
         self.sessions.append(self.rig.session())
 
     def delete(self) -> None:
         if self.random.random() < 0.3:
-            self.rig.broker.delete_queue(self.rig.connection, self.some_name(), False, False)
+            self.rig.broker.registry.delete_queue(
+                self.rig.connection, self.some_name(), False, False
+            )
 
     def purge(self) -> None:
-        self.rig.broker.purge(self.rig.vhost.queue(self.some_name(), 0))
+        self.rig.broker.contents.purge(self.rig.vhost.queue(self.some_name(), 0))
 
     def lease(self) -> None:
         queue = self.rig.vhost.queue(self.some_name(), 0)

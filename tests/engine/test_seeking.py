@@ -36,16 +36,16 @@ def filtered(
 ) -> Consumer:
     queue = rig.vhost.queues[name]
     session = session or rig.session()
-    consumer = rig.broker.consume(session, queue, tag, False, False, 0, {}, Multiple(of))
-    rig.broker.grant(consumer, credit, False)
+    consumer = rig.broker.consuming.consume(session, queue, tag, False, False, 0, {}, Multiple(of))
+    rig.broker.consuming.grant(consumer, credit, False)
     return consumer
 
 
 def browser(
     rig: Rig, name: str, filter: Filter | None = None, tag: str = "b", credit: int = 1000
 ) -> Consumer:
-    consumer = rig.broker.browse(rig.session(), rig.vhost.queues[name], tag, filter)
-    rig.broker.grant(consumer, credit, False)
+    consumer = rig.broker.consuming.browse(rig.session(), rig.vhost.queues[name], tag, filter)
+    rig.broker.consuming.grant(consumer, credit, False)
     return consumer
 
 
@@ -65,10 +65,10 @@ def test_a_filter_takes_what_matches_and_leaves_the_rest_in_order() -> None:
     assert rig.ready("q") == [1, 2, 4, 5, 7, 8, 10, 11]
     rig.send("q", 13, 14, 15)
     assert given(rig) == [15]
-    rig.broker.settle(consumer.session, 1, 5, ACCEPTED)
+    rig.broker.settlement.settle(consumer.session, 1, 5, ACCEPTED)
     plain = rig.session()
-    rig.broker.set_prefetch(plain, 3, False)
-    rig.broker.consume(plain, rig.vhost.queues["q"], "p", False, False, 0, {})
+    rig.broker.consuming.set_prefetch(plain, 3, False)
+    rig.broker.consuming.consume(plain, rig.vhost.queues["q"], "p", False, False, 0, {})
     assert given(rig) == [1, 2, 4]
 
 
@@ -78,7 +78,7 @@ def test_a_filter_takes_no_more_than_its_credit() -> None:
     rig.send("q", *range(1, 10))
     consumer = filtered(rig, "q", 2, credit=2)
     assert given(rig) == [2, 4]
-    rig.broker.grant(consumer, 1, False)
+    rig.broker.consuming.grant(consumer, 1, False)
     assert given(rig) == [6]
 
 
@@ -88,9 +88,9 @@ def test_tx_9_what_is_given_back_goes_to_its_place_and_is_found_again() -> None:
     rig.send("q", *range(1, 8))
     consumer = filtered(rig, "q", 2)
     assert given(rig) == [2, 4, 6]
-    rig.broker.settle(consumer.session, 2, 2, RETURNED)
+    rig.broker.settlement.settle(consumer.session, 2, 2, RETURNED)
     assert given(rig) == [4]
-    rig.broker.detach(consumer)
+    rig.broker.consuming.detach(consumer)
     assert rig.ready("q") == [1, 2, 3, 4, 5, 6, 7]
 
 
@@ -99,7 +99,7 @@ def test_fc_5_a_drain_ends_where_nothing_matches() -> None:
     rig.declare("q")
     rig.send("q", 1, 3, 4, 5)
     consumer = filtered(rig, "q", 2, credit=0)
-    rig.broker.grant(consumer, 10, True)
+    rig.broker.consuming.grant(consumer, 10, True)
     assert given(rig) == [4]
     assert rig.drained == ["f"]
     assert consumer.limit == 0
@@ -162,7 +162,7 @@ def test_one_turn_looks_at_fewer_messages_where_they_are_large() -> None:
             rig.now_ms, True, size,
         )  # fmt: skip
         targets = rig.vhost.route("", ["q"], None)
-        rig.broker.publish(session, targets, payload)
+        rig.broker.publishing.publish(session, targets, payload)
     consumer = filtered(rig, "q", 2 * per_turn + 1)
     assert isinstance(consumer.filter, Multiple)
     rig.turn()
@@ -197,7 +197,7 @@ def test_a_browser_sees_each_ready_message_once_and_takes_none() -> None:
     rig.send("q", 1, 2, 3)
     looker = browser(rig, "q", credit=2)
     assert given(rig) == [1, 2]
-    rig.broker.grant(looker, 5, False)
+    rig.broker.consuming.grant(looker, 5, False)
     assert given(rig) == [3]
     rig.send("q", 4)
     assert given(rig) == [4]
@@ -220,7 +220,7 @@ def test_fc_5_a_browser_drains_at_the_end_of_what_is_ready() -> None:
     rig.declare("q")
     rig.send("q", 1, 2)
     looker = browser(rig, "q", credit=0)
-    rig.broker.grant(looker, 10, True)
+    rig.broker.consuming.grant(looker, 10, True)
     assert given(rig) == [1, 2]
     assert rig.drained == ["b"]
 
@@ -243,8 +243,8 @@ def test_browsing_and_consuming_at_once() -> None:
     rig.send("q", 1, 2, 3, 4)
     browser(rig, "q", credit=1)
     session = rig.session()
-    rig.broker.set_prefetch(session, 2, False)
-    rig.broker.consume(session, rig.vhost.queues["q"], "p", False, False, 0, {})
+    rig.broker.consuming.set_prefetch(session, 2, False)
+    rig.broker.consuming.consume(session, rig.vhost.queues["q"], "p", False, False, 0, {})
     deliveries = rig.settle_down()
     assert [(d.consumer, d.number) for d in deliveries] == [("b", 1), ("p", 1), ("p", 2)]
     rig.broker.check()
@@ -254,8 +254,8 @@ def test_a_closed_seeker_is_forgotten() -> None:
     rig = manual()
     queue = rig.declare("q")
     looker, picker = browser(rig, "q"), filtered(rig, "q", 2)
-    rig.broker.close_session(looker.session, False)
-    rig.broker.close_session(picker.session, False)
+    rig.broker.clients.close_session(looker.session, False)
+    rig.broker.clients.close_session(picker.session, False)
     assert (queue.seekers, queue.consumers, queue.active) == ([], [], None)
     rig.send("q", 2)
     assert given(rig) == []
@@ -287,8 +287,8 @@ def test_any_mix_of_consumers_gets_what_a_list_of_messages_says(seed: int) -> No
     entered = 0
     looker = browser(rig, "q")
     pickers = {of: filtered(rig, "q", of, tag=f"f{of}", credit=0) for of in (2, 3)}
-    plain = rig.broker.consume(rig.session(), queue, "p", False, False, 0, {})
-    rig.broker.grant(plain, 0, False)
+    plain = rig.broker.consuming.consume(rig.session(), queue, "p", False, False, 0, {})
+    rig.broker.consuming.grant(plain, 0, False)
     by_tag = {c.tag: c for c in (looker, plain, *pickers.values())}
     for _ in range(60):
         act = choose.randrange(5)
@@ -300,12 +300,12 @@ def test_any_mix_of_consumers_gets_what_a_list_of_messages_says(seed: int) -> No
             rig.send("q", *more)
         elif act in (1, 2):
             who = choose.choice([plain, *pickers.values()])
-            rig.broker.grant(who, choose.randrange(1, 4), choose.random() < 0.5)
+            rig.broker.consuming.grant(who, choose.randrange(1, 4), choose.random() < 0.5)
         elif held:
             number = choose.choice(sorted(held))
             session, tag = held.pop(number)
             back = choose.random() < 0.7
-            rig.broker.settle(session, tag, tag, RETURNED if back else ACCEPTED)
+            rig.broker.settlement.settle(session, tag, tag, RETURNED if back else ACCEPTED)
             if back:
                 ready = sorted([*ready, number])
         credit = {c.tag: c.limit for c in by_tag.values()}

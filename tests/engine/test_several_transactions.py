@@ -13,8 +13,10 @@ from tests.support.engine_steps import manual
 
 def linked(rig: Rig, session: Session, tag: str, credit: int = 100) -> Consumer:
     """An outgoing link on queue q, with credit."""
-    consumer = rig.broker.consume(session, rig.vhost.queues["q"], tag, False, False, 0, {})
-    rig.broker.grant(consumer, credit, False)
+    consumer = rig.broker.consuming.consume(
+        session, rig.vhost.queues["q"], tag, False, False, 0, {}
+    )
+    rig.broker.consuming.grant(consumer, credit, False)
     return consumer
 
 
@@ -57,22 +59,22 @@ def test_tx_15_a_final_settlement_goes_back_to_the_queue_at_a_rollback() -> None
     transaction = transactions.begin(session)
     transactions.settle(transaction, session, 1, 1, ACCEPTED, is_final=True)
     transactions.settle(transaction, session, 2, 2, ACCEPTED)
-    rig.broker.grant(consumer, 0, False)
+    rig.broker.consuming.grant(consumer, 0, False)
     transactions.rollback(transaction)
     rig.settle_down()
     rig.broker.check()
     assert transaction.reopened == [(session, 2, 2)]
     assert [(h.number, h.acquired, h.failed) for h in rig.holds("q")] == [(1, 1, 0)]
     with pytest.raises(PreconditionFailed):
-        rig.broker.settle(session, 1, 1, ACCEPTED)
-    rig.broker.settle(session, 2, 2, ACCEPTED)
+        rig.broker.settlement.settle(session, 1, 1, ACCEPTED)
+    rig.broker.settlement.settle(session, 2, 2, ACCEPTED)
     assert session.unacked == 0
 
 
 def test_tx_15_modified_under_a_transaction_keeps_its_notes() -> None:
     rig = Rig()
     session, consumer = delivered(rig, 1)
-    rig.broker.grant(consumer, 0, False)
+    rig.broker.consuming.grant(consumer, 0, False)
     transactions = rig.broker.transactions
     transaction = transactions.begin(session)
     transactions.settle(transaction, session, 1, 1, FAILED, (("x-k", b"\x43"),))
@@ -86,7 +88,7 @@ def test_tx_15_modified_under_a_transaction_keeps_its_notes() -> None:
 def test_lc_1_what_is_put_off_under_a_transaction_is_due_when_it_said() -> None:
     rig = manual()
     session, consumer = delivered(rig, 1, 2)
-    rig.broker.grant(consumer, 0, False)
+    rig.broker.consuming.grant(consumer, 0, False)
     transactions = rig.broker.transactions
     transaction = transactions.begin(session)
     due_ms = rig.now_ms + 1000
@@ -111,15 +113,15 @@ def test_tx_16_what_was_acquired_under_it_goes_back_at_a_rollback() -> None:
     transactions.acquired(kept, session, 1, 2)
     transactions.acquired(undone, session, 3, 6)
     transactions.settle(undone, session, 4, 4, ACCEPTED)
-    rig.broker.settle(session, 5, 5, ACCEPTED)
-    rig.broker.grant(consumer, 0, False)
+    rig.broker.settlement.settle(session, 5, 5, ACCEPTED)
+    rig.broker.consuming.grant(consumer, 0, False)
     transactions.commit(kept)
     transactions.rollback(undone)
     rig.settle_down()
     rig.broker.check()
     assert rig.ready("q") == [2, 3, 5]
     assert [(first, last) for _, first, last in undone.released] == [(3, 4), (6, 6)]
-    rig.broker.settle(session, 1, 2, ACCEPTED)
+    rig.broker.settlement.settle(session, 1, 2, ACCEPTED)
     assert session.unacked == 0
 
 
@@ -132,7 +134,7 @@ def test_tx_16_discharge_after_the_link_was_detached() -> None:
         transactions = rig.broker.transactions
         transaction = transactions.begin(session)
         transactions.settle(transaction, session, 1, 1, ACCEPTED)
-        rig.broker.detach(consumer)
+        rig.broker.consuming.detach(consumer)
         rig.broker.check()
         assert rig.ready("q") == [2, 3]
         if is_committed:
@@ -155,12 +157,12 @@ def test_tx_16_the_end_of_the_coordinators_session_rolls_back_for_all(lost: bool
     transaction = transactions.begin(coordinator)
     transactions.settle(transaction, working, 1, 2, ACCEPTED)
     rig.stage(transaction, "q", 9, session=working)
-    rig.broker.close_session(coordinator, lost)
+    rig.broker.clients.close_session(coordinator, lost)
     rig.settle_down()
     rig.broker.check()
     assert transaction.reopened == [(working, 1, 2)]
     assert rig.ready("q") == []
-    rig.broker.settle(working, 1, 2, ACCEPTED)
+    rig.broker.settlement.settle(working, 1, 2, ACCEPTED)
     assert rig.vhost.queues["q"].account.settled == 2
 
 
@@ -173,7 +175,7 @@ def test_tx_16_a_working_session_may_end_before_the_discharge(lost: bool) -> Non
         transactions = rig.broker.transactions
         transaction = transactions.begin(coordinator)
         transactions.settle(transaction, working, 1, 1, ACCEPTED)
-        rig.broker.close_session(working, lost)
+        rig.broker.clients.close_session(working, lost)
         rig.settle_down()
         rig.broker.check()
         assert [(h.number, h.failed) for h in rig.holds("q")] == [(2, int(lost))]
@@ -191,7 +193,7 @@ def test_tx_16_a_lost_connection_rolls_back_whatever_the_order_of_its_sessions()
     for coordinator_first in (True, False):
         rig = Rig()
         rig.queue("q")
-        connection = rig.broker.open_connection("/", "guest", "other")
+        connection = rig.broker.clients.open_connection("/", "guest", "other")
         sessions = [rig.session(connection), rig.session(connection)]
         coordinator, working = sessions if coordinator_first else sessions[::-1]
         linked(rig, working, "link")
@@ -200,7 +202,7 @@ def test_tx_16_a_lost_connection_rolls_back_whatever_the_order_of_its_sessions()
         transactions = rig.broker.transactions
         transaction = transactions.begin(coordinator)
         transactions.settle(transaction, working, 1, 1, ACCEPTED)
-        rig.broker.close_connection(connection, lost=True)
+        rig.broker.clients.close_connection(connection, lost=True)
         rig.settle_down()
         rig.broker.check()
         assert [(h.number, h.acquired, h.failed) for h in rig.holds("q")] == [(1, 1, 1)]
@@ -246,7 +248,7 @@ def test_fc_18_late_deliveries_settled_under_a_transaction() -> None:
             transactions.rollback(transaction)
             if not is_final:
                 assert rig.settle_down() == []
-                rig.broker.settle(session, 1, 2, ACCEPTED)
+                rig.broker.settlement.settle(session, 1, 2, ACCEPTED)
             assert [d.number for d in rig.settle_down()] == [1, 2]
         rig.broker.check()
         assert (consumer.overdue, rig.vhost.queues["q"].account.settled) == (0, 0)

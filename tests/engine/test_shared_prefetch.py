@@ -19,11 +19,11 @@ def shared(limit: int, *names: str, own: int = 0, no_ack: tuple[str, ...] = ()) 
     """A consumer for each queue, on one session; its tag is the queue's name."""
     rig = manual()
     session = rig.session()
-    rig.broker.set_prefetch(session, limit, shared=True)
-    rig.broker.set_prefetch(session, own, shared=False)
+    rig.broker.consuming.set_prefetch(session, limit, shared=True)
+    rig.broker.consuming.set_prefetch(session, own, shared=False)
     for name in names:
         queue = rig.queue(name)
-        rig.broker.consume(session, queue, name, name in no_ack, False, 0, {})
+        rig.broker.consuming.consume(session, queue, name, name in no_ack, False, 0, {})
     rig.settle_down()
     return rig
 
@@ -42,7 +42,7 @@ def seen(deliveries: list[Delivery]) -> list[str]:
 
 def accept(rig: Rig, deliveries: list[Delivery]) -> None:
     for delivery in deliveries:
-        rig.broker.settle(session_of(rig), delivery.tag, delivery.tag, ACCEPTED)
+        rig.broker.settlement.settle(session_of(rig), delivery.tag, delivery.tag, ACCEPTED)
 
 
 def test_each_acknowledgement_lets_another_queue_go_on() -> None:
@@ -132,10 +132,10 @@ def test_the_consumers_of_two_channels_on_the_same_queues_are_all_served() -> No
     for name in ("a", "b", "c"):
         rig.queue(name)
     for worker in workers:
-        rig.broker.set_prefetch(worker, 4, shared=True)
+        rig.broker.consuming.set_prefetch(worker, 4, shared=True)
         for name in ("a", "b", "c"):
             queue = rig.vhost.queues[name]
-            rig.broker.consume(worker, queue, name, False, False, 0, {})
+            rig.broker.consuming.consume(worker, queue, name, False, False, 0, {})
     for name in ("a", "b", "c"):
         fill(rig, name)
     counts: Counter[tuple[int, str]] = Counter()
@@ -144,7 +144,7 @@ def test_the_consumers_of_two_channels_on_the_same_queues_are_all_served() -> No
         counts.update((d.session, d.consumer) for d in held)
         for delivery in held:
             worker = next(w for w in workers if w.id == delivery.session)
-            rig.broker.settle(worker, delivery.tag, delivery.tag, ACCEPTED)
+            rig.broker.settlement.settle(worker, delivery.tag, delivery.tag, ACCEPTED)
         held = rig.settle_down()
         rig.broker.check()
     assert len(counts) == 6
@@ -157,7 +157,7 @@ def test_a_consumer_that_ends_while_it_waits_holds_nobody_up() -> None:
         fill(rig, name)
     held = rig.settle_down()
     for name in ("a", "b"):
-        rig.broker.cancel(session_of(rig).consumers[name])
+        rig.broker.consuming.cancel(session_of(rig).consumers[name])
     accept(rig, held)
     assert seen(rig.settle_down()) == ["c"]
     rig.broker.check()
@@ -168,9 +168,9 @@ def test_a_limit_that_is_raised_or_lifted_is_in_effect_at_once() -> None:
     fill(rig, "a", 5)
     fill(rig, "b", 5)
     assert len(rig.settle_down()) == 1
-    rig.broker.set_prefetch(session_of(rig), 3, shared=True)
+    rig.broker.consuming.set_prefetch(session_of(rig), 3, shared=True)
     assert len(rig.settle_down()) == 2
-    rig.broker.set_prefetch(session_of(rig), 0, shared=True)
+    rig.broker.consuming.set_prefetch(session_of(rig), 0, shared=True)
     assert len(rig.settle_down()) == 7
     rig.broker.check()
 
@@ -180,10 +180,10 @@ def test_a_client_that_takes_nothing_for_a_while_loses_no_credit() -> None:
     fill(rig, "a")
     fill(rig, "b")
     held = rig.settle_down()
-    rig.broker.set_flow(session_of(rig), False)
+    rig.broker.consuming.set_flow(session_of(rig), False)
     accept(rig, held)
     assert rig.settle_down() == []
-    rig.broker.set_flow(session_of(rig), True)
+    rig.broker.consuming.set_flow(session_of(rig), True)
     assert sorted(seen(rig.settle_down())) == ["a", "b"]
     rig.broker.check()
 
@@ -199,14 +199,14 @@ def test_an_own_limit_that_is_reached_leaves_its_share_to_others() -> None:
 def test_what_the_client_asked_for_counts_toward_no_prefetch() -> None:
     rig = shared(1, "a")
     queue, session = rig.vhost.queues["a"], session_of(rig)
-    rig.broker.set_flow(session, False)
+    rig.broker.consuming.set_flow(session, False)
     fill(rig, "a", 4)
     rig.settle_down()
     assert rig.get(session, queue) == (0, 1)
-    rig.broker.set_flow(session, True)
+    rig.broker.consuming.set_flow(session, True)
     held = rig.settle_down()
     assert [d.number for d in held] == [1]
-    rig.broker.settle(session, 1, 1, RETURNED)
+    rig.broker.settlement.settle(session, 1, 1, RETURNED)
     assert rig.settle_down() == [], "that gave no credit back"
     accept(rig, held)
     assert [d.number for d in rig.settle_down()] == [0]

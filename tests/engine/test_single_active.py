@@ -26,7 +26,7 @@ def test_only_the_first_is_served_even_when_it_takes_no_more() -> None:
     rig.consume(two, "q", "second")
     rig.send("q", 1, 2)
     assert who(finish(rig)) == [("first", 1)]
-    rig.broker.settle(one, 1, 1, ACCEPTED)
+    rig.broker.settlement.settle(one, 1, 1, ACCEPTED)
     assert who(finish(rig)) == [("first", 2)]
 
 
@@ -35,7 +35,7 @@ def test_a_consumer_without_priority_waits_behind_one_that_came_before() -> None
     one, two = rig.session(), rig.session()
     queue = rig.vhost.queues["q"]
     rig.consume(one, "q", "first")
-    rig.broker.consume(two, queue, "urgent", False, False, 9, {})
+    rig.broker.consuming.consume(two, queue, "urgent", False, False, 9, {})
     rig.send("q", 1)
     assert who(finish(rig)) == [("first", 1)], "who is active stays active"
 
@@ -48,10 +48,10 @@ def test_the_next_in_line_takes_over_after_a_cancel_and_the_unsettled_stay() -> 
     ]
     rig.send("q", 1, 2, 3)
     assert who(finish(rig)) == [("c0", 1)]
-    rig.broker.cancel(consumers[0])
+    rig.broker.consuming.cancel(consumers[0])
     assert who(finish(rig)) == [("c1", 2)]
     assert rig.vhost.queues["q"].acquired == 2
-    rig.broker.settle(sessions[0], 1, 1, ACCEPTED)
+    rig.broker.settlement.settle(sessions[0], 1, 1, ACCEPTED)
     assert finish(rig) == []
 
 
@@ -63,19 +63,19 @@ def test_a_session_s_end_gives_its_messages_to_the_next_in_order(lost: bool) -> 
     rig.consume(two, "q", "second")
     rig.send("q", 1, 2, 3)
     assert who(finish(rig)) == [("first", 1), ("first", 2), ("first", 3)]
-    rig.broker.close_session(one, lost)
+    rig.broker.clients.close_session(one, lost)
     assert who(finish(rig)) == [("second", 1), ("second", 2), ("second", 3)]
 
 
 def test_a_connection_with_the_active_one_and_the_next_goes_at_once() -> None:
     rig = single()
-    connection = rig.broker.open_connection("/", "guest", "other")
+    connection = rig.broker.clients.open_connection("/", "guest", "other")
     for tag in ("a", "b"):
         rig.consume(rig.session(connection), "q", tag)
     rig.consume(rig.session(), "q", "c")
     rig.send("q", 1, 2)
     finish(rig)
-    rig.broker.close_connection(connection, lost=True)
+    rig.broker.clients.close_connection(connection, lost=True)
     assert who(finish(rig)) == [("c", 1), ("c", 2)]
     assert rig.activated[-1] == "c"
 
@@ -85,10 +85,10 @@ def test_whoever_takes_over_is_told_so() -> None:
     rig.declare("plain")
     for queue in ("q", "plain"):
         first, second, _ = [rig.consume(rig.session(), queue, f"{queue} {n}") for n in range(3)]
-        rig.broker.cancel(second)
+        rig.broker.consuming.cancel(second)
         finish(rig)
         assert rig.activated == []
-        rig.broker.cancel(first)
+        rig.broker.consuming.cancel(first)
         finish(rig)
         assert rig.activated == (["q 2"] if queue == "q" else [])
         rig.activated.clear()
@@ -98,14 +98,14 @@ def test_a_cancel_of_one_that_waits_changes_nothing() -> None:
     rig = single()
     rig.consume(rig.session(), "q", "first")
     waiting = rig.consume(rig.session(), "q", "second")
-    rig.broker.cancel(waiting)
+    rig.broker.consuming.cancel(waiting)
     rig.send("q", 1)
     assert who(finish(rig)) == [("first", 1)]
 
 
 def test_who_comes_after_all_went_is_active() -> None:
     rig = single()
-    rig.broker.cancel(rig.consume(rig.session(), "q", "first"))
+    rig.broker.consuming.cancel(rig.consume(rig.session(), "q", "first"))
     rig.consume(rig.session(), "q", "late")
     rig.send("q", 1)
     assert who(finish(rig)) == [("late", 1)]

@@ -39,7 +39,7 @@ def stage(rig: Rig, *parts: StagedPart, sink: str = "s") -> Staging:
 def commit(rig: Rig, batch: int, *stagings: Staging, who: str = "me", sink: str = "s") -> bool:
     """Whether it was a repetition."""
     ids = [one.id for one in stagings]
-    return rig.broker.commit_sink("/", sink, who, batch, ids).repeated
+    return rig.broker.publishing.commit_sink("/", sink, who, batch, ids).repeated
 
 
 def made() -> Rig:
@@ -59,11 +59,11 @@ def test_a_batch_is_published_at_its_commit_and_not_before() -> None:
     rig.turn()
     assert (rig.ready("q"), rig.ready("p"), rig.broker.sinks.staged) == ([], [], 4)
     rig.broker.check()
-    before = rig.broker.published
+    before = rig.broker.publishing.published
     assert not commit(rig, 0, first, second)
     rig.turn()
     assert (rig.ready("q"), rig.ready("p"), rig.broker.sinks.staged) == ([0, 1, 3], [2], 0)
-    assert rig.broker.published == before + 4
+    assert rig.broker.publishing.published == before + 4
     rig.broker.check()
 
 
@@ -159,7 +159,7 @@ def test_what_cannot_be_published_whole_is_not_published_at_all() -> None:
 def test_messages_that_need_no_queue_are_counted() -> None:
     rig = made()
     staging = stage(rig, part(rig, "nowhere", 0, 1, mandatory=False), part(rig, "q", 2))
-    done = rig.broker.commit_sink("/", "s", "me", 0, [staging.id])
+    done = rig.broker.publishing.commit_sink("/", "s", "me", 0, [staging.id])
     assert (done.published, done.unroutable) == (3, 2)
     rig.turn()
     rig.broker.check()
@@ -224,7 +224,7 @@ def test_a_writer_that_comes_once_is_forgotten_in_time() -> None:
     rig = made()
     rig.tick_ms = 0
     staging = stage(rig, part(rig, "q", 0))
-    rig.broker.commit_sink("/", "s", "once", 0, [staging.id], HOUR_MS)
+    rig.broker.publishing.commit_sink("/", "s", "once", 0, [staging.id], HOUR_MS)
     rig.turn()
     rig = rig.restart()
     rig.advance(HOUR_MS - 1)

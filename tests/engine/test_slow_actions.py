@@ -116,7 +116,7 @@ def test_every_session_of_its_owner_that_consumes_it_is_closed() -> None:
 def test_sc_9_scope_link_ends_the_consumer_alone_where_there_are_links() -> None:
     slow = Slow(1, count=3, **DURABLE)
     assert slow.consumer is not None
-    slow.broker.grant(slow.consumer, 1, False)
+    slow.broker.consuming.grant(slow.consumer, 1, False)
     slow.send(5)
     assert slow.caught().disconnect(True, whole_session=False)
     slow.rig.settle_down()
@@ -135,7 +135,7 @@ def test_sc_1_a_policy_reaches_nothing_that_is_no_subscription_any_more() -> Non
     """Between the look and the action the queue became shared, or was unbound, or deleted."""
     for undo in (
         lambda slow: slow.rig.vhost.unbind_queue("sub", "t", "k", {}, slow.rig.connection.id),
-        lambda slow: slow.broker.cancel(slow.consumer),
+        lambda slow: slow.broker.consuming.cancel(slow.consumer),
         lambda slow: slow.rig.delete("sub"),
     ):
         slow = Slow(1, count=3, **DURABLE)
@@ -284,12 +284,12 @@ def test_sc_d7_publishers_are_held_back_from_their_next_publish_on_and_released(
     slow.send(2)
     assert slow.rig.held == [("publisher", "sub", True)]
     assert slow.queue.entered == 7  # what came is taken
-    elsewhere = slow.rig.session(slow.broker.open_connection("/", "guest", "elsewhere"))
+    elsewhere = slow.rig.session(slow.broker.clients.open_connection("/", "guest", "elsewhere"))
     slow.rig.queue("other")
     slow.rig.publish(elsewhere, "other", [1])
     slow.rig.settle_down()
     assert len(slow.rig.held) == 1
-    slow.broker.hold_publishers(slow.queue, False)
+    slow.broker.publishing.hold_publishers(slow.queue, False)
     slow.rig.settle_down()
     assert slow.rig.held[1:] == [("publisher", "sub", False)]
     slow.send(1)
@@ -337,10 +337,10 @@ def test_sc_d7_what_a_sink_stages_is_refused_meanwhile_and_what_is_staged_is_com
     assert list(sinks.stagings) == [before, beside]
     with pytest.raises(NotFound, match="vhost gone not found"):
         stage("t", "k", 23, "gone")
-    slow.broker.commit_sink("/", "s", "me", 0, [before, beside])
+    slow.broker.publishing.commit_sink("/", "s", "me", 0, [before, beside])
     rig.settle_down()
     assert (slow.queue.entered, rig.ready("plain")) == (6, [22])
-    slow.broker.hold_publishers(slow.queue, False)
+    slow.broker.publishing.hold_publishers(slow.queue, False)
     stage("t", "k", 24)
     slow.broker.check()
 
@@ -350,15 +350,15 @@ def test_nobody_is_held_for_a_queue_that_is_gone_nor_told_after_leaving() -> Non
     slow.send(5)
     slow.caught().hold_publishers()
     slow.send(1)
-    gone = slow.rig.session(slow.broker.open_connection("/", "guest", "gone"))
+    gone = slow.rig.session(slow.broker.clients.open_connection("/", "guest", "gone"))
     slow.rig.send("k", 70, exchange="t", session=gone)
-    slow.broker.close_connection(gone.connection, lost=True)
+    slow.broker.clients.close_connection(gone.connection, lost=True)
     slow.rig.delete("sub")
     slow.rig.settle_down()
     assert slow.rig.held == [
         ("publisher", "sub", True), ("gone", "sub", True), ("publisher", "sub", False)
     ]  # fmt: skip
-    assert slow.broker.held == {}
+    assert slow.broker.publishing.held == {}
 
 
 # -- the ledger

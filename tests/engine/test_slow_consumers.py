@@ -190,11 +190,11 @@ def test_sc_d4_time_without_messages_does_not_count() -> None:
 def test_sc_d4_one_without_credit_that_holds_nothing_is_not_judged() -> None:
     slow = Slow(10, rate=5)
     assert slow.consumer is not None
-    slow.rig.broker.grant(slow.consumer, 0, False)
+    slow.rig.broker.consuming.grant(slow.consumer, 0, False)
     slow.send(100)
     slow.look()
     assert rate_of(slow, 20, 0) == [[]] * 20
-    slow.rig.broker.grant(slow.consumer, 5, False)
+    slow.rig.broker.consuming.grant(slow.consumer, 5, False)
     slow.rig.settle_down()
     assert rate_of(slow, 10, 0) == [[]] * 10
     assert rate_of(slow, 1, 0) == [["rate"]]
@@ -208,7 +208,7 @@ def test_sc_d4_without_acknowledgement_what_was_sent_counts() -> None:
     assert rate_of(slow, 9, 0) == [[]] * 9
     assert rate_of(slow, 1, 0) == [["rate"]]
     slow.rig.connection.paused = False
-    slow.rig.broker.wake(slow.rig.connection)
+    slow.rig.broker.clients.wake(slow.rig.connection)
     slow.rig.settle_down()
     assert slow.look() is None
 
@@ -275,14 +275,14 @@ def test_sc_11_a_subscription_whose_consumer_is_gone_is_left_alone() -> None:
     slow.send(5)
     assert slow.state == OVER
     assert slow.consumer is not None
-    slow.rig.broker.cancel(slow.consumer)
+    slow.rig.broker.consuming.cancel(slow.consumer)
     assert slow.look() is None
     assert slow.watched.state == FINE
 
 
 def test_a_browser_is_no_consumer() -> None:
     slow = Slow(consume=False, count=1)
-    slow.rig.broker.browse(slow.session, slow.queue, "b", Filter())
+    slow.rig.broker.consuming.browse(slow.session, slow.queue, "b", Filter())
     slow.send(5)
     assert slow.look() is None
 
@@ -296,11 +296,11 @@ def test_what_others_hold_of_the_subscription_counts_too() -> None:
     slow.rig.says.update({number: Said(body=100) for number in range(1, 9)})
     slow.send(2)
     assert slow.consumer is not None
-    slow.rig.broker.cancel(slow.consumer)
+    slow.rig.broker.consuming.cancel(slow.consumer)
     slow.send(1)
     assert slow.rig.get(slow.publisher, slow.queue) is not None
     slow.wait(900)
-    slow.rig.broker.consume(slow.rig.session(), slow.queue, "new", False, True, 0, {})
+    slow.rig.broker.consuming.consume(slow.rig.session(), slow.queue, "new", False, True, 0, {})
     slow.send(1)
     reading = slow.look()
     assert reading is not None
@@ -409,7 +409,7 @@ def test_a_settlement_a_consumer_and_a_policy_make_it_due() -> None:
     assert slow.slow.due() == [slow.watched]
     slow.look()
     slow.wait(1)
-    slow.rig.broker.consume(slow.session, slow.queue, "second", False, False, 0, {})
+    slow.rig.broker.consuming.consume(slow.session, slow.queue, "second", False, False, 0, {})
     assert slow.slow.due() == [slow.watched]
     slow.look()
     slow.rig.set_policy("sub", {"slow-consumer-count": 3})

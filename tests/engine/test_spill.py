@@ -10,7 +10,7 @@ def test_no_more_transient_messages_are_written_than_have_to_go() -> None:
     """All of them at once would be a block that a small disk may not take."""
     rig = Rig()
     broker = rig.broker
-    broker.declare_queue(rig.connection, "q", False, False, False, {}, False)
+    broker.registry.declare_queue(rig.connection, "q", False, False, False, {}, False)
     for number in range(1, 11):
         rig.send("q", number)
     rig.settle_down()

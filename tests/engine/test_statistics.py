@@ -44,9 +44,9 @@ def test_whatever_a_consumer_says_of_a_message_settles_it() -> None:
     slow = Slow(10, count=1)
     slow.rig.queue("sink")
     slow.send(3)
-    slow.broker.settle(slow.session, 1, 1, 2)  # rejected
-    slow.broker.settle(slow.session, 2, 2, 3)  # returned: it comes again
-    slow.broker.settle_up_to(slow.session, 3, 1)
+    slow.broker.settlement.settle(slow.session, 1, 1, 2)  # rejected
+    slow.broker.settlement.settle(slow.session, 2, 2, 3)  # returned: it comes again
+    slow.broker.settlement.settle_up_to(slow.session, 3, 1)
     slow.rig.settle_down()
     assert (shown(slow)["settled"], shown(slow)["delivered"], shown(slow)["unsettled"]) == (3, 4, 1)
 
@@ -65,10 +65,10 @@ def test_the_ledger_has_what_a_consumer_came_to_when_it_ends() -> None:
     slow.send(3)
     slow.settle(1, 2)
     assert slow.consumer is not None
-    slow.broker.cancel(slow.consumer)
+    slow.broker.consuming.cancel(slow.consumer)
     idle = slow.rig.consume(slow.session, "sub", "idle")
-    slow.broker.set_flow(slow.session, False)
-    slow.broker.cancel(idle)  # nothing to tell of this one
+    slow.broker.consuming.set_flow(slow.session, False)
+    slow.broker.consuming.cancel(idle)  # nothing to tell of this one
     slow.rig.settle_down()
     rows = [r for block in slow.rig.log.blocks for r in block if r.kind == records.CONSUMER]
     assert [(row.owner, row.other, row.reason) for row in rows] == [

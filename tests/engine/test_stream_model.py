@@ -143,13 +143,15 @@ class Subject:
 
     def read(self, id: int, start: Start, prefetch: int) -> None:
         session = self.rig.session()
-        self.rig.broker.set_prefetch(session, prefetch, False)
-        self.consumers[id] = self.rig.broker.read(session, self.queue, str(id), start, False)
+        self.rig.broker.consuming.set_prefetch(session, prefetch, False)
+        self.consumers[id] = self.rig.broker.consuming.read(
+            session, self.queue, str(id), start, False
+        )
         self.seen.setdefault(id, [])
 
     def settle(self, id: int, outcome: int) -> None:
         who = self.consumers[id]
-        self.rig.broker.settle_up_to(who.session, 0, outcome)
+        self.rig.broker.settlement.settle_up_to(who.session, 0, outcome)
 
     def keep_for(self, age_ms: int) -> None:
         """max-age, of which a policy has whole seconds."""
@@ -255,7 +257,7 @@ def run(history: list[Command], lets_go: bool, modes: EVERY) -> None:
             settle_down()
             id = sorted(readings)[a % len(readings)]
             del readings[id]
-            subject.rig.broker.cancel(subject.consumers.pop(id))
+            subject.rig.broker.consuming.cancel(subject.consumers.pop(id))
         elif what == "pass":
             settle_down()
             for delivery in subject.rig.advance(a):

@@ -31,8 +31,8 @@ def reader(
     no_ack: bool = False,
 ) -> Consumer:
     session = session or rig.session()
-    rig.broker.set_prefetch(session, prefetch, False)
-    return rig.broker.read(session, rig.vhost.queues[name], tag, start, no_ack)
+    rig.broker.consuming.set_prefetch(session, prefetch, False)
+    return rig.broker.consuming.read(session, rig.vhost.queues[name], tag, start, no_ack)
 
 
 def seen(rig: Rig) -> list[int]:
@@ -65,9 +65,9 @@ def test_dl_17_settling_gives_credit_back_and_nothing_else() -> None:
     rig.send("s", 1, 2, 3, 4, 5)
     who = reader(rig, "s", Start(FIRST), prefetch=2)
     assert seen(rig) == [1, 2]
-    rig.broker.settle(who.session, 1, 1, REJECTED)
+    rig.broker.settlement.settle(who.session, 1, 1, REJECTED)
     assert seen(rig) == [3]
-    rig.broker.settle(who.session, 2, 3, ACCEPTED)
+    rig.broker.settlement.settle(who.session, 2, 3, ACCEPTED)
     assert seen(rig) == [4, 5]
     assert (
         queue.ready,
@@ -76,8 +76,8 @@ def test_dl_17_settling_gives_credit_back_and_nothing_else() -> None:
         queue.account.dropped,
     ) == (5, 0, 0, {})
     with pytest.raises(PreconditionFailed, match="unknown delivery tag 2"):
-        rig.broker.settle(who.session, 2, 2, ACCEPTED)
-    rig.broker.close_session(who.session, lost=True)
+        rig.broker.settlement.settle(who.session, 2, 2, ACCEPTED)
+    rig.broker.clients.close_session(who.session, lost=True)
     assert seen(rig) == []
     assert rig.ready("s") == [1, 2, 3, 4, 5]
 
@@ -89,9 +89,9 @@ def test_tags_settled_out_of_order() -> None:
     who = reader(rig, "s", Start(FIRST), prefetch=4)
     assert seen(rig) == [1, 2, 3, 4]
     for tag in (3, 1):
-        rig.broker.settle(who.session, tag, tag, ACCEPTED)
+        rig.broker.settlement.settle(who.session, tag, tag, ACCEPTED)
     assert seen(rig) == [5, 6]
-    rig.broker.settle_up_to(who.session, 6, ACCEPTED)
+    rig.broker.settlement.settle_up_to(who.session, 6, ACCEPTED)
     assert seen(rig) == [7, 8]
     assert who.unacked == who.session.unacked == 2
 
@@ -175,7 +175,7 @@ def test_readers_see_only_what_is_on_disk() -> None:
     assert seen(rig) == []
     late = reader(rig, "s", Start(OFFSET, 1), tag="late")
     assert seen(rig) == [2]
-    assert rig.broker.grant(late, 5, drain=True) is None
+    assert rig.broker.consuming.grant(late, 5, drain=True) is None
     assert seen(rig) == []
     assert rig.drained == ["late"]
     crashed = rig.reopened(rig.log.upto(len(rig.log.blocks) - 1))
@@ -200,8 +200,8 @@ def test_an_unsettled_delivery_keeps_no_bytes_in_memory() -> None:
     assert all(entry.slice.payload.size == 0 for entry in who.session.inflight)
     assert len(who.session.inflight) == 1
     assert rig.broker.store.resident_bytes == 0
-    rig.broker.settle(who.session, 50, 50, ACCEPTED)
-    rig.broker.settle_up_to(who.session, 0, ACCEPTED)
+    rig.broker.settlement.settle(who.session, 50, 50, ACCEPTED)
+    rig.broker.settlement.settle_up_to(who.session, 0, ACCEPTED)
     assert who.unacked == 0
     rig.broker.check()
 
@@ -273,9 +273,9 @@ def test_retention_does_not_stop_a_reader() -> None:
     assert seen(rig) == [1]
     rig.send("s", 3, 4, 5)
     rig.settle_down()
-    rig.broker.settle(who.session, 1, 1, ACCEPTED)
+    rig.broker.settlement.settle(who.session, 1, 1, ACCEPTED)
     assert seen(rig) == [4]
-    rig.broker.settle(who.session, 2, 2, ACCEPTED)
+    rig.broker.settlement.settle(who.session, 2, 2, ACCEPTED)
     assert seen(rig) == [5]
 
 
@@ -288,13 +288,13 @@ def test_what_a_stream_does_not_do() -> None:
     with pytest.raises(
         Unsupported, match=r"basic\.get not supported by stream queues queue 's' in"
     ):
-        rig.broker.get(session, queue, False)
+        rig.broker.consuming.get(session, queue, False)
     with pytest.raises(Unsupported, match=r"queue\.purge not supported by stream queues queue"):
-        rig.broker.purge(queue)
+        rig.broker.contents.purge(queue)
     with pytest.raises(NotAllowed, match="queue 's' in vhost '/' is a stream"):
-        rig.broker.consume(session, queue, "c", False, False, 0, {})
+        rig.broker.consuming.consume(session, queue, "c", False, False, 0, {})
     with pytest.raises(NotAllowed, match="queue 'q' in vhost '/' is no stream"):
-        rig.broker.read(session, plain, "c", Start(FIRST), False)
+        rig.broker.consuming.read(session, plain, "c", Start(FIRST), False)
     with pytest.raises(PreconditionFailed, match="queue 's' in vhost '/' is a stream"):
         rig.broker.leases.attach(queue, "spark")
     for name, value in (("message-ttl", 1), ("max-length", 1), ("max-priority", 1)):
@@ -337,7 +337,7 @@ def test_a_deep_stream_of_single_messages_is_packed_read_and_let_go() -> None:
     by_time = reader(rig, "s", Start(TIME, rig.now_ms - 45), tag="time")
     assert seen(rig) == [297, 298, 299, 300]
     for who in (follower, late, by_time):
-        rig.broker.close_session(who.session, False)
+        rig.broker.clients.close_session(who.session, False)
     rig.set_policy("s", {"max-length-bytes": 10 * SIZE})
     rig.settle_down()
     assert rig.ready("s") == list(range(291, 301))
@@ -405,7 +405,7 @@ def test_a_stream_takes_a_deferred_message_at_once_and_for_good(how: str) -> Non
         part = StagedPart(rig.payload("s", [0], True), later, True, rig.now_ms)
         staging = rig.broker.sinks.stage("/", "sink", [part], HOUR_MS)
         rig.advance(10)
-        rig.broker.commit_sink("/", "sink", "me", 0, [staging.id])
+        rig.broker.publishing.commit_sink("/", "sink", "me", 0, [staging.id])
     rig.settle_down()
     rig.advance(10)
     rig.send("s", 1)
@@ -439,7 +439,7 @@ def test_any_number_of_readers_sees_what_a_list_says(seed: int) -> None:
         elif readers:
             who, _ = readers[choose.choice(sorted(readers))]
             if who.unacked:
-                rig.broker.settle_up_to(who.session, 0, ACCEPTED)
+                rig.broker.settlement.settle_up_to(who.session, 0, ACCEPTED)
         for delivery in rig.settle_down(choose.choice([0, 1 << 40])):
             readers[delivery.consumer][1].append(delivery.number)
         rig.broker.check()

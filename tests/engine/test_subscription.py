@@ -119,7 +119,7 @@ def test_what_is_leased_is_exempt_from_purge_and_counts_as_acquired() -> None:
     subscription = attach(rig)
     rig.broker.leases.lease(subscription, 0, 4, 0)
     queue = rig.vhost.queues["q"]
-    assert rig.broker.purge(queue) == 6
+    assert rig.broker.contents.purge(queue) == 6
     assert queue.acquired == 4
     assert [m for _, m in read(rig, subscription, 0, 4)] == [0, 1, 2, 3]
     rig.broker.check()
@@ -174,8 +174,8 @@ def test_a_subscription_counts_as_a_consumer() -> None:
     rig = Rig()
     queue, session = rig.queue("q", auto_delete=True), rig.session()
     subscription = attach(rig)
-    consumer = rig.broker.consume(session, queue, "c", False, False, 0, {})
-    rig.broker.cancel(consumer)
+    consumer = rig.broker.consuming.consume(session, queue, "c", False, False, 0, {})
+    rig.broker.consuming.cancel(consumer)
     assert "q" in rig.vhost.queues
     rig.broker.drop_subscription(subscription)
     assert "q" not in rig.vhost.queues
@@ -215,7 +215,7 @@ def test_every_message_is_leased_once_and_read_the_same_each_time(
             session = rig.session()
             got = [rig.get(session, queue) for _ in range(n)]
             if got[0] is not None:
-                rig.broker.settle_up_to(session, 0, RETURNED)
+                rig.broker.settlement.settle_up_to(session, 0, RETURNED)
         rig.turn()
         if what == "crash":
             if n == 2:

@@ -17,10 +17,10 @@ def consume(
     rig: Rig, name: str, session: Session | None = None, prefetch: int = 0, **arguments: object
 ) -> Consumer:
     session = session or rig.session()
-    rig.broker.set_prefetch(session, prefetch, False)
+    rig.broker.consuming.set_prefetch(session, prefetch, False)
     given = {"x-" + key.replace("_", "-"): value for key, value in arguments.items()}
     queue = rig.vhost.queues[name]
-    return rig.broker.consume(session, queue, "c", False, False, 0, given)
+    return rig.broker.consuming.consume(session, queue, "c", False, False, 0, given)
 
 
 def timed_out(rig: Rig, ms: int) -> list[tuple[int, Consumer | None, int]]:
@@ -58,7 +58,7 @@ def test_lc_4_what_a_cancelled_consumer_holds_returns_without_a_word() -> None:
     consumer = consume(rig, "q")
     rig.send("q", 1)
     rig.advance(0)
-    rig.broker.cancel(consumer)
+    rig.broker.consuming.cancel(consumer)
     assert timed_out(rig, 2 * SECOND) == []
     assert rig.ready("q") == [1]
 
@@ -74,11 +74,11 @@ def test_lc_2_a_late_settlement_touches_nothing() -> None:
     consume(rig, "q", other)
     [delivery] = rig.settle_down()
     assert (delivery.number, delivery.redelivered) == (1, True)
-    rig.broker.settle(slow, 1, 1, ACCEPTED)
+    rig.broker.settlement.settle(slow, 1, 1, ACCEPTED)
     assert (slow.unacked, queue.acquired, queue.account.settled) == (0, 1, 0)
     with pytest.raises(PreconditionFailed, match="unknown delivery tag 1"):
-        rig.broker.settle(slow, 1, 1, ACCEPTED)
-    rig.broker.settle(other, 1, 1, ACCEPTED)
+        rig.broker.settlement.settle(slow, 1, 1, ACCEPTED)
+    rig.broker.settlement.settle(other, 1, 1, ACCEPTED)
     rig.settle_down()
     assert queue.counters()["settled"] == 1
     rig.broker.check()
@@ -91,7 +91,7 @@ def test_lc_4_a_session_that_closes_does_not_return_it_twice() -> None:
     consume(rig, "q", slow)
     rig.send("q", 1, 2)
     timed_out(rig, 2 * SECOND)
-    rig.broker.close_session(slow, True)
+    rig.broker.clients.close_session(slow, True)
     rig.settle_down()
     assert rig.ready("q") == [1, 2]
     assert [held.failed for held in rig.holds("q")] == [0, 0]
@@ -105,7 +105,7 @@ def test_lc_4_what_was_settled_in_time_is_not_missed() -> None:
     consume(rig, "q", session)
     rig.send("q", 1, 2, 3)
     rig.advance(0)
-    rig.broker.settle(session, 2, 2, ACCEPTED)
+    rig.broker.settlement.settle(session, 2, 2, ACCEPTED)
     assert len(timed_out(rig, 2 * SECOND)) == 1
     assert rig.ready("q") == [1, 3]
 
@@ -166,7 +166,7 @@ def test_lc_4_steady_traffic_is_never_overdue() -> None:
     for n in range(1, 300):
         rig.send("q", n)
         assert timed_out(rig, 10) == []
-        rig.broker.settle(session, n, n, ACCEPTED)
+        rig.broker.settlement.settle(session, n, n, ACCEPTED)
 
 
 def test_lc_4_what_basic_get_took_is_looked_after_too() -> None:
@@ -174,7 +174,7 @@ def test_lc_4_what_basic_get_took_is_looked_after_too() -> None:
     queue = rig.declare("q", {"consumer-timeout": SECOND})
     session = rig.session()
     rig.send("q", 1)
-    assert rig.broker.get(session, queue, False) is not None
+    assert rig.broker.consuming.get(session, queue, False) is not None
     [(_, who, _)] = timed_out(rig, 2 * SECOND)
     assert who is None
     assert rig.ready("q") == [1]
@@ -198,7 +198,7 @@ def test_lc_4_a_policy_holds_for_what_cancelled_consumers_and_gets_hold() -> Non
     rig.send("q", 1, 2)
     consumer = consume(rig, "q", prefetch=1)
     rig.advance(0)
-    rig.broker.cancel(consumer)
+    rig.broker.consuming.cancel(consumer)
     assert rig.take(rig.session(), "q") is not None
     rig.advance(5 * SECOND)
     assert queue.acquired == 2

@@ -210,7 +210,7 @@ class Player:
     def do_cancel(self, who: int) -> None:
         self.model.cancel(self.model.sessions[who])
         for consumer in list(self.sessions[who].consumers.values()):
-            self.rig.broker.cancel(consumer)
+            self.rig.broker.consuming.cancel(consumer)
 
     def do_settle(self, who: int, at: int, n: int, outcome: str) -> None:
         """n outstanding tags from the at-th on, one by one."""
@@ -230,11 +230,11 @@ class Player:
         broker, session = self.rig.broker, self.sessions[who]
         transaction = self.transactions[who]
         if transaction is None:
-            settle = broker.settle_up_to if multiple else None
+            settle = broker.settlement.settle_up_to if multiple else None
             if settle is not None:
                 settle(session, tag, OUTCOMES[outcome])
             else:
-                broker.settle(session, tag, tag, OUTCOMES[outcome])
+                broker.settlement.settle(session, tag, tag, OUTCOMES[outcome])
         elif multiple:
             broker.transactions.settle_up_to(transaction, session, tag, OUTCOMES[outcome])
         else:
@@ -264,11 +264,11 @@ class Player:
             self.begin(who)
 
     def do_recover(self, who: int) -> None:
-        self.rig.broker.recover(self.sessions[who])
+        self.rig.broker.settlement.recover(self.sessions[who])
         self.model.recover(self.model.sessions[who])
 
     def do_close(self, who: int, lost: bool) -> None:
-        self.rig.broker.close_session(self.sessions[who], lost)
+        self.rig.broker.clients.close_session(self.sessions[who], lost)
         self.model.close(who, lost)
         self.gone.add(self.sessions[who].id)
         self.held_back[who] = []
@@ -276,11 +276,11 @@ class Player:
         self.transactions[who] = None
 
     def do_flow(self, who: int, active: bool) -> None:
-        self.rig.broker.set_flow(self.sessions[who], active)
+        self.rig.broker.consuming.set_flow(self.sessions[who], active)
         self.model.sessions[who].flow = active
 
     def do_purge(self, name: str) -> None:
-        count = self.rig.broker.purge(self.rig.vhost.queues[name])
+        count = self.rig.broker.contents.purge(self.rig.vhost.queues[name])
         self.serve_first(self.model.queues[name])
         assert count == self.model.purge(name)
 
@@ -313,9 +313,9 @@ class Player:
     def check_released(self) -> None:
         """Empty everything: then nothing is held any more."""
         for session in self.sessions:
-            self.rig.broker.close_session(session, lost=True)
+            self.rig.broker.clients.close_session(session, lost=True)
         for name in model.NAMES:
-            self.rig.broker.purge(self.rig.vhost.queues[name])
+            self.rig.broker.contents.purge(self.rig.vhost.queues[name])
         for _ in range(3):
             self.rig.turn(self.budget)
         assert self.rig.broker.store.resident_bytes == 0

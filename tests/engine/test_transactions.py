@@ -137,7 +137,7 @@ def test_tx_3_a_queue_deleted_before_the_commit_takes_nothing() -> None:
     commit(rig, transaction)
     assert rig.ready("b") == [1]
     assert rig.broker.store.resident_bytes > 0
-    rig.broker.purge(rig.vhost.queues["b"])
+    rig.broker.contents.purge(rig.vhost.queues["b"])
     for _ in range(3):
         rig.turn()
     assert rig.broker.store.resident_bytes == 0
@@ -226,7 +226,7 @@ def test_a_message_arrives_with_the_commit() -> None:
         assert after.vhost.queues["q"].deferred == 1
         rig.advance(10)
         assert (rig.ready("q"), rig.ready("ttl")) == ([3], [])
-        rig.broker.purge(rig.vhost.queues["q"])
+        rig.broker.contents.purge(rig.vhost.queues["q"])
 
 
 # -- settlements
@@ -260,8 +260,8 @@ def test_tx_4_a_parked_ack_keeps_its_place_in_the_window(shared: bool) -> None:
     rig = Rig()
     rig.queue("q")
     session, transaction = begun(rig)
-    rig.broker.set_prefetch(session, 2, shared)
-    rig.broker.consume(session, rig.vhost.queues["q"], "c", False, False, 0, {})
+    rig.broker.consuming.set_prefetch(session, 2, shared)
+    rig.broker.consuming.consume(session, rig.vhost.queues["q"], "c", False, False, 0, {})
     rig.publish(session, "q", [0, 1, 2, 3])
     assert [d.tag for d in rig.settle_down()] == [1, 2]
     rig.broker.transactions.settle_up_to(transaction, session, 2, ACCEPTED)
@@ -280,7 +280,7 @@ def test_tx_5_each_outcome_takes_effect_at_the_commit(outcome: int) -> None:
         rig.publish(session, "q", [0, 1])
         taken(rig, session, "q", 2)
         if rig is plain:
-            rig.broker.settle(session, 1, 1, outcome)
+            rig.broker.settlement.settle(session, 1, 1, outcome)
         else:
             rig.broker.transactions.settle(transaction, session, 1, 1, outcome)
             assert rig.ready("q") == rig.ready("letters") == []
@@ -355,17 +355,17 @@ def test_tx_6_holes_that_were_there_before_stay() -> None:
     rig.consume(session, "q", "c")
     rig.publish(session, "q", list(range(8)))
     rig.settle_down()
-    rig.broker.settle(session, 4, 4, ACCEPTED)
-    rig.broker.settle(session, 6, 6, ACCEPTED)
+    rig.broker.settlement.settle(session, 4, 4, ACCEPTED)
+    rig.broker.settlement.settle(session, 6, 6, ACCEPTED)
     transactions = rig.broker.transactions
     transactions.settle_up_to(transaction, session, 7, ACCEPTED)
     transactions.rollback(transaction)
     rig.broker.check()
     for tag in (4, 6):
         with pytest.raises(PreconditionFailed):
-            rig.broker.settle(session, tag, tag, ACCEPTED)
+            rig.broker.settlement.settle(session, tag, tag, ACCEPTED)
     for tag in (8, 1, 5, 2, 7, 3):
-        rig.broker.settle(session, tag, tag, ACCEPTED)
+        rig.broker.settlement.settle(session, tag, tag, ACCEPTED)
     rig.settle_down()
     rig.broker.check()
     assert (queue.account.settled, session.unacked, len(session.inflight)) == (8, 0, 0)
@@ -384,7 +384,7 @@ def test_tx_a7_rollback_then_recover() -> None:
     transaction = transactions.begin(session)
     transactions.settle(transaction, session, 1, 1, ACCEPTED)
     commit(rig, transaction)
-    rig.broker.recover(session)
+    rig.broker.settlement.recover(session)
     found = [rig.take(session, "q") for _ in range(3)]
     assert [(one[0].number, one[0].acquired > 0) for one in found if one] == [
         (1, True), (2, True), (3, False),
@@ -402,16 +402,16 @@ def test_tx_a12_the_window_through_rollback_cancel_recover_and_close() -> None:
     transactions.settle_up_to(transaction, session, 4, RETURNED)
     transactions.rollback(transaction)
     assert rig.settle_down() == [], "nothing is redelivered"
-    rig.broker.cancel(consumer)
+    rig.broker.consuming.cancel(consumer)
     assert queue.ready == 2
-    rig.broker.recover(session)
+    rig.broker.settlement.recover(session)
     assert queue.ready == 6
     rig.consume(session, "q", "c", prefetch=4)
     expected = [(0, 5, True), (1, 6, True), (2, 7, True), (3, 8, True)]
     assert [(d.number, d.tag, d.redelivered) for d in rig.settle_down()] == expected
-    rig.broker.recover(session)
+    rig.broker.settlement.recover(session)
     assert [(d.number, d.tag) for d in rig.settle_down()] == [(0, 9), (1, 10), (2, 11), (3, 12)]
-    rig.broker.close_session(session, lost=False)
+    rig.broker.clients.close_session(session, lost=False)
     rig.consume(rig.session(), "q", "c")
     flags = [(d.number, d.redelivered) for d in rig.settle_down()]
     assert flags == [(n, n < 4) for n in range(6)]
@@ -424,10 +424,10 @@ def test_tx_8_recover_leaves_parked_deliveries_alone() -> None:
     rig.publish(session, "q", [1, 2, 3])
     taken(rig, session, "q", 3)
     rig.broker.transactions.settle(transaction, session, 2, 2, ACCEPTED)
-    rig.broker.recover(session)
+    rig.broker.settlement.recover(session)
     assert (rig.ready("q"), queue.account.staged) == ([1, 3], 1)
     rig.broker.transactions.rollback(transaction)
-    rig.broker.recover(session)
+    rig.broker.settlement.recover(session)
     rig.settle_down()
     rig.broker.check()
     assert rig.ready("q") == [1, 2, 3]
@@ -446,7 +446,7 @@ def test_tx_7_closing_rolls_back_and_requeues(lost: bool) -> None:
     taken(rig, session, "q", 4)
     rig.stage(transaction, "q", 9)
     rig.broker.transactions.settle(transaction, session, 2, 3, ACCEPTED)
-    rig.broker.close_session(session, lost)
+    rig.broker.clients.close_session(session, lost)
     rig.settle_down()
     rig.broker.check()
     assert transaction.ended
@@ -466,14 +466,14 @@ def test_tx_a9_a_cancelled_consumer_changes_nothing() -> None:
         rig.publish(session, "q", [1])
         rig.settle_down()
         rig.broker.transactions.settle(transaction, session, 1, 1, ACCEPTED)
-        rig.broker.cancel(consumer)
+        rig.broker.consuming.cancel(consumer)
         if is_committed:
             commit(rig, transaction)
             assert (queue.account.settled, queue.acquired) == (1, 0)
         else:
             rig.broker.transactions.rollback(transaction)
             assert (queue.account.settled, queue.acquired) == (0, 1)
-            rig.broker.close_session(session, False)
+            rig.broker.clients.close_session(session, False)
             assert rig.ready("q") == [1]
         rig.broker.check()
 
@@ -494,8 +494,8 @@ def test_a_deleted_queue_ends_what_is_staged_there() -> None:
             commit(rig, transaction)
         else:
             rig.broker.transactions.rollback(transaction)
-            rig.broker.settle(session, 1, 2, ACCEPTED)
-        rig.broker.settle(session, 3, 3, ACCEPTED)
+            rig.broker.settlement.settle(session, 1, 2, ACCEPTED)
+        rig.broker.settlement.settle(session, 3, 3, ACCEPTED)
         for _ in range(3):
             rig.turn()
         rig.broker.check()
@@ -509,11 +509,11 @@ def test_nq_15_an_emptied_queue_ends_what_is_staged_there() -> None:
     rig.publish(session, "q", [1, 2])
     taken(rig, session, "q", 2)
     rig.broker.transactions.settle(transaction, session, 1, 1, ACCEPTED)
-    rig.broker.empty(queue)
+    rig.broker.contents.empty(queue)
     rig.broker.check()
     assert (queue.account.staged, queue.account.dropped) == (0, {2: 2})
     rig.broker.transactions.rollback(transaction)
-    rig.broker.settle(session, 1, 2, ACCEPTED)
+    rig.broker.settlement.settle(session, 1, 2, ACCEPTED)
     for _ in range(3):
         rig.turn()
     rig.broker.check()
@@ -527,7 +527,7 @@ def test_a_purge_leaves_what_is_staged() -> None:
     rig.publish(session, "q", [1, 2, 3])
     taken(rig, session, "q", 2)
     rig.broker.transactions.settle(transaction, session, 1, 1, ACCEPTED)
-    assert rig.broker.purge(queue) == 1
+    assert rig.broker.contents.purge(queue) == 1
     commit(rig, transaction)
     assert (queue.account.settled, queue.acquired) == (1, 1)
 
@@ -737,7 +737,7 @@ def test_large_transactions_are_written_ahead() -> None:
             assert rig.log.stored_bytes - size <= (1 << 20) + RUN_BYTES
             assert rig.ready("q") == run * 40
             assert rig.restart().ready("q") == run * 40
-            rig.broker.purge(rig.vhost.queues["q"])
+            rig.broker.contents.purge(rig.vhost.queues["q"])
         else:
             rig.broker.transactions.rollback(transaction)
         for _ in range(3):

@@ -37,11 +37,13 @@ class House:
         for p in live_payloads(self.broker):
             assert self.journal.retain(p.position, p.size), p.position
         self.journal.start()
-        self.vhost = self.broker.add_vhost("/")
-        self.connection = self.broker.open_connection("/", "guest", "house")
+        self.vhost = self.broker.registry.add_vhost("/")
+        self.connection = self.broker.clients.open_connection("/", "guest", "house")
 
     def declare(self, name: str, arguments: dict[str, object] | None = None) -> None:
-        self.broker.declare_queue(self.connection, name, True, False, False, arguments or {}, False)
+        self.broker.registry.declare_queue(
+            self.connection, name, True, False, False, arguments or {}, False
+        )
 
     def payload(self, key: str, number: int, size: int = 24) -> Payload:
         cuts = array("I", (0, size))
@@ -53,17 +55,17 @@ class House:
 
     def publish(self, session: Session, key: str, number: int) -> None:
         targets = self.vhost.route("", [key], None)
-        self.broker.publish(session, targets, self.payload(key, number))
+        self.broker.publishing.publish(session, targets, self.payload(key, number))
 
     def stage(self, transaction: Transaction, key: str, number: int, size: int = 24) -> None:
         targets = self.vhost.route("", [key], None)
-        self.broker.stage(
+        self.broker.publishing.stage(
             transaction, transaction.session, targets, self.payload(key, number, size)
         )
 
     def take(self, session: Session, name: str) -> int:
         """A tag."""
-        found = self.broker.get(session, self.vhost.queues[name], False)
+        found = self.broker.consuming.get(session, self.vhost.queues[name], False)
         assert found is not None, name
         return found[1]
 
@@ -103,7 +105,7 @@ class House:
     def after_a_restart(self) -> Contents:
         """What would be ready: what is handed out or staged comes back."""
         for session in list(self.connection.sessions):
-            self.broker.close_session(session, lost=True)
+            self.broker.clients.close_session(session, lost=True)
         return self.contents()
 
 
@@ -117,7 +119,7 @@ def test_tx_d1_whole_or_not_at_all_at_every_cut(tmp_path: Path) -> None:
     for name in QUEUES:
         house.declare(name, arguments)
     house.declare("letters")
-    session = house.broker.open_session(house.connection)
+    session = house.broker.clients.open_session(house.connection)
     for number in range(20):
         for name in QUEUES:
             house.publish(session, name, number)
@@ -138,7 +140,7 @@ def test_tx_d1_whole_or_not_at_all_at_every_cut(tmp_path: Path) -> None:
                 gone.append(contents[name].pop(0))
                 contents["letters"].append(gone[1])
             else:
-                house.broker.settle(session, tags[1], tags[1], 3)  # given back at once
+                house.broker.settlement.settle(session, tags[1], tags[1], 3)  # given back at once
             house.turn()  # staged, and told so
             house.stage(transaction, name, number)
             contents[name].append(number)
@@ -179,7 +181,7 @@ def test_bodies_written_ahead_are_found_by_a_later_commit(tmp_path: Path) -> Non
     house = House(tmp_path, segment_bytes=8192)
     house.declare("q")
     house.declare("other")
-    session = house.broker.open_session(house.connection)
+    session = house.broker.clients.open_session(house.connection)
     transactions = house.broker.transactions
     committed, undone = transactions.begin(session), transactions.begin(session)
     for number in range(3):
@@ -197,7 +199,7 @@ def test_bodies_written_ahead_are_found_by_a_later_commit(tmp_path: Path) -> Non
         house.publish(session, "other", number)
         house.stage(undone, "q", 100 + number, 500)
         house.turn(budget=0)
-    house.broker.purge(house.vhost.queues["other"])
+    house.broker.contents.purge(house.vhost.queues["other"])
     house.turn()
     house.turn()
     transactions.rollback(undone)
@@ -237,7 +239,7 @@ def test_a_large_commit_is_one_small_block(tmp_path: Path) -> None:
     """Its bodies are in the journal already, but for the first MiB."""
     house = House(tmp_path, segment_bytes=4 << 20)
     house.declare("q")
-    session = house.broker.open_session(house.connection)
+    session = house.broker.clients.open_session(house.connection)
     transaction = house.broker.transactions.begin(session)
     for number in range(160):
         house.stage(transaction, "q", number, 100_000)

@@ -52,7 +52,7 @@ def text_of(raw: bytes) -> str:
 
 def queue_state(broker: Broker, queue: Queue) -> dict[str, Any]:
     ready = []
-    for piece in broker.pin(queue):
+    for piece in broker.contents.pin(queue):
         broker.store.load(piece.payload)
         raw, cuts = piece.payload.raw, piece.payload.cuts
         assert raw is not None

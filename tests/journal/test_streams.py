@@ -48,13 +48,13 @@ class Host:
             lost += take_apart(self.broker, set(gone))
         self.lost = drop_lost(self.broker, lost) if lost else 0
         self.journal.start()
-        self.vhost = self.broker.add_vhost("/")
-        self.connection = self.broker.open_connection("/", "guest", "host")
-        self.session = self.broker.open_session(self.connection)
+        self.vhost = self.broker.registry.add_vhost("/")
+        self.connection = self.broker.clients.open_connection("/", "guest", "host")
+        self.session = self.broker.clients.open_session(self.connection)
 
     def queue(self, name: str, **arguments: object) -> Queue:
         given = {"x-" + word.replace("_", "-"): value for word, value in arguments.items()}
-        return self.broker.declare_queue(
+        return self.broker.registry.declare_queue(
             self.connection, name, True, False, False, given, False
         )  # fmt: skip
 
@@ -66,7 +66,9 @@ class Host:
                 0, raw, array("I", (0, SIZE)), ROUTES[n % 7 == 0], None,
                 self.broker.new_message_ids(1), self.now, True, SIZE,
             )  # fmt: skip
-            self.broker.publish(self.session, self.vhost.route("", [name], None), payload)
+            self.broker.publishing.publish(
+                self.session, self.vhost.route("", [name], None), payload
+            )
             self.now += 3
         self.turn()
 
@@ -160,12 +162,12 @@ def test_what_retention_takes_after_a_checkpoint_is_released_once(tmp_path: Path
     host = filled(tmp_path)
     host.checkpoint()
     limit = {"max-length-bytes": 250 * SIZE}
-    host.broker.set_policy("/", Policy("p", "^s$", limit, 0, "queues"))
+    host.broker.registry.set_policy("/", Policy("p", "^s$", limit, 0, "queues"))
     host.turn()
     assert host.bodies("s") == list(range(150, 400))
     after = host.crash()
     assert after.bodies("s") == list(range(150, 400))
-    after.broker.set_policy("/", Policy("p", "^s$", {"max-length-bytes": 0}, 0, "queues"))
+    after.broker.registry.set_policy("/", Policy("p", "^s$", {"max-length-bytes": 0}, 0, "queues"))
     for _ in range(5):
         after.turn()
     assert after.bodies("s") == []
@@ -192,11 +194,11 @@ def test_packed_messages_that_the_cleaner_moves_are_found_where_they_are(
         host.publish("q", *range(1000, 1020))
     assert packs(host) > 1
     host.checkpoint()
-    host.broker.purge(queue)
+    host.broker.contents.purge(queue)
     host.turn()
     for _ in range(2 if twice else 1):
         host.publish("q", *range(2000, 2300))
-        host.broker.purge(queue)
+        host.broker.contents.purge(queue)
         host.checkpoint()
         sparse = set(host.journal.sparse())
         assert sparse

@@ -25,7 +25,7 @@ def no_bytes(payload: object) -> bytes:
 
 def made_topics() -> Topics:
     broker = Broker(no_bytes)
-    broker.add_vhost("/")
+    broker.registry.add_vhost("/")
     return Topics(broker, "/", 10)
 
 

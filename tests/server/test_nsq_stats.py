@@ -43,7 +43,7 @@ class Rig:
 
     def __init__(self, *percentiles: float) -> None:
         self.broker = Broker(no_bytes)
-        self.broker.add_vhost("/")
+        self.broker.registry.add_vhost("/")
         self.broker.clock.tell(START_MS)
         self.topics = Topics(self.broker, "/", 10)
         self.latencies = Latencies(percentiles, 60_000)
@@ -102,21 +102,21 @@ def test_nq_21_counters_follow_the_steps_of_a_message() -> None:
     rig.publish("t", b"m")
     rig.publish("t", b"later", delay_ms=5000)
     assert row() == (1, 0, 1, 2, 0, 0)
-    connection = broker.open_connection("/", "", "peer")
-    session = broker.open_session(connection)
-    consumer = broker.consume(session, queue, "c", False, False, 0, {})
+    connection = broker.clients.open_connection("/", "", "peer")
+    session = broker.clients.open_session(connection)
+    consumer = broker.consuming.consume(session, queue, "c", False, False, 0, {})
     consumer.limit, consumer.timeout_ms, consumer.on_timeout = 1, 1000, REQUEUES
     queue.high_water.durable = 100
     broker.turn(START_MS)
     assert row() == (0, 1, 1, 2, 0, 0)
     consumer.limit = 0
-    broker.requeue(session, 1, 0)
+    broker.settlement.requeue(session, 1, 0)
     broker.turn(START_MS)
     assert row() == (1, 0, 1, 2, 1, 0)
     consumer.limit = 1
     broker.state.agenda.mark(queue)
     broker.turn(START_MS)
-    broker.requeue(session, 2, 60_000)
+    broker.settlement.requeue(session, 2, 60_000)
     broker.turn(START_MS)
     assert row() == (0, 0, 2, 2, 2, 0)
     broker.turn(START_MS + 5000)  # the deferred publish is due, and sent

@@ -40,13 +40,13 @@ async def stop_while_memory_is_short(folder: Path) -> int:
     takes many turns, each with records."""
     node = opened(folder, max_memory=16 * MIB)
     broker = node.broker
-    connection = broker.open_connection("/", "guest", "test")
-    session = broker.open_session(connection)
-    broker.declare_queue(connection, "q", False, False, False, {}, False)
+    connection = broker.clients.open_connection("/", "guest", "test")
+    session = broker.clients.open_session(connection)
+    broker.registry.declare_queue(connection, "q", False, False, False, {}, False)
     targets = broker.vhost("/").route("", ["q"], None)
     raw = bytes(64 * 1024)
     for _ in range(1000):
-        broker.publish(session, targets, payload(node, "q", raw, False))
+        broker.publishing.publish(session, targets, payload(node, "q", raw, False))
     node.schedule()
     return await run._close(node)
 
@@ -100,20 +100,20 @@ async def a_deep_backlog_beside_traffic(folder: Path) -> None:
     node = opened(folder, segment_size=MIB)
     broker = node.broker
     broker.backlogs.packing = Packing(after=10, group=16, fresh=2)
-    connection = broker.open_connection("/", "guest", "test")
-    session = broker.open_session(connection)
+    connection = broker.clients.open_connection("/", "guest", "test")
+    session = broker.clients.open_session(connection)
     for name in ("keep", "flow"):
-        broker.declare_queue(connection, name, True, False, False, {}, False)
+        broker.registry.declare_queue(connection, name, True, False, False, {}, False)
     vhost = broker.vhost("/")
     for n in range(400):
         for name, size in (("keep", 200), ("flow", 12_000)):
             raw = n.to_bytes(8, "big") * (size // 8)
             targets = vhost.route("", [name], None)
-            broker.publish(session, targets, payload(node, name, raw, True))
-        broker.get(session, vhost.queues["flow"], False)
+            broker.publishing.publish(session, targets, payload(node, name, raw, True))
+        broker.consuming.get(session, vhost.queues["flow"], False)
         await node.durable()
         broker.spill(1 << 40, node.journal.written)
-    broker.settle_up_to(session, 0, ACCEPTED)
+    broker.settlement.settle_up_to(session, 0, ACCEPTED)
     await node.durable()
     assert any(piece.payload.pack is not None for piece in vhost.queues["keep"].lanes[0].fresh)
     before = node.journal.disk_bytes

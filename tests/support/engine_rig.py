@@ -17,7 +17,7 @@ from tallymark.bridge.amqp091.format import Amqp091Format, section_at
 from tallymark.bridge.formats import AMQP091, HOP_LIMIT
 from tallymark.engine import records
 from tallymark.engine.annotations import Annotations
-from tallymark.engine.broker import Broker, Part
+from tallymark.engine.broker import Broker
 from tallymark.engine.effects import (
     Activated,
     Cancelled,
@@ -38,6 +38,7 @@ from tallymark.engine.formats import Format
 from tallymark.engine.ledger import expanded
 from tallymark.engine.message import PACKED, Pack, Payload, Slice
 from tallymark.engine.policies import QUEUES, Policy
+from tallymark.engine.publishing import Part
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
 from tallymark.engine.restore import Restorer
@@ -258,8 +259,8 @@ class Rig:
         """What consumers were sent, with what is known of it."""
         if log is not None:
             Restorer(self.broker).run(self._records())
-        self.vhost = self.broker.add_vhost("/")
-        self.connection = self.broker.open_connection("/", "guest", "rig")
+        self.vhost = self.broker.registry.add_vhost("/")
+        self.connection = self.broker.clients.open_connection("/", "guest", "rig")
         self.connection.holds_output = True
 
     def _records(self) -> list[Record]:
@@ -321,7 +322,7 @@ class Rig:
         self.tell_time()
 
     def queue(self, name: str, durable: bool = True, **more: bool) -> Queue:
-        return self.broker.declare_queue(
+        return self.broker.registry.declare_queue(
             self.connection,
             name,
             durable,
@@ -336,7 +337,9 @@ class Rig:
     ) -> Queue:
         """A queue with arguments, `x-` left out of their names."""
         given = {"x-" + key: value for key, value in (arguments or {}).items()}
-        return self.broker.declare_queue(self.connection, name, durable, False, False, given, False)
+        return self.broker.registry.declare_queue(
+            self.connection, name, durable, False, False, given, False
+        )
 
     def exchange(self, name: str, type: str, *bindings: tuple[str, str]) -> None:
         """An exchange and its bindings: (queue, key)."""
@@ -351,22 +354,22 @@ class Rig:
         """The policy of one queue, which has its name; an empty one takes it away."""
         if definition:
             pattern = f"^{re.escape(name)}$"
-            self.broker.set_policy("/", Policy(name, pattern, definition, 0, QUEUES))
+            self.broker.registry.set_policy("/", Policy(name, pattern, definition, 0, QUEUES))
         elif name in self.vhost.policies:
-            self.broker.delete_policy("/", name)
+            self.broker.registry.delete_policy("/", name)
 
     def delete(self, name: str) -> int:
-        return self.broker.delete_queue(self.connection, name, False, False)
+        return self.broker.registry.delete_queue(self.connection, name, False, False)
 
     def session(self, connection: Connection | None = None) -> Session:
-        return self.broker.open_session(connection or self.connection)
+        return self.broker.clients.open_session(connection or self.connection)
 
     def publish(
         self, session: Session, queue: str, messages: list[int], persistent: bool = True
     ) -> None:
         """One run of messages through the default exchange."""
         targets = self.vhost.route("", [queue], None)
-        self.broker.publish(session, targets, self.payload(queue, messages, persistent))
+        self.broker.publishing.publish(session, targets, self.payload(queue, messages, persistent))
 
     def send(
         self,
@@ -389,7 +392,7 @@ class Rig:
             headers = self.says.get(messages[0], NOTHING_SAID).headers
         targets = self.vhost.route(exchange, [key, *cc, *bcc], headers)
         payload = self.payload(key, list(messages), persistent, exchange)
-        self.broker.publish(session or self.session(), targets, payload, annotations)
+        self.broker.publishing.publish(session or self.session(), targets, payload, annotations)
 
     def stage(
         self,
@@ -406,7 +409,7 @@ class Rig:
         targets = self.vhost.route(exchange, [key], None)
         payload = self.payload(key, list(messages), persistent, exchange)
         publisher = session or transaction.session
-        self.broker.stage(transaction, publisher, targets, payload, annotations, handle)
+        self.broker.publishing.stage(transaction, publisher, targets, payload, annotations, handle)
 
     def publish_parts(
         self,
@@ -422,7 +425,9 @@ class Rig:
             targets = self.vhost.route(exchange, [key], None)
             made.append(Part(targets, lo, lo + len(part)))
             lo += len(part)
-        self.broker.publish_parts(session, self.payload(exchange, messages, persistent), made)
+        self.broker.publishing.publish_parts(
+            session, self.payload(exchange, messages, persistent), made
+        )
 
     def payload(
         self, key: str, messages: list[int], persistent: bool, exchange: str = ""
@@ -539,20 +544,20 @@ class Rig:
 
     def get(self, session: Session, queue: Queue, no_ack: bool = False) -> tuple[int, int] | None:
         """(number, tag) of one message asked for."""
-        got = self.broker.get(session, queue, no_ack)
+        got = self.broker.consuming.get(session, queue, no_ack)
         return None if got is None else (numbers(got[0])[0], got[1])
 
     def take(self, session: Session, name: str, no_ack: bool = False) -> tuple[Held, int] | None:
         """One message asked for, with what is known of it, and its tag."""
-        got = self.broker.get(session, self.vhost.queues[name], no_ack)
+        got = self.broker.consuming.get(session, self.vhost.queues[name], no_ack)
         return None if got is None else (held(got[0])[0], got[1])
 
     def consume(
         self, session: Session, name: str, tag: str, prefetch: int = 0, no_ack: bool = False
     ) -> Consumer:
-        self.broker.set_prefetch(session, prefetch, shared=False)
+        self.broker.consuming.set_prefetch(session, prefetch, shared=False)
         queue = self.vhost.queues[name]
-        return self.broker.consume(session, queue, tag, no_ack, False, 0, {})
+        return self.broker.consuming.consume(session, queue, tag, no_ack, False, 0, {})
 
     def checkpoint(self, clean: bool = False) -> None:
         """Replace the log so far by a snapshot."""
@@ -563,7 +568,7 @@ class Rig:
     def restart(self, clean: bool = False) -> Rig:
         """The process ends, orderly or not, and another starts from its log."""
         if clean:
-            self.broker.close_connection(self.connection, lost=False)
+            self.broker.clients.close_connection(self.connection, lost=False)
             self.checkpoint(clean=True)
         return self.reopened(self.log)
 

@@ -38,7 +38,7 @@ def reject(
     for _ in range(n):
         got = rig.take(session, name)
         assert got is not None, f"{name} is empty"
-        rig.broker.settle(session, got[1], got[1], outcome)
+        rig.broker.settlement.settle(session, got[1], got[1], outcome)
         out.append(got[0])
     finish(rig)
     return out
@@ -48,7 +48,7 @@ def drain(rig: Rig, name: str) -> list[Held]:
     """Take and accept everything."""
     session, out = rig.session(), []
     while (got := rig.take(session, name)) is not None:
-        rig.broker.settle(session, got[1], got[1], ACCEPTED)
+        rig.broker.settlement.settle(session, got[1], got[1], ACCEPTED)
         out.append(got[0])
     finish(rig)
     return out

@@ -21,7 +21,7 @@ class Client:
     ) -> None:
         self.rig = rig
         self.queue = queue
-        self.connection = rig.broker.open_connection("/", "guest", tag)
+        self.connection = rig.broker.clients.open_connection("/", "guest", tag)
         self.session: Session = rig.session(self.connection)
         self.consumer = rig.consume(self.session, queue, tag)
         self.consumer.limit = rdy
@@ -35,18 +35,18 @@ class Client:
     def fin(self, *tags: int) -> None:
         """Raises PreconditionFailed: not in flight."""
         for tag in tags:
-            self.rig.broker.settle(self.session, tag, tag, ACCEPTED)
+            self.rig.broker.settlement.settle(self.session, tag, tag, ACCEPTED)
 
     def req(self, tag: int, delay_ms: int = 0) -> None:
         """Raises PreconditionFailed: not in flight."""
-        self.rig.broker.requeue(self.session, tag, delay_ms)
+        self.rig.broker.settlement.requeue(self.session, tag, delay_ms)
 
     def touch(self, tag: int, most_ms: int = MOST_MS) -> None:
         """Raises PreconditionFailed: not in flight."""
-        self.rig.broker.touch(self.session, tag, most_ms)
+        self.rig.broker.timeouts.touch(self.session, tag, most_ms)
 
     def leave(self, lost: bool = True) -> None:
-        self.rig.broker.close_connection(self.connection, lost)
+        self.rig.broker.clients.close_connection(self.connection, lost)
 
     def holds(self, tag: int) -> bool:
         """Whether the tag is in flight."""

@@ -31,12 +31,14 @@ class Slow:
         self.broker = self.rig.broker
         self.slow = self.broker.slow
         self.slow.rules = Rules(general=Rule(**limits))
-        self.queue = self.broker.declare_queue(
+        self.queue = self.broker.registry.declare_queue(
             self.rig.connection, "sub", durable, exclusive_queue, False, arguments or {}, False
         )
         self.rig.exchange("t", type, ("sub", "k"))
         self.session = self.rig.session()
-        self.publisher = self.rig.session(self.broker.open_connection("/", "guest", "publisher"))
+        self.publisher = self.rig.session(
+            self.broker.clients.open_connection("/", "guest", "publisher")
+        )
         self.consumer: Consumer | None = None
         if consume:
             self.consumer = self.subscribe(prefetch, no_ack, exclusive)
@@ -45,8 +47,10 @@ class Slow:
     def subscribe(
         self, prefetch: int = 0, no_ack: bool = False, exclusive: bool = False
     ) -> Consumer:
-        self.broker.set_prefetch(self.session, prefetch, shared=False)
-        return self.broker.consume(self.session, self.queue, "c", no_ack, exclusive, 0, {})
+        self.broker.consuming.set_prefetch(self.session, prefetch, shared=False)
+        return self.broker.consuming.consume(
+            self.session, self.queue, "c", no_ack, exclusive, 0, {}
+        )
 
     def send(self, n: int, together: bool = False) -> None:
         """So many more messages, numbered on from 1."""
@@ -57,7 +61,7 @@ class Slow:
         self.rig.settle_down()
 
     def settle(self, first: int, last: int) -> None:
-        self.broker.settle(self.session, first, last, 1)
+        self.broker.settlement.settle(self.session, first, last, 1)
         self.rig.settle_down()
 
     def wait(self, ms: int) -> None:

@@ -178,7 +178,7 @@ class Bridge:
             if connection is not None and connection.gated != gate.shut:
                 connection.gated = gate.shut
                 if not connection.gated:
-                    self.broker.wake(connection)
+                    self.broker.clients.wake(connection)
         return chunks
 
     def shutdown(self, reason: str = "shutdown") -> None:

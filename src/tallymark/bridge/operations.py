@@ -98,7 +98,9 @@ class Operations:
     def use_queue(self, name: str) -> Queue:
         """Return the queue, whose expiry starts anew [amqp-0.9.1 queue.declare passive]. Raises
         NotFound, ResourceLocked."""
-        return self._broker.declare_queue(self._connection, name, False, False, False, {}, True)
+        return self._broker.registry.declare_queue(
+            self._connection, name, False, False, False, {}, True
+        )
 
     def queue_to_read(self, name: str) -> Queue:
         """Return a queue whose messages the user may take. Raises AccessRefused, NotFound,
@@ -117,7 +119,7 @@ class Operations:
         """Make a queue, or find it with the same properties. Without a name the broker chooses one.
         Without a type it gets the default one of its policy or virtual host.
 
-        Raises: AccessRefused; as Broker.declare_queue.
+        Raises: AccessRefused; as Registry.declare_queue.
         """
         name = cleaned(name)
         vhost = self.vhost
@@ -129,7 +131,7 @@ class Operations:
         if is_new:
             self._check_arguments(vhost, asked, arguments)
         typed = vhost.with_type(name, durable, exclusive, auto_delete, arguments)
-        queue = self._broker.declare_queue(
+        queue = self._broker.registry.declare_queue(
             self._connection, name, durable, exclusive, auto_delete, typed, False
         )
         return Declared(queue, is_new)
@@ -160,7 +162,7 @@ class Operations:
         if queue is None:
             return Done(False)
         lasts = queue.stored
-        count = self._broker.delete_queue(self._connection, name, if_unused, if_empty)
+        count = self._broker.registry.delete_queue(self._connection, name, if_unused, if_empty)
         return Done(lasts, count=count)
 
     def purge_queue(self, name: str) -> int:
@@ -169,7 +171,7 @@ class Operations:
 
         Raises: AccessRefused, NotFound, ResourceLocked, Unsupported (a stream).
         """
-        return self._broker.purge(self.queue_to_read(name))
+        return self._broker.contents.purge(self.queue_to_read(name))
 
     # -- exchanges
 

@@ -31,14 +31,11 @@ from tallymark.engine.session import (
     consumers_of,
 )
 from tallymark.engine.state import State
-from tallymark.engine.upkeep import Upkeep
+from tallymark.engine.upkeep import IN_A_TURN, Upkeep
 
 TURN_BYTES: Final = 1 << 20
 """Raw bytes that one connection is given in one turn. The message that reaches the limit is the
 last one."""
-IN_A_TURN: Final = 4096
-"""Number of slices that may expire or exceed a limit in one turn; other queues are served in
-between."""
 LARGEST_QUOTA: Final = 32
 
 
@@ -164,6 +161,21 @@ class Dispatcher:
             del self._effects[said:]
         for effect in caused:
             self.carry_out(effect)
+
+    def use(self, queue: Queue) -> None:
+        """Note the use of a queue: its expiry starts anew [x-expires]. Its content is brought up to
+        date first: consumers get what they can be given, and messages that expired or exceed a
+        limit leave, over several turns if they are many."""
+        self.look(queue)
+        self._upkeep.use(queue)
+
+    def use_head(self, queue: Queue) -> None:
+        """Note the use of a queue, as `use` does, before a command that takes messages: all expired
+        messages leave first."""
+        self.look(queue)
+        queue.used_ms = self.clock.now_ms
+        if queue.watched:
+            self._upkeep.attend(queue)
 
     def _share_out(self) -> list[Queue]:
         """Distribute the free part of shared limits, one message to each consumer in line in turn.

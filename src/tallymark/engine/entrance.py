@@ -1,7 +1,7 @@
 """Entrance: the way of messages into a queue where more is needed than to append them.
 
 Priorities split a stretch into lanes; a limit on bytes wants bodies weighed. Queues that ask for
-none of this are appended to in `Broker.publish` itself; which messages a full queue lets in is
+none of this are appended to in `Publishing.publish` itself; which messages a full queue lets in is
 decided before (admission.py).
 """
 

@@ -178,7 +178,7 @@ class Queue(Timed):
         """Count of the consumers that were added or removed so far."""
         self.holds_publishers = False
         """True while connections that publish to the queue are blocked because its consumer is too
-        slow [SC-D7]; see Broker.hold_publishers."""
+        slow [SC-D7]; see Publishing.hold_publishers."""
         self.subscriptions: list[QueueSubscription] = []
 
         self.high_water = HighWater(1 if self.settings.is_stream else 0)

@@ -141,7 +141,7 @@ class Restorer:
     def _define_topology(self, definition: dict[str, object], blob: bytes) -> None:
         broker = self._broker
         vhost_name = definitions.text_of(definition, "vhost")
-        vhost = broker.vhosts.get(vhost_name) or broker.enter_vhost(vhost_name)
+        vhost = broker.vhosts.get(vhost_name) or broker.registry.enter_vhost(vhost_name)
         vhost.topology.apply(blob)
         op = definition["op"]
         if op == definitions.DELETE_VHOST:
@@ -178,7 +178,7 @@ class Restorer:
             contents.restore()
             if queue.letters:
                 broker.pending.waiting[queue.id] = queue
-            broker.revive(queue)
+            broker.registry.revive(queue)
             problem = contents.even_out()
             if problem:
                 self.unbalanced.append(problem)

@@ -16,7 +16,7 @@ from tallymark.engine.annotations import Notes, with_notes
 from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.errors import PreconditionFailed
-from tallymark.engine.ledger import deferred_record, dropped_record, returned_record
+from tallymark.engine.ledger import deferred_record, dropped_record, returned_record, settled_record
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import (
@@ -60,7 +60,16 @@ class Settlement:
         notes: Notes = (),
         due_ms: int = 0,
     ) -> None:
-        """Settle tags first..last: see Broker.settle."""
+        """Settle tags first..last one after the other with one outcome.
+
+        notes: what the consumer adds to the messages, where they are given back or refused [FC-20].
+        due_ms: what is given back is not ready before then (engine time; 0: at once) and keeps its
+        place [LC-1].
+
+        Raises:
+            PreconditionFailed: at the first tag that is unknown or settled; those before it are
+            settled, it and those after it are not.
+        """
         tag = first
         while tag <= last:
             at = session.find(tag)
@@ -112,7 +121,11 @@ class Settlement:
             self.agenda.offer(session)
 
     def settle_up_to(self, session: Session, last: int, outcome: int) -> None:
-        """Settle all tags up to one: see Broker.settle_up_to."""
+        """Settle every outstanding tag up to `last`, or all when it is 0.
+
+        Raises:
+            PreconditionFailed: `last` itself is unknown or settled; nothing has changed.
+        """
         inflight = session.inflight
         if last == 0:
             if not inflight:
@@ -154,6 +167,14 @@ class Settlement:
             nacked = outcome == NACKED
             failed = reason == records.RETURNED_BY_LOSS or counts_as(queue, outcome) == FAILED
             self.give_back(queue, pieces, session.id, reason, failed, nacked=nacked)
+
+    def recover(self, session: Session, outcome: int = RETURNED) -> None:
+        """Return all unsettled messages of a session to their old positions, marked as redelivered
+        [TX-8].
+
+        outcome: RETURNED, or NACKED where the queues are to count it as they do basic.nack [DL-5].
+        """
+        self.return_all(session, records.RETURNED_BY_CLIENT, outcome)
 
     def give_back(
         self,
@@ -204,14 +225,19 @@ class Settlement:
         entrance.quarantine.put(queue, piece)
         return False
 
-    def requeue(self, queue: Queue, piece: Slice, owner: int, delay_ms: int) -> None:
-        """Requeue an acquired message at the tail, after delay_ms [NQ-12], or dead-letter it if it
-        was delivered too often."""
+    def requeue(self, session: Session, tag: int, delay_ms: int) -> None:
+        """Requeue one delivery at the tail of its queue, now or in `delay_ms` [NQ-12].
+
+        Raises:
+            PreconditionFailed: the tag is unknown or settled.
+        """
+        queue, piece = self.take_back(session, tag)
+        queue.requeued += 1
         if delay_ms <= 0:
-            self.give_back(queue, [piece], owner, records.RETURNED_BY_CLIENT, False, True)
+            self.give_back(queue, [piece], session.id, records.RETURNED_BY_CLIENT, False, True)
         elif queue.settings.acquired_limit < 0 or self._bury_worn(queue, [piece], False):
             due_ms = self.clock.now_ms + delay_ms
-            self.defer_acquired(queue, piece, owner, due_ms, False, True)
+            self.defer_acquired(queue, piece, session.id, due_ms, False, True)
 
     def _delay(
         self,
@@ -402,6 +428,14 @@ class Settlement:
             reason = records.RETURNED_BY_CLIENT
             nacked = outcome == NACKED
             self.give_back(queue, [part], session.id, reason, failed, nacked=nacked)
+
+    def record_settled(self, queue: Queue) -> None:
+        """Emit rows for the ranges of a queue that were settled in this turn."""
+        for done in queue.settled_ranges:
+            self.ledger.emit(
+                settled_record(queue.id, done.low, done.high - done.low, done.reason, done.owner)
+            )
+        queue.settled_ranges.clear()
 
     def free_credit(self, session: Session, consumer: Consumer | None, n: int) -> None:
         """Return the credit of n messages that the session no longer holds."""

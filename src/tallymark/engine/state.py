@@ -15,6 +15,7 @@ from tallymark.engine.agenda import Agenda
 from tallymark.engine.clock import Clock
 from tallymark.engine.deadlines import Deadlines
 from tallymark.engine.effects import Effect
+from tallymark.engine.errors import NotFound
 from tallymark.engine.formats import Format
 from tallymark.engine.ledger import Ledger, dropped_record
 from tallymark.engine.message import Payload, Slice
@@ -78,6 +79,13 @@ class State:
         self.owner_ids = Counter()
         """Counter of ids, shared by consumers, sessions, connections and transactions."""
         self.message_ids = Counter()
+
+    def vhost(self, name: str) -> VirtualHost:
+        """Return the virtual host of that name. Raises NotFound."""
+        vhost = self.vhosts.get(name)
+        if vhost is None:
+            raise NotFound(f"vhost {name} not found")
+        return vhost
 
     def drop(self, queue: Queue, piece: Slice, reason: int) -> None:
         """Drop messages of no bucket, and count them."""

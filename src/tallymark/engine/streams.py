@@ -20,7 +20,7 @@ from typing import Final, final
 from tallymark.engine.arguments import age_ms, erlang_term, named, type_name
 from tallymark.engine.claims import Pin
 from tallymark.engine.clock import Clock
-from tallymark.engine.errors import Fenced, Gone, PreconditionFailed
+from tallymark.engine.errors import Fenced, Gone, PreconditionFailed, Unsupported
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import Consumer
@@ -207,3 +207,9 @@ def batch(queue: Queue, low: int, most: int, most_bytes: int) -> Batch:
     if found.messages < most:
         found.end = max(found.end, end)  # includes missing sequences at the end
     return found
+
+
+def not_of_streams(what: str, queue: Queue) -> Unsupported:
+    """Return RabbitMQ's error for an operation that streams do not support."""
+    where = named("queue", queue.name, queue.vhost)
+    return Unsupported(f"{what} not supported by stream queues {where}")

@@ -155,7 +155,7 @@ class Transactions:
         is_final: bool = False,
     ) -> None:
         """Stage the settlement of tags first..last: they are no longer unsettled, and their
-        messages stay where they are [TX-4, TX-15]. outcome, notes, due_ms: as Broker.settle.
+        messages stay where they are [TX-4, TX-15]. outcome, notes, due_ms: as Settlement.settle.
 
         is_final: the client forgets them whatever becomes of the transaction: its rollback gives
         the messages back.

@@ -9,7 +9,7 @@ reaches a consumer that waits for it.
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import final
+from typing import Final, final
 
 from tallymark.engine import records
 from tallymark.engine.account import MOVING, READY
@@ -26,6 +26,10 @@ from tallymark.engine.session import UNLIMITED
 from tallymark.engine.settings import DROP_HEAD
 from tallymark.engine.state import State
 from tallymark.engine.waiting import Deferred
+
+IN_A_TURN: Final = 4096
+"""Number of slices that may expire or exceed a limit in one turn; other queues are served in
+between."""
 
 
 @final
@@ -88,6 +92,15 @@ class Upkeep:
             queue.own_ttl = False
         queue.watch()
         self._arm(queue)
+
+    def use(self, queue: Queue) -> None:
+        """Note the use of a queue: its expiry starts anew [x-expires]. It is attended to, over
+        several turns if that is much."""
+        queue.used_ms = self.clock.now_ms
+        if queue.watched:
+            self.room = IN_A_TURN
+            self.attend(queue)
+            self.room = UNLIMITED
 
     def next_head(self, queue: Queue) -> Slice | None:
         """Return the slice that leaves next, after the expired messages before it have left [DL-4];

@@ -432,12 +432,12 @@ class Clients:
         self.reads += 1
         client.read_at = self.reads
         broker, bridge = turns.broker, client.bridge
-        published = broker.published
+        published = broker.publishing.published
         monotonic_ms = turns.tell_time()
         bridge.room = client.room()
         bridge.receive(data, monotonic_ms, broker.clock.now_ms)
-        if broker.published != published:
-            self._published(client, broker.published - published, len(data))
+        if broker.publishing.published != published:
+            self._published(client, broker.publishing.published - published, len(data))
         turns.is_on_time = True
         self.touch(client)
         if bridge.is_behind:  # at once: the transport would read on, for as long as there is more
@@ -494,7 +494,7 @@ class Clients:
             return
         connection.paused = paused
         if not paused:
-            self.turns.broker.wake(connection)
+            self.turns.broker.clients.wake(connection)
             self.turns.schedule()
 
     def touch(self, client: Client) -> None:

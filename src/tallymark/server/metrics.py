@@ -78,7 +78,7 @@ def _broker(node: Node) -> Iterator[Metric]:
     broker, journal = node.broker, node.journal
     clients = node.clients
     for name, text, count in (
-        ("published", "Messages published.", broker.published),
+        ("published", "Messages published.", broker.publishing.published),
         ("transactions_committed", "Transactions that held something, committed.",
          broker.transactions.committed),
         ("transactions_rolled_back", "The same, rolled back.",

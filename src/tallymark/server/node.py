@@ -57,7 +57,7 @@ class Node(Turns):
         self.features = features
         self.users = Users(config.data_dir, tokens)
         self.watch = Watch()
-        broker.observers.append(self.watch.observe)
+        broker.registry.observers.append(self.watch.observe)
         self.tasks = Schedule(loop)
         self.doors = Doors(config.max_connections)
         self.buffers = Buffers(self)

@@ -100,14 +100,14 @@ def open_node(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
     broker.formats[AMQP10] = Amqp10Format()
     broker.dead_letters.death_form = features.death_form
     broker.deliver_after_sync(config.deliver_after == "synced")
-    broker.pause_unreadable(config.unreadable == "pause")
+    broker.contents.pause_unreadable(config.unreadable == "pause")
     load_limits(config.data_dir, broker.quotas)
     broker.clock.read(*both_ms())
     _restore(broker, journal)
     for vhost in config.vhosts:
-        broker.add_vhost(vhost)
+        broker.registry.add_vhost(vhost)
     broker.slow.rules = config.slow_consumers.rules
-    broker.policy_checks.append(slow_policies().check)
+    broker.registry.policy_checks.append(slow_policies().check)
     set_policies(broker, config.policies)
     for made in broker.vhosts.values():
         made.name_seed = secrets.token_bytes(32)

@@ -44,7 +44,7 @@ from tallymark.wire.amqp091.methods import (
 def flow(channel: Channel, method: ChannelFlow) -> None:
     """Stop or resume deliveries. Once flow-ok(active=false) is written, none follows until
     active=true [TX-10]."""
-    channel.client.broker.set_flow(channel.session, method.active)
+    channel.client.broker.consuming.set_flow(channel.session, method.active)
     channel.send(ChannelFlowOk(method.active))
     if method.active and channel.reply_consumer is not None:
         channel.reply_consumer.go_on()
@@ -70,13 +70,13 @@ def qos(channel: Channel, method: BasicQos) -> None:
     broker, session = channel.client.broker, channel.session
     if method.global_ or channel.client.shares_prefetch:
         channel.prefetch_shared = method.prefetch_count
-        broker.set_prefetch(session, method.prefetch_count, True)
+        broker.consuming.set_prefetch(session, method.prefetch_count, True)
     else:
         if channel.prefetch_shared:
             channel.prefetch_shared = 0
-            broker.set_prefetch(session, 0, True)
+            broker.consuming.set_prefetch(session, 0, True)
         channel.prefetch = method.prefetch_count
-        broker.set_prefetch(session, method.prefetch_count, False)
+        broker.consuming.set_prefetch(session, method.prefetch_count, False)
     channel.send(BasicQosOk())
 
 
@@ -100,7 +100,7 @@ def consume(channel: Channel, method: BasicConsume) -> None:
     if queue.settings.is_stream:
         read_stream(channel, method, queue, tag)
         return
-    consumer = client.broker.consume(
+    consumer = client.broker.consuming.consume(
         channel.session,
         queue,
         tag,
@@ -139,7 +139,7 @@ def cancel(channel: Channel, method: BasicCancel) -> None:
     else:
         consumer = channel.session.consumers.get(tag)
         if consumer is not None:
-            channel.client.broker.cancel(consumer)
+            channel.client.broker.consuming.cancel(consumer)
     if not method.no_wait:
         channel.send(BasicCancelOk(tag))
 
@@ -149,12 +149,12 @@ def get(channel: Channel, method: BasicGet) -> None:
     name = channel.queue_name(method.queue)
     client.access.check(QUEUE, name, READ)
     queue = client.vhost.queue(name, client.connection.id)
-    found = client.broker.get(channel.session, queue, method.no_ack)
+    found = client.broker.consuming.get(channel.session, queue, method.no_ack)
     if found is None:
         channel.send(BasicGetEmpty())
         return
     piece, tag = found
-    if client.broker.get_must_wait:
+    if client.broker.consuming.get_must_wait:
         client.gate.shut_for(client.broker)
     send_got(channel, piece, tag, queue.ready, queue.shows_counts)
 
@@ -168,9 +168,9 @@ def acked(channel: Channel, event: AckRange) -> None:
     if channel.transaction is not None:
         tx.settle(channel, event.first, event.last, event.multiple, ACCEPTED)
     elif event.multiple:
-        channel.client.broker.settle_up_to(channel.session, event.last, ACCEPTED)
+        channel.client.broker.settlement.settle_up_to(channel.session, event.last, ACCEPTED)
     else:
-        channel.client.broker.settle(channel.session, event.first, event.last, ACCEPTED)
+        channel.client.broker.settlement.settle(channel.session, event.first, event.last, ACCEPTED)
 
 
 def ack(channel: Channel, method: BasicAck) -> None:
@@ -193,9 +193,9 @@ def _settle(channel: Channel, tag: int, multiple: bool, outcome: int) -> None:
     if channel.transaction is not None:
         tx.settle(channel, tag, tag, multiple, outcome)
     elif multiple:
-        channel.client.broker.settle_up_to(channel.session, tag, outcome)
+        channel.client.broker.settlement.settle_up_to(channel.session, tag, outcome)
     else:
-        channel.client.broker.settle(channel.session, tag, tag, outcome)
+        channel.client.broker.settlement.settle(channel.session, tag, tag, outcome)
 
 
 def recover(channel: Channel, method: BasicRecover) -> None:
@@ -211,7 +211,7 @@ def _recover(channel: Channel, requeue: bool) -> None:
     if not requeue:
         raise Unsupported("requeue=false")
     client = channel.client
-    client.broker.recover(channel.session, NACKED if client.recover_counts else RETURNED)
+    client.broker.settlement.recover(channel.session, NACKED if client.recover_counts else RETURNED)
 
 
 # -- confirms

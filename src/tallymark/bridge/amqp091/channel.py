@@ -248,5 +248,5 @@ class Channel:
             client.replies.remove(self.reply_consumer)
             self.reply_consumer = None
         client.channels.pop(self.number, None)
-        client.broker.close_session(self.session, lost)
+        client.broker.clients.close_session(self.session, lost)
         self.session.handle = None

@@ -371,7 +371,7 @@ class Amqp091(Lifecycle):
                 f"number of channels opened ({len(client.channels)}) has reached the negotiated "
                 f"channel_max ({most})",
             )
-        session = self.broker.open_session(client.connection)
+        session = self.broker.clients.open_session(client.connection)
         client.channels[number] = Channel(client, number, session)
         self.wire.send_method(number, ChannelOpenOk())
 

@@ -185,7 +185,7 @@ class Lifecycle(AmqpBridge):
             self.wire,
             self.settings.replies,
             self.settings.random_name,
-            self.broker.open_connection(vhost, permissions.user, self.peer),
+            self.broker.clients.open_connection(vhost, permissions.user, self.peer),
             Access(
                 permissions.user,
                 vhost,
@@ -293,4 +293,4 @@ class Lifecycle(AmqpBridge):
         client.closed = True
         for channel in list(client.channels.values()):
             channel.close(lost)
-        self.broker.close_connection(client.connection, lost)
+        self.broker.clients.close_connection(client.connection, lost)

@@ -52,7 +52,7 @@ class LocalPublisher(AmqpBridge):
         self._client = Client(
             broker, self._wire, replies, _no_name, connection, access, False, False, False, self
         )
-        self._channel = Channel(self._client, CHANNEL, broker.open_session(connection))
+        self._channel = Channel(self._client, CHANNEL, broker.clients.open_session(connection))
         self._channel.session.confirming = True
         connection.handle = self
 

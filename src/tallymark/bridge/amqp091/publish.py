@@ -19,9 +19,9 @@ from tallymark.bridge.direct_reply import PREFIX
 from tallymark.bridge.formats import AMQP091
 from tallymark.bridge.permissions import EXCHANGE, WRITE, check_keys
 from tallymark.engine.annotations import Annotations
-from tallymark.engine.broker import Part
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.message import Payload
+from tallymark.engine.publishing import Part
 from tallymark.engine.route import Route
 from tallymark.engine.routing import Targets
 from tallymark.wire.amqp091.errors import NOT_IMPLEMENTED, WireError
@@ -51,7 +51,7 @@ def publish(channel: Channel, event: PublishReceived) -> None:
     targets = known.targets
     assert targets is not None, known.route.exchange
     if targets.queues:
-        client.broker.publish(channel.session, targets, payload_of(client, event, known))
+        client.broker.publishing.publish(channel.session, targets, payload_of(client, event, known))
     else:
         _nowhere(channel, known, event.raw, event.cuts, 0, len(event.cuts) - 1)
 
@@ -112,7 +112,7 @@ def _nowhere(
     confirm."""
     if known.mandatory:
         return_messages(channel, known.route, raw, cuts, lo, hi, known.size)
-    channel.client.broker.published_nowhere(channel.session, hi - lo)
+    channel.client.broker.publishing.published_nowhere(channel.session, hi - lo)
 
 
 @final
@@ -346,7 +346,7 @@ def _enter(channel: Channel, stretch: Stretch) -> None:
     targets = stretch.targets
     first = targets[0]
     if first.queues and targets.count(first) == len(targets):
-        client.broker.publish(
+        client.broker.publishing.publish(
             channel.session, first, stretch.payload(client, None), stretch.annotations
         )
         return
@@ -384,7 +384,7 @@ def _publish_parts(channel: Channel, stretch: Stretch) -> None:
                 channel, stretch.publishes[k], stretch.returned_raw, stretch.returned_cuts,
                 bounds[k], bounds[k + 1],
             )  # fmt: skip
-    client.broker.publish_parts(
+    client.broker.publishing.publish_parts(
         channel.session, stretch.payload(client, None), parts, stretch.annotations
     )
 
@@ -403,7 +403,7 @@ def _publish_in_order(channel: Channel, stretch: Stretch) -> None:
 def _publish_group(channel: Channel, stretch: Stretch, target: Targets, group: list[int]) -> None:
     if target.queues:
         client = channel.client
-        client.broker.publish(
+        client.broker.publishing.publish(
             channel.session, target, stretch.payload(client, group), stretch.annotations
         )
         return

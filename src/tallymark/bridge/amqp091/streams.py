@@ -64,7 +64,7 @@ def read_stream(channel: Channel, method: BasicConsume, queue: Queue, tag: str) 
     start = _start(method.arguments.get(STREAM_OFFSET), what)
     broker = client.broker
     filter = _filter(method.arguments, broker.clock, what)
-    consumer = broker.read(channel.session, queue, tag, start, False, filter)
+    consumer = broker.consuming.read(channel.session, queue, tag, start, False, filter)
     consumer.handle = StreamRecipient(channel, tag)
     if not method.no_wait:
         channel.send(BasicConsumeOk(tag))

@@ -191,7 +191,7 @@ def _stage(
 ) -> None:
     transaction = _transaction(channel)
     try:
-        channel.client.broker.stage(
+        channel.client.broker.publishing.stage(
             transaction, channel.session, targets, payload, annotations, handle
         )
     except ResourceExhausted as error:

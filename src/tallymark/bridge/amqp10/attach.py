@@ -250,15 +250,15 @@ def _attach_queue(
     settled = attach.snd_settle_mode == amqp.SND_SETTLED
     if is_stream:
         start = start_of_source(source.filter, supported, queue)
-        consumer = broker.read(session.engine, queue, tag, start, settled, filter)
+        consumer = broker.consuming.read(session.engine, queue, tag, start, settled, filter)
     elif browses:
-        consumer = broker.browse(session.engine, queue, tag, filter)
+        consumer = broker.consuming.browse(session.engine, queue, tag, filter)
     else:
-        consumer = broker.consume(
+        consumer = broker.consuming.consume(
             session.engine, queue, tag, settled, exclusive, consumer_priority(arguments),
             arguments, filter,
         )  # fmt: skip
-    broker.grant(consumer, 0, False)
+    broker.consuming.grant(consumer, 0, False)
     consumer.on_timeout = RELEASES
     default = source.default_outcome if outcome_of(source.default_outcome) else Released()
     link.answer(

@@ -142,7 +142,7 @@ class Session:
         client = self.client
         if self in client.sessions:
             client.sessions.remove(self)
-        client.broker.close_session(self.engine, lost)
+        client.broker.clients.close_session(self.engine, lost)
         ends = self.ends
         self.ends = {}
         for end, link in ends.items():

@@ -244,7 +244,7 @@ class Amqp10(Lifecycle):
                     session.answers = None
                     self.broker.await_durable(answers)
                 if not session.engine.flow and not session.wire.is_blocked:
-                    self.broker.set_flow(session.engine, True)
+                    self.broker.consuming.set_flow(session.engine, True)
 
     def _disposition(self, event: DispositionReceived) -> None:
         session = event.session.context
@@ -321,7 +321,7 @@ class Amqp10(Lifecycle):
         assert isinstance(wire, WireSession)
         wire.begin()
         try:
-            engine = self.broker.open_session(client.connection)
+            engine = self.broker.clients.open_session(client.connection)
         except BrokerError as error:
             wire.end(error_of(error))
             return

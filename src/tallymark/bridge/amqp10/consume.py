@@ -88,7 +88,7 @@ class OutgoingLink(LinkEnd):
         if not self._has_credit:
             self._has_credit = True
             self._say_active()
-        self.session.client.broker.grant(self.consumer, event.credit, event.drain)
+        self.session.client.broker.consuming.grant(self.consumer, event.credit, event.drain)
 
     def activated(self) -> None:
         """Tell the client that its consumer has become the active one."""
@@ -153,7 +153,7 @@ class OutgoingLink(LinkEnd):
             tag += run.hi - run.lo
         link.available = self.available
         if session.wire.is_blocked and session.engine.flow:
-            broker.set_flow(session.engine, False)
+            broker.consuming.set_flow(session.engine, False)
 
     def _send_fitting(self, run: Run, tag: int, state: DeliveryState | None) -> None:
         """Send a run to a client with a maximum message size. Larger messages are rejected in its
@@ -174,7 +174,7 @@ class OutgoingLink(LinkEnd):
                 broker = session.client.broker
                 if not self.consumer.no_ack:  # settled deliveries and copies are not in flight
                     one = tag + i - run.lo
-                    broker.settle(session.engine, one, one, DISCARDED)
+                    broker.settlement.settle(session.engine, one, one, DISCARDED)
                 self.give_credit_back(1)
             start = i + 1
 
@@ -182,7 +182,7 @@ class OutgoingLink(LinkEnd):
         """Return engine credit for deliveries that cost the client no link credit."""
         consumer = self.consumer
         broker = self.session.client.broker
-        broker.grant(consumer, consumer.limit + count, consumer.draining)
+        broker.consuming.grant(consumer, consumer.limit + count, consumer.draining)
 
     def drained(self) -> None:
         """Complete a drain: the engine has no more messages for the link now."""
@@ -190,7 +190,7 @@ class OutgoingLink(LinkEnd):
         self.link.available = self.available
         self.link.drained()
         if consumer.limit:  # credit returned for messages that were too large
-            self.session.client.broker.grant(consumer, 0, False)
+            self.session.client.broker.consuming.grant(consumer, 0, False)
 
     def timed_out(self, effect: TimedOut) -> None:
         """Tell the client that deliveries exceeded the time-out and were returned to their queue
@@ -230,6 +230,6 @@ class OutgoingLink(LinkEnd):
         if with_session:
             self.consumer.handle = None
         else:
-            broker.detach(self.consumer)
+            broker.consuming.detach(self.consumer)
         if self._is_dynamic and not queue.deleted:
-            broker.delete_queue(self.session.client.connection, queue.name, False, False)
+            broker.registry.delete_queue(self.session.client.connection, queue.name, False, False)

@@ -94,14 +94,14 @@ def settle(session: Session, event: DispositionReceived) -> None:
         if event.settled:
             _forget(session, first, last)
             for low, high, usual in default_outcomes(session, first, last):
-                broker.settle(engine, low, high, usual)
+                broker.settlement.settle(engine, low, high, usual)
         return
     due_ms = due_of(state, broker.clock)
     notes = notes_of(state)
     if event.settled:
         _forget(session, first, last)
     for low, high in outstanding(engine, first, last):
-        broker.settle(engine, low, high, outcome, notes, due_ms)
+        broker.settlement.settle(engine, low, high, outcome, notes, due_ms)
     if not event.settled and state is not None:
         if session.answers is None:
             session.answers = Answers(session)
@@ -120,7 +120,7 @@ def withdraw(session: Session, first: int, last: int) -> None:
     settled by being sent are no longer in flight."""
     engine = session.engine
     for low, high in outstanding(engine, session.tag_of(first), session.tag_of(last)):
-        session.client.broker.settle(engine, low, high, RETURNED)
+        session.client.broker.settlement.settle(engine, low, high, RETURNED)
 
 
 def outstanding(engine: EngineSession, first: int, last: int) -> list[tuple[int, int]]:

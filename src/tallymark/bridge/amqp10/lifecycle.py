@@ -147,7 +147,7 @@ class Lifecycle(AmqpBridge):
             return
         self.wire.open(server_open(self.settings))
         try:
-            connection = self.broker.open_connection(vhost, permissions.user, self.peer)
+            connection = self.broker.clients.open_connection(vhost, permissions.user, self.peer)
         except BrokerError as error:
             self.close(error_of(error))
             return
@@ -244,7 +244,7 @@ class Lifecycle(AmqpBridge):
         client.closed = True
         for session in list(client.sessions):
             session.close(lost)
-        self.broker.close_connection(client.connection, lost)
+        self.broker.clients.close_connection(client.connection, lost)
 
 
 def reason_of(begin: str, error: Error | None) -> str:

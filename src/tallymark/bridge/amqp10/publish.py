@@ -166,7 +166,7 @@ class IncomingLink(StretchLink):
         client = self.session.client
         client.settings.watch.remove(queue, self)
         if self.is_dynamic and not queue.deleted:
-            client.broker.delete_queue(client.connection, queue.name, False, False)
+            client.broker.registry.delete_queue(client.connection, queue.name, False, False)
 
     def queue_deleted(self) -> None:
         self.session.client.lose(self)

@@ -26,9 +26,9 @@ from tallymark.bridge.formats import AMQP10
 from tallymark.bridge.permissions import WRITE, check_keys
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.arguments import LONGEST_MS
-from tallymark.engine.broker import Part
 from tallymark.engine.errors import AccessRefused, ResourceExhausted
 from tallymark.engine.message import Payload
+from tallymark.engine.publishing import Part
 from tallymark.engine.route import Route
 from tallymark.engine.routing import Targets
 from tallymark.engine.staging import AS_DUE, MUST_ARRIVE, StagedRun
@@ -286,7 +286,7 @@ class Stretch:
         id = add(self._first, lo)
         if self._work is None:
             first = session.engine.published + 1
-            session.client.broker.published_nowhere(session.engine, hi - lo)
+            session.client.broker.publishing.published_nowhere(session.engine, hi - lo)
             session.confirms.published(first, hi - lo, link, id, ANSWERED)
         link.tell(id, add(self._first, hi - 1), self._mode, state)
 
@@ -320,7 +320,7 @@ class Stretch:
             rules |= MUST_ARRIVE
         first, last = add(self._first, lo), add(self._first, hi - 1)
         try:
-            broker.stage(
+            broker.publishing.stage(
                 work.transaction, link.session.engine, targets, part, self._known(), reply, rules
             )
         except ResourceExhausted as error:
@@ -350,9 +350,9 @@ class Stretch:
         known = self._known()
         first = engine.published + 1
         if len(parts) == 1 and parts[0].hi - parts[0].lo == payload.count:
-            client.broker.publish(engine, parts[0].targets, payload, known)
+            client.broker.publishing.publish(engine, parts[0].targets, payload, known)
         else:
-            client.broker.publish_parts(engine, payload, parts, known)
+            client.broker.publishing.publish_parts(engine, payload, parts, known)
         for part in parts:
             count = part.hi - part.lo
             id = add(self._first, part.lo)

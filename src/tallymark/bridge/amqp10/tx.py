@@ -272,7 +272,7 @@ def after_rollback(work: Work) -> None:
     for session, first, last in work.forgotten():
         if not session.engine.closed:
             for low, high, outcome in default_outcomes(session, first, last):
-                session.client.broker.settle(session.engine, low, high, outcome)
+                session.client.broker.settlement.settle(session.engine, low, high, outcome)
     for engine, first, last in work.transaction.released:
         holder = engine.handle
         assert isinstance(holder, Session), holder

@@ -151,7 +151,7 @@ class Answers:
             connection = answer.connection
             assert connection is not None
             connection.gated = False
-            self._broker.wake(connection)
+            self._broker.clients.wake(connection)
         elif kind == CLOSE_WAIT:
             wire.send_close_wait()
         elif kind == IDENTIFIED:

@@ -176,7 +176,7 @@ class Nsq(Lifecycle):
                 self.message_count -= end - at
                 first = effect.first_tag
                 session = effect.consumer.session
-                self.broker.settle(session, first + at, first + end - 1, ACCEPTED)
+                self.broker.settlement.settle(session, first + at, first + end - 1, ACCEPTED)
             at = end
 
     def cancelled(self, effect: Cancelled) -> None:
@@ -314,7 +314,7 @@ class Nsq(Lifecycle):
         connection = self._engine
         if connection is None:
             try:
-                connection = broker.open_connection(topics.vhost, "", self.peer)
+                connection = broker.clients.open_connection(topics.vhost, "", self.peer)
             except BrokerError as error:
                 self.fail(sub_failed(str(error)))
                 return
@@ -323,10 +323,10 @@ class Nsq(Lifecycle):
         connection.gated = True
         connection.holds_output = True
         try:
-            session = broker.open_session(connection)
-            consumer = broker.consume(session, queue, self.peer, False, False, 0, {})
+            session = broker.clients.open_session(connection)
+            consumer = broker.consuming.consume(session, queue, self.peer, False, False, 0, {})
         except BrokerError as refusal:  # an AMQP client consumes from it exclusively
-            broker.close_connection(connection, False)
+            broker.clients.close_connection(connection, False)
             self.fail(sub_failed(str(refusal)))
             return
         consumer.limit = 0

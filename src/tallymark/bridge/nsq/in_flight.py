@@ -37,7 +37,7 @@ class InFlightMessages:
         """Settle messages; return the indexes in `ids` of those that are not in flight, in order.
         O(runs) if they come in the order of delivery."""
         session = self._session
-        settle = self._broker.settle
+        settle = self._broker.settlement.settle
         failed: list[int] = []
         n = len(ids)
         at = 0
@@ -68,7 +68,7 @@ class InFlightMessages:
         for id in ids:
             tag = self._tag_of(id)
             if tag:
-                self._broker.requeue(self._session, tag, delay_ms)
+                self._broker.settlement.requeue(self._session, tag, delay_ms)
             else:
                 failed.append(id)
         return failed
@@ -79,7 +79,7 @@ class InFlightMessages:
         for id in ids:
             tag = self._tag_of(id)
             if tag:
-                self._broker.touch(self._session, tag, most_ms)
+                self._broker.timeouts.touch(self._session, tag, most_ms)
             else:
                 failed.append(id)
         return failed

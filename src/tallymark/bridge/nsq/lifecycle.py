@@ -222,7 +222,7 @@ class Lifecycle(Bridge):
         if self._engine is not None or self.access is None or self.is_over:
             return True
         try:
-            connection = self.broker.open_connection(
+            connection = self.broker.clients.open_connection(
                 self.settings.topics.vhost, self.user, self.peer
             )
         except BrokerError as error:
@@ -272,7 +272,7 @@ class Lifecycle(Bridge):
         """End the engine's side: messages in flight are ready again at once [NQ-D2]."""
         connection = self.connection
         if connection is not None:
-            self.broker.close_connection(connection, lost)
+            self.broker.clients.close_connection(connection, lost)
 
     def let_go(self) -> None:
         super().let_go()

@@ -140,7 +140,7 @@ class Topics:
         self._channels: dict[str, dict[str, Queue]] = {}
         """Channel queues by topic and channel."""
         self._find_all()
-        broker.observers.append(self._observe)
+        broker.registry.observers.append(self._observe)
 
     # -- topics and channels
 
@@ -261,7 +261,7 @@ class Topics:
                 what = named("queue", queue.name, queue.vhost)
                 raise ResourceExhausted(f"{what} has no room for {count} messages more")
         annotations = Annotations(due_ms=wall_ms + delay_ms) if delay_ms > 0 else None
-        broker.publish(self._session, targets, payload, annotations)
+        broker.publishing.publish(self._session, targets, payload, annotations)
         topic.message_count += count
         topic.message_bytes += payload.size - count * head
 
@@ -286,7 +286,7 @@ class Topics:
         del self._topics[name]
         channels = list(topic.channels.values())
         for queue in [*channels, topic.backlog]:
-            self.broker.delete_queue(self._nobody, queue.name, False, False)
+            self.broker.registry.delete_queue(self._nobody, queue.name, False, False)
         self._channels.pop(name, None)
         vhost = self.broker.vhost(self.vhost)
         if vhost.exchanges.get(name) is topic.exchange:
@@ -296,25 +296,25 @@ class Topics:
     def delete_channel(self, topic: str, channel: str) -> None:
         """Delete the channel with all its messages."""
         queue = self._existing_channel(topic, channel)
-        self.broker.delete_queue(self._nobody, queue.name, False, False)
+        self.broker.registry.delete_queue(self._nobody, queue.name, False, False)
 
     def empty_topic(self, name: str) -> None:
         """Drop the messages of the topic's backlog."""
-        self.broker.empty(self._existing(name).backlog)
+        self.broker.contents.empty(self._existing(name).backlog)
 
     def empty_channel(self, topic: str, channel: str) -> None:
         """Drop all ready, deferred and in-flight messages of the channel [NQ-15]."""
-        self.broker.empty(self._existing_channel(topic, channel))
+        self.broker.contents.empty(self._existing_channel(topic, channel))
 
     def pause_topic(self, name: str, paused: bool) -> None:
         """Stop copying to the channels, or resume with the messages published meanwhile [NQ-9]."""
         topic = self._existing(name)
-        self.broker.pause(topic.backlog, paused)
+        self.broker.registry.pause(topic.backlog, paused)
         self._wire(topic)
 
     def pause_channel(self, topic: str, channel: str, paused: bool) -> None:
         """Stop or resume deliveries from the channel [NQ-9]."""
-        self.broker.pause(self._existing_channel(topic, channel), paused)
+        self.broker.registry.pause(self._existing_channel(topic, channel), paused)
 
     def _existing(self, name: str) -> Topic:
         found = self._topics.get(name)
@@ -368,7 +368,7 @@ class Topics:
                 what = named("queue", name, self.vhost)
                 raise PreconditionFailed(f"{what} is not a queue of topic '{topic}'")
             return current
-        return self.broker.declare_queue(
+        return self.broker.registry.declare_queue(
             self._nobody, name, not transient, False, auto_delete, arguments, False
         )
 
@@ -390,7 +390,7 @@ class Topics:
         backlog = topic.backlog
         self._unbind(topic, backlog)
         if backlog.ready or backlog.deferred:
-            self.broker.transfer(backlog, channels)
+            self.broker.contents.transfer(backlog, channels)
 
     def _bind(self, topic: Topic, queue: Queue) -> None:
         self.broker.vhost(self.vhost).bind_queue(queue.name, topic.name, "", {}, ANYBODY)

@@ -11,13 +11,13 @@ from typing import Final, final
 
 from tallymark.engine import records
 from tallymark.engine.broker import Broker
-from tallymark.engine.delivery import IN_A_TURN
 from tallymark.engine.effects import CloseConsumer, CloseSession
 from tallymark.engine.errors import TooSlow
 from tallymark.engine.ledger import slow_record
 from tallymark.engine.message import Slice
 from tallymark.engine.ready import Ready
 from tallymark.engine.slow.consumers import Reading, messages_of
+from tallymark.engine.upkeep import IN_A_TURN
 
 TEXT: Final = "Consuming too slow."
 """Text sent to the client [SC-7]."""
@@ -56,13 +56,13 @@ class SlowSubscription:
             if not whole_session and consumer.by_link:
                 if consumer.active:
                     broker.effects.append(CloseConsumer(consumer, error))
-                    broker.detach(consumer)
+                    broker.consuming.detach(consumer)
             elif not session.closed:
                 broker.effects.append(CloseSession(session, error))
-                broker.close_session(session, False)
+                broker.clients.close_session(session, False)
         if not queue.deleted:
             owner = broker.connections.get(queue.exclusive_owner, owner)
-            broker.delete_queue(owner, queue.name, False, False)
+            broker.registry.delete_queue(owner, queue.name, False, False)
         return True
 
     def drop_oldest(self) -> int:
@@ -83,11 +83,11 @@ class SlowSubscription:
 
     def hold_publishers(self) -> bool:
         """Hold back the publishers to the queue from now on; False if they are held back already.
-        Broker.hold_publishers ends it."""
+        Publishing.hold_publishers ends it."""
         queue = self.reading.queue
         if not self._may_act() or queue.holds_publishers:
             return False
-        self._broker.hold_publishers(queue, True)
+        self._broker.publishing.hold_publishers(queue, True)
         return True
 
     def _may_act(self) -> bool:

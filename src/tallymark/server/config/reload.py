@@ -82,7 +82,7 @@ def _take(node: Node, new: Config, certificates: Certificates) -> Reloaded:
         node.certificates.take(certificates)
     node.tasks.replan()
     node.broker.deliver_after_sync(node.config.deliver_after == "synced")
-    node.broker.pause_unreadable(node.config.unreadable == "pause")
+    node.broker.contents.pause_unreadable(node.config.unreadable == "pause")
     node.housekeeping.limits_changed()
     node.schedule()
     waiting = [name for name in other if name not in changed]
@@ -95,13 +95,13 @@ def _check(broker: Broker, config: Config) -> None:
     """Check the configured policies against the running broker. Raises BrokerError."""
     for one in config.policies:
         broker.vhost(one.vhost)
-        broker.check_policy(one.policy)
+        broker.registry.check_policy(one.policy)
 
 
 def set_policies(broker: Broker, policies: Iterable[ConfiguredPolicy]) -> None:
     """Set the configuration's policies, over those set at run time under the same names."""
     for one in policies:
-        broker.set_policy(one.vhost, one.policy, one.operator)
+        broker.registry.set_policy(one.vhost, one.policy, one.operator)
         AUDIT.info("policy.set", vhost=one.vhost, policy=one.policy.name, by="configuration")
         idle = without_effect(one.policy)
         if idle:

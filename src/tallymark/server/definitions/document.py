@@ -248,16 +248,17 @@ def _apply(node: Node, plan: Plan) -> list[str]:
         if name not in broker.vhosts:
             make_vhost(node, name)
     for name, type in plan.default_types.items():
-        broker.set_default_queue_type(broker.vhost(name), type)
+        broker.registry.set_default_queue_type(broker.vhost(name), type)
     for vhost_name, policy, operator in plan.policies:
-        attempt(f"policy '{policy.name}'", broker.set_policy, vhost_name, policy, operator)
+        attempt(f"policy '{policy.name}'", broker.registry.set_policy, vhost_name, policy, operator)
     for queue in plan.queues.values():
-        connection = broker.open_connection(queue.vhost, "", ADMINISTRATION)
+        connection = broker.clients.open_connection(queue.vhost, "", ADMINISTRATION)
         attempt(
-            f"queue '{queue.name}' in vhost '{queue.vhost}'", broker.declare_queue, connection,
+            f"queue '{queue.name}' in vhost '{queue.vhost}'",
+            broker.registry.declare_queue, connection,
             queue.name, queue.durable, False, queue.auto_delete, queue.arguments, False,
         )  # fmt: skip
-        broker.close_connection(connection, False)
+        broker.clients.close_connection(connection, False)
     for (vhost_name, name), new in plan.exchanges.items():
         attempt(
             f"exchange '{name}' in vhost '{vhost_name}'",

@@ -304,7 +304,7 @@ class _Reader:
     def _plan_policy(self, vhost: str, name: str, entry: Entry, operator: bool) -> None:
         what = f"{'operator policy' if operator else 'policy'} '{name}' in vhost '{vhost}'"
         policy = policy_from(name, policy_fields(entry), operator)
-        self._broker.check_policy(policy)
+        self._broker.registry.check_policy(policy)
         for key in without_effect(policy):
             self._pass_over(f"{what}: key '{key}' is kept, without effect")
         self.plan.policies.append((vhost, policy, operator))

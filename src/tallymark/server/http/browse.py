@@ -37,7 +37,7 @@ class Browsing:
         self._http = http
         self._node = http.node
         self._plans: Plans[Pinned] = Plans(
-            http.node, lambda pinned: http.node.broker.unpin(pinned.pieces)
+            http.node, lambda pinned: http.node.broker.contents.unpin(pinned.pieces)
         )
 
     def add_to(self, app: web.Application) -> None:
@@ -57,7 +57,9 @@ class Browsing:
                 f"queue '{queue.name}' in vhost '{queue.vhost}' is a stream: it is read by offset, "
                 "under /api/tallymark/streams",
             )  # fmt: skip
-        plan = self._plans.make(request, lambda: Pinned(queue, self._node.broker.pin(queue)))
+        plan = self._plans.make(
+            request, lambda: Pinned(queue, self._node.broker.contents.pin(queue))
+        )
         pinned = plan.content
         ranges = [[piece.first, len(piece)] for piece in pinned.pieces]
         return answer({"plan": plan.name, "ranges": ranges, "messages": pinned.messages})

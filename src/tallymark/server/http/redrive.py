@@ -70,7 +70,7 @@ class Redriving:
         except ValueError as error:
             raise Refused(400, "bad_request", f"run: {error}") from error
         # No other command comes between these: they are of one turn.
-        broker.use(queue)
+        broker.dispatcher.use(queue)
         redrives = broker.redrives
         found = redrives.look(
             queue, wanted.messages, wanted.exchange, wanted.routing_key, stamp.is_on

@@ -115,11 +115,11 @@ class Sinks(Routes):
         user = user_of(request).name
         await self.node.pacer.turn(vhost, user)
         self._check_access(request, wanted.staging)
-        published = self.node.broker.published
-        done = self.node.broker.commit_sink(
+        published = self.node.broker.publishing.published
+        done = self.node.broker.publishing.commit_sink(
             vhost, sink, wanted.identity, wanted.batch, wanted.staging, wanted.forget_ms
         )
-        count = self.node.broker.published - published
+        count = self.node.broker.publishing.published - published
         self.node.pacer.published_over_http(vhost, user, count)
         await self.node.durable()
         return answer(

@@ -55,7 +55,7 @@ class State:
                 "product": "Tallymark",
                 "version": __version__,
                 "compiled": is_compiled(),
-                "published": broker.published,
+                "published": broker.publishing.published,
                 "connections": len(self._node.clients),
                 "sessions": sum(len(c.sessions) for c in broker.connections.values()),
                 "consumers": sum(len(queue.consumers) for queue in queues),

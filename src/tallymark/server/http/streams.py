@@ -232,7 +232,7 @@ class Streams:
         except BytesLost as error:
             raise Gone(f"{named('stream', queue.name, queue.vhost)}: {error}") from error
         finally:
-            self._node.broker.unpin(pieces)
+            self._node.broker.contents.unpin(pieces)
             if plan is not None:
                 self._plans.end_read(plan)
 
@@ -253,7 +253,7 @@ class Streams:
             try:
                 put = extents.add(piece)
             except Unreadable:
-                self._node.broker.unpin(pieces)
+                self._node.broker.contents.unpin(pieces)
                 raise
             if len(put):
                 store.use(put.payload, len(put))

@@ -206,7 +206,7 @@ class Subscriptions:
             try:
                 put = extents.add(first, piece)
             except Unreadable as error:
-                self._node.broker.unpin(pieces)
+                self._node.broker.contents.unpin(pieces)
                 store.trouble = str(error)
                 raise self._node.broker.quarantine.refuse_leased(subscription, piece) from error
             if len(put):
@@ -227,7 +227,7 @@ class Subscriptions:
         except BytesLost as error:
             raise Gone(f"{named('queue', queue.name, queue.vhost)}: {error}") from error
         finally:
-            self._node.broker.unpin(pieces)
+            self._node.broker.contents.unpin(pieces)
 
     async def _judge(self, request: web.Request) -> web.Response:
         wanted = await body_of(request, Verdicts)

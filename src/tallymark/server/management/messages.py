@@ -76,10 +76,10 @@ class Messages(Routes):
             raise Refused(400, "bad_request", str(error)) from error
         node = self.node
         with self.publisher(request) as publisher:
-            before = node.broker.published
+            before = node.broker.publishing.published
             publisher.receive(frames, node.tell_time(), node.broker.clock.now_ms)
             place = publisher.logged_in().connection
-            count = node.broker.published - before
+            count = node.broker.publishing.published - before
             node.pacer.published_over_http(place.vhost, place.user, count)
             await node.recorded()
         if publisher.is_refused:
@@ -104,17 +104,17 @@ class Messages(Routes):
         broker = self.node.broker
         found: list[Got] = []
         with self.connected(request, queue.vhost) as connection:
-            session = broker.open_session(connection)
+            session = broker.clients.open_session(connection)
             size = last = 0
             while len(found) < count and size < MOST_BYTES:
-                taken = broker.get(session, queue, mode == "ack_requeue_false")
+                taken = broker.consuming.get(session, queue, mode == "ack_requeue_false")
                 if taken is None:
                     break
                 piece, last = taken
                 found.append(Got(queue, piece))
                 size += len(found[-1].body)
             if last and mode in OUTCOMES:
-                broker.settle_up_to(session, last, OUTCOMES[mode])
+                broker.settlement.settle_up_to(session, last, OUTCOMES[mode])
         return found
 
     async def _purge(self, request: web.Request) -> web.Response:

@@ -81,7 +81,7 @@ class Policies(Routes):
         value = policy_fields((await fields_of(request)).value)
         policy = policy_from(name, value, self._operator)
         is_new = name not in self._table(vhost)
-        self.node.broker.set_policy(vhost.name, policy, self._operator)
+        self.node.broker.registry.set_policy(vhost.name, policy, self._operator)
         await self.node.durable()
         answer = web.Response(status=201 if is_new else 204)
         idle = without_effect(policy)
@@ -92,6 +92,8 @@ class Policies(Routes):
 
     async def _delete(self, request: web.Request) -> web.Response:
         vhost = self._allowed(request)
-        self.node.broker.delete_policy(vhost.name, request.match_info["name"], self._operator)
+        self.node.broker.registry.delete_policy(
+            vhost.name, request.match_info["name"], self._operator
+        )
         await self.node.durable()
         return web.Response(status=204)

@@ -255,13 +255,13 @@ class Routes:
         broker = self.node.broker
         name = f"http {request.remote} {request.method}"
         try:
-            connection = broker.open_connection(vhost, user_of(request).name, name)
+            connection = broker.clients.open_connection(vhost, user_of(request).name, name)
         except NotAllowed as error:
             raise AccessRefused(str(error)) from error
         try:
             yield connection
         finally:
-            broker.close_connection(connection, False)
+            broker.clients.close_connection(connection, False)
             self.node.schedule()
 
     @contextmanager

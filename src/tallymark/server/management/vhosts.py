@@ -27,7 +27,7 @@ ONE: Final = "/api/vhosts/{vhost}"
 
 def make_vhost(node: Node, name: str) -> VirtualHost:
     """A new virtual host. It is there at once, and on disk with the next commit."""
-    made = node.broker.add_vhost(name)
+    made = node.broker.registry.add_vhost(name)
     made.name_seed = secrets.token_bytes(32)
     return made
 
@@ -44,7 +44,7 @@ def delete_vhost(node: Node, name: str) -> None:
         if entered is not None and entered.vhost == name:
             client.bridge.shutdown(f"vhost '{name}' is deleted")
             client.touch()
-    broker.delete_vhost(name)
+    broker.registry.delete_vhost(name)
     node.limits.forget(broker.vhosts, set(broker.quotas.users))
 
 
@@ -97,7 +97,7 @@ class VirtualHosts(Routes):
         if is_new:
             make_vhost(self.node, name)
         if type is not None:
-            broker.set_default_queue_type(broker.vhost(name), type)
+            broker.registry.set_default_queue_type(broker.vhost(name), type)
         in_file = not isinstance(user, TokenUser)  # a token's rights are its own
         if is_new and in_file and permission_in(user, name) is None:
             await self._permit(request, user, name)

@@ -85,7 +85,7 @@ class Lookupd:
         self.peers: dict[str, Peer] = {}
         """Connections by address."""
         self._noticed = False
-        topics.broker.observers.append(self._notice)
+        topics.broker.registry.observers.append(self._notice)
 
     @property
     def addresses(self) -> list[str]:
@@ -106,7 +106,7 @@ class Lookupd:
     def close(self) -> None:
         """Disconnect from all."""
         self.set_addresses([])
-        self.topics.broker.observers.remove(self._notice)
+        self.topics.broker.registry.observers.remove(self._notice)
         self.topics.keeps_changes = False
         self.topics.changed.clear()
 

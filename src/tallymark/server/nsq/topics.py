@@ -105,12 +105,12 @@ class TopicRoutes:
             log.info("publish.refused", topic=topic, alarms=alarms)
             raise Refused(503, "BLOCKED")
         now = self._http.now()
-        published = self._node.broker.published
+        published = self._node.broker.publishing.published
         if len(cuts) == 1:
             self._http.topics.topic(topic)  # as nsqd: no message is one use of a topic more
         else:
             self._http.topics.publish(topic, raw, cuts, CELL_HEAD, now, delay_ms)
-        count = self._node.broker.published - published
+        count = self._node.broker.publishing.published - published
         self._node.pacer.published_over_http(self._http.topics.vhost, user, count)
         await self._node.durable()
         return answer("OK")

@@ -146,7 +146,7 @@ class SlowConsumerWatch:
 
     def _release(self, queue: Queue) -> None:
         del self._held[queue.id]
-        self._turns.broker.hold_publishers(queue, False)
+        self._turns.broker.publishing.hold_publishers(queue, False)
         log.info("slow_consumer.publishers_released", vhost=queue.vhost, queue=queue.name)
         self._turns.schedule()
 

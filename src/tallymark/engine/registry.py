@@ -1,0 +1,281 @@
+"""Registry: virtual hosts, queues and policies come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import final
+
+from tallymark.engine import definitions, records
+from tallymark.engine.account import ACQUIRED, MOVING
+from tallymark.engine.arguments import check_default_type
+from tallymark.engine.consumers import Consumers
+from tallymark.engine.contents import Contents
+from tallymark.engine.delivery import Dispatcher
+from tallymark.engine.effects import Cancelled, Signal
+from tallymark.engine.leases import Leases
+from tallymark.engine.ledger import (
+    definition_record,
+)
+from tallymark.engine.policies import Policy
+from tallymark.engine.publishing import Publishing
+from tallymark.engine.queue import Queue
+from tallymark.engine.quotas import Quotas
+from tallymark.engine.session import (
+    Connection,
+    consumers_of,
+)
+from tallymark.engine.settlement import Settlement
+from tallymark.engine.sinks import Sinks
+from tallymark.engine.state import State
+from tallymark.engine.subscription import subscriptions_of
+from tallymark.engine.timeouts import Timeouts
+from tallymark.engine.transactions import Transactions
+from tallymark.engine.vhost import VirtualHost
+
+
+@final
+class Registry:
+    """Commands on topology that concern messages, consumers and sinks as well."""
+
+    __slots__ = (
+        "_agenda", "_clock", "_connections", "_consumers", "_contents", "_dispatcher",
+        "_effects", "_leases", "_ledger", "_publishing", "_queues", "_quotas", "_settlement",
+        "_sinks", "_state", "_timeouts", "_transactions", "_vhosts", "observers",
+        "policy_checks",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        state: State,
+        quotas: Quotas,
+        dispatcher: Dispatcher,
+        contents: Contents,
+        consumers: Consumers,
+        leases: Leases,
+        settlement: Settlement,
+        timeouts: Timeouts,
+        transactions: Transactions,
+        sinks: Sinks,
+        publishing: Publishing,
+    ) -> None:
+        self._agenda = state.agenda
+        self._clock = state.clock
+        self._connections = state.connections
+        self._effects = state.effects
+        self._ledger = state.ledger
+        self._queues = state.queues
+        self._state = state
+        self._vhosts = state.vhosts
+        self._quotas = quotas
+        self._dispatcher = dispatcher
+        self._contents = contents
+        self._consumers = consumers
+        self._leases = leases
+        self._settlement = settlement
+        self._timeouts = timeouts
+        self._transactions = transactions
+        self._sinks = sinks
+        self._publishing = publishing
+        self.observers: list[Callable[[Queue, bool], None]] = []
+        """Callbacks called at once with each queue that is declared (True) or deleted (False)."""
+        self.policy_checks: list[Callable[[Policy], None]] = []
+        """Callbacks called with each policy before it is set; they raise PreconditionFailed to
+        refuse it. Policies read from the journal were checked when they were set."""
+
+    def add_vhost(self, name: str) -> VirtualHost:
+        """Return the virtual host of that name. It is made and recorded if it does not exist."""
+        vhost = self._vhosts.get(name)
+        if vhost is None:
+            self._ledger.emit(definition_record(definitions.vhost_definition(name)))
+            vhost = self.enter_vhost(name)
+        return vhost
+
+    def delete_vhost(self, name: str) -> None:
+        """End a virtual host with all that is in it; nobody is connected to it. Raises NotFound."""
+        vhost = self._state.vhost(name)
+        deleter = Connection(self._state.owner_ids(), name, "", "")
+        for queue in list(vhost.queues.values()):
+            if not queue.deleted:  # by the end of another, as those of an ephemeral NSQ topic
+                self.delete_queue(deleter, queue.name, False, False)
+        for exchange in list(vhost.exchanges):
+            if exchange and not exchange.startswith("amq."):
+                vhost.delete_exchange(exchange, False)
+        self._sinks.forget_vhost(name)
+        self._ledger.emit(definition_record(definitions.vhost_deletion(name)))
+        del self._vhosts[name]
+
+    def enter_vhost(self, name: str) -> VirtualHost:
+        """Add a virtual host without a record, because it is in the journal already."""
+        vhost = VirtualHost(name, self._clock, self._ledger, self._state.queue_ids)
+        self._vhosts[name] = vhost
+        return vhost
+
+    def set_default_queue_type(self, vhost: VirtualHost, type: str) -> None:
+        """Set the type of queues whose declaration names none, for future declarations; "":
+        classic.
+
+        Raises: PreconditionFailed.
+        """
+        check_default_type(type)
+        if vhost.topology.default_queue_type != type:
+            vhost.topology.default_queue_type = type
+            self._ledger.emit(definition_record(definitions.vhost_definition(vhost.name, type)))
+
+    def declare_queue(
+        self,
+        connection: Connection,
+        name: str,
+        durable: bool,
+        exclusive: bool,
+        auto_delete: bool,
+        arguments: dict[str, object],
+        passive: bool,
+    ) -> Queue:
+        """Make a queue, or find the one that is there. [amqp-0.9.1 queue.declare]
+
+        Raises:
+            NotFound: passive, and there is none.
+            PreconditionFailed: it exists with other properties, an argument is out of range, or
+                there are as many queues as there may be.
+            ResourceLocked: it belongs to another connection.
+            AccessRefused: the name is reserved.
+            InvalidCommand: the name is no UTF-8, or longer than 255 bytes.
+        """
+        vhost = self._state.vhost(connection.vhost)
+        if not passive and (not name or name not in vhost.queues):
+            self._quotas.check_queue(vhost.name, name, len(vhost.queues))
+        queue = vhost.declare_queue(
+            name, durable, exclusive, auto_delete, arguments, connection.id, passive
+        )
+        if queue.id not in self._queues:
+            self._queues[queue.id] = queue
+            if queue.exclusive_owner:
+                connection.exclusive_queues.append(queue)
+            for observer in self.observers:
+                observer(queue, True)
+        self._dispatcher.use(queue)
+        return queue
+
+    def revive(self, queue: Queue) -> None:
+        """Start a queue's timers now, after a restart."""
+        queue.used_ms = self._clock.now_ms
+        queue.follow(queue.settings)
+        if queue.watched:
+            self._agenda.mark(queue)
+
+    def resettle(self, queue: Queue) -> None:
+        """Apply changed settings of a queue at once."""
+        queue.used_ms = self._clock.now_ms
+        queue.retry_ms = 0
+        self._agenda.mark(queue)
+
+    def delete_queue(
+        self, connection: Connection, name: str, if_unused: bool, if_empty: bool
+    ) -> int:
+        """Delete a queue with all it holds; return how many messages were ready or pending.
+
+        Raises:
+            NotFound, ResourceLocked, PreconditionFailed (in use, not empty).
+        """
+        vhost = self._state.vhost(connection.vhost)
+        known = vhost.queues.get(name)
+        if known is not None:
+            self._dispatcher.use_head(known)
+        return self.end(vhost.delete_queue(name, if_unused, if_empty, connection.id))
+
+    def pause(self, queue: Queue, paused: bool) -> None:
+        """Stop or resume deliveries from a queue to all its consumers. Survives a restart if the
+        queue does [NQ-9]."""
+        if queue.paused != paused:
+            self._state.vhost(queue.vhost).pause_queue(queue, paused)
+            self._agenda.mark(queue)
+
+    def end(self, queue: Queue) -> int:
+        """End everything that depends on a queue, after it was removed from its virtual host's
+        tables. Returns the count of messages that were ready or pending."""
+        self._settlement.record_settled(queue)
+        reason = records.DROPPED_QUEUE_DELETED
+        count = self._contents.drop_all(queue, reason)
+        for consumer in list(consumers_of(queue)):
+            self._consumers.remove(consumer)
+            self._effects.append(Cancelled(consumer))
+        for subscription in list(subscriptions_of(queue)):
+            for piece in self._leases.remove(subscription):
+                queue.account.move(piece, ACQUIRED, MOVING)
+                self._state.drop(queue, piece, reason)
+        if queue.acquired:
+            sessions = [s for c in self._connections.values() for s in c.sessions]
+            self._settlement.drop_in_flight(sessions, queue, reason)
+        if queue.account.staged:
+            self._transactions.drop(queue, reason, False)
+        queue.deleted = True
+        self._publishing.release(queue)
+        self._state.deadlines.forget(queue)
+        del self._queues[queue.id]
+        owner = self._connections.get(queue.exclusive_owner)
+        if owner is not None and queue in owner.exclusive_queues:
+            owner.exclusive_queues.remove(queue)
+        for observer in self.observers:
+            observer(queue, False)
+        self._effects.append(
+            Signal("queue.deleted", {"vhost": queue.vhost, "queue": queue.name, "ready": count})
+        )
+        return count
+
+    def end_if_unused(self, queue: Queue) -> None:
+        """End a queue without consumers that is to end with its last one [auto-delete]."""
+        if (
+            queue.had_consumer
+            and not queue.consumers
+            and not queue.subscriptions
+            and self._state.vhost(queue.vhost).queue_unused(queue)
+        ):
+            self.end(queue)
+
+    def set_policy(self, vhost_name: str, policy: Policy, operator: bool = False) -> None:
+        """Set a policy, or an operator policy, effective at once.
+
+        Raises: NotFound (virtual host), PreconditionFailed (its definition). What was there stays.
+        """
+        vhost = self._state.vhost(vhost_name)
+        self.check_policy(policy)
+        vhost.set_policy(policy, operator)
+        self._resettle(vhost)
+
+    def check_policy(self, policy: Policy) -> None:
+        """Ask the policy checks about a policy. They know keys that the engine does not. Raises
+        PreconditionFailed."""
+        for check in self.policy_checks:
+            check(policy)
+
+    def delete_policy(self, vhost_name: str, name: str, operator: bool = False) -> None:
+        """Delete a policy, effective at once. Raises NotFound."""
+        vhost = self._state.vhost(vhost_name)
+        vhost.delete_policy(name, operator)
+        self._resettle(vhost)
+
+    def _resettle(self, vhost: VirtualHost) -> None:
+        if not vhost.resettled:
+            return
+        for connection in self._connections.values():
+            if connection.vhost == vhost.name:
+                self._timeouts.watch(connection)
+        for queue in vhost.resettled:
+            self.resettle(queue)
+        vhost.resettled.clear()
+
+    def look_at(self, queue: Queue) -> None:
+        """Handle a deadline of a queue that has come: it expires, or its messages do."""
+        if queue.deleted:
+            return
+        expires = queue.settings.expires_ms
+        if (
+            expires >= 0
+            and not queue.consumers
+            and not queue.subscriptions
+            and queue.used_ms + expires <= self._clock.now_ms
+        ):
+            self._vhosts[queue.vhost].expire_queue(queue)
+            self.end(queue)
+        else:
+            self._agenda.mark(queue)
