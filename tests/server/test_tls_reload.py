@@ -132,9 +132,9 @@ def test_new_handshakes_see_the_new_certificate_and_old_connections_go_on(
             return shown(newer) == b"third"
 
     until(is_third, what="the certificate after SIGHUP")
-    old.sendall(b"AMQP\0\0\x09\x01" if connect is amqps else b"NOP\n")
-    if connect in (https, nsq_https):
-        old.sendall(b"\r\n\r\n")
+    is_http = connect in (https, nsq_https)
+    request = b"NOP\r\n\r\n" if is_http else b"AMQP\0\0\x09\x01" if connect is amqps else b"NOP\n"
+    old.sendall(request)  # whole: half of a wrong request is answered, and the rest finds no one
     if connect is not nsq:
         assert old.recv(100), "it is answered"
     old.close()

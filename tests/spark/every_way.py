@@ -24,6 +24,7 @@ from pyspark.errors import StreamingQueryException
 from tallymark.spark.delta import QueryId, append_batch
 from tallymark.spark.land import land, read_queue
 from tallymark.spark.session import FAST_COMPILER, build_session
+from tallymark.spark.starting import TOO_BUSY, begin
 from tallymark.spark.verdicts import send_verdicts
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 WAYS = ("parquet", "delta", "copy", "judge")
 SUBSCRIPTION = "out"
 TRIGGER = "100ms"
-TOO_BUSY = "Python worker failed to connect back"
 MAX_ROWS = {"parquet": 60, "delta": 60, "copy": 60, "judge": 240}
 """Of a batch. To judge one takes several jobs: it would fall ever more behind."""
 LOOK_S = 1.0
@@ -102,7 +102,7 @@ class Ways:
 
         writer = self._read("delta").writeStream.foreachBatch(append)
         writer = writer.option("checkpointLocation", self._checkpoint("delta"))
-        return writer.trigger(processingTime="100 milliseconds").start()
+        return begin(writer.trigger(processingTime="100 milliseconds").start)
 
     def _copy(self) -> StreamingQuery:
         rows = self._read("copy").repartition(2)
@@ -110,7 +110,7 @@ class Ways:
             url=self._url, queue="copied", sink="copy", checkpoint="copy", retryMs="120000"
         )
         writer = writer.option("checkpointLocation", self._checkpoint("copy"))
-        return writer.trigger(processingTime="100 milliseconds").start()
+        return begin(writer.trigger(processingTime="100 milliseconds").start)
 
     def _judge(self) -> StreamingQuery:
         url = self._url
@@ -128,7 +128,7 @@ class Ways:
 
         writer = self._read("judge").writeStream.foreachBatch(judge)
         writer = writer.option("checkpointLocation", self._checkpoint("judge"))
-        return writer.trigger(processingTime="100 milliseconds").start()
+        return begin(writer.trigger(processingTime="100 milliseconds").start)
 
 
 def _is_over(query: StreamingQuery, seconds: float) -> bool:

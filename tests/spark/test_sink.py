@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from tallymark.spark.sink_options import SinkOptions
+from tallymark.spark.starting import begin
 from tallymark.spark.verdicts import ranges, send_verdicts
 from tests.spark.rig import PATIENCE_S, SUBSCRIPTION, publish, stat, stream
 from tests.support.process import BrokerProcess
@@ -145,13 +146,13 @@ def test_what_was_read_can_be_written_as_it_is(
     declare(broker, "w.out")
     publish(broker, "w.in", 0, 250)
     for _ in range(2):  # the second run finds nothing to do
-        query = (
+        query = begin(
             stream(spark, broker, "w.in")
             .writeStream.format("tallymark")
             .options(url=broker.url, queue="w.out", sink="w.copy", checkpoint="c")
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
             .trigger(availableNow=True)
-            .start()
+            .start
         )
         assert query.awaitTermination(int(PATIENCE_S))
     copied = contents(broker, "w.out")
@@ -187,12 +188,12 @@ def test_dl_1_a_poison_message_found_in_spark_is_dead_lettered(
         told.append(send_verdicts(checked, "v.in", SUBSCRIPTION, url=broker.url))
 
     while broker.queues()["v.in"]["settled"] < 48:  # what is given back is for a later run
-        query = (
+        query = begin(
             stream(spark, broker, "v.in", 40)
             .writeStream.foreachBatch(judge)
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
             .trigger(availableNow=True)
-            .start()
+            .start
         )
         assert query.awaitTermination(int(PATIENCE_S))
         assert query.exception() is None

@@ -21,6 +21,7 @@ from tallymark.spark.client import Client, Endpoint, Gone
 from tallymark.spark.command import cause
 from tallymark.spark.decode import decode_offsets
 from tallymark.spark.options import SourceOptions
+from tallymark.spark.starting import begin
 from tallymark.spark.streams import DataLoss, StreamTable, StreamTail, Stretch
 from tests.support.process import BrokerProcess
 
@@ -86,10 +87,10 @@ def follow(
 ) -> list[int]:
     """One available-now run over a checkpoint; returns the rows of its batches."""
     reader = spark.readStream.format("tallymark").option("url", broker.url).option("stream", name)
-    query = (
+    query = begin(
         reader.options(**options).load().writeStream.format("parquet")
         .option("path", str(to)).option("checkpointLocation", str(to / "_checkpoint"))
-        .trigger(availableNow=True).start()
+        .trigger(availableNow=True).start
     )  # fmt: skip
     query.awaitTermination()
     return [int(one["numInputRows"]) for one in query.recentProgress if one["numInputRows"]]

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from tallymark.spark.bodies import CHECKPOINT
 from tallymark.spark.client import BrokerRefused, CannotRun, Client, api_path, counted
 from tallymark.spark.command import cause, command
+from tallymark.spark.starting import begin
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -104,14 +105,15 @@ def read_queue(
 
 
 def land(messages: DataFrame, to: Path | str, trigger: str = AVAILABLE_NOW) -> StreamingQuery:
-    """Start writing a stream of messages (it needs `timestamp`) as Parquet under `to`.
+    """Start writing a stream of messages (it needs `timestamp`) as Parquet under `to`; see `begin`
+    for a busy machine.
 
     Settled in the broker when committed; the checkpoint lies in `to`/_checkpoint and belongs to one
     subscription for ever.
     """
     from tallymark.spark.schema import utc_date
 
-    return (
+    writer = (
         messages.withColumn("date", utc_date("timestamp"))
         .writeStream.format("parquet")
         .outputMode("append")
@@ -119,8 +121,8 @@ def land(messages: DataFrame, to: Path | str, trigger: str = AVAILABLE_NOW) -> S
         .option("path", str(to))
         .option("checkpointLocation", str(Path(to) / CHECKPOINT))
         .trigger(**trigger_arguments(trigger))
-        .start()
     )
+    return begin(writer.start)
 
 
 def land_batches(
@@ -130,12 +132,12 @@ def land_batches(
     trigger: str = AVAILABLE_NOW,
 ) -> StreamingQuery:
     """Land each batch through a Landing: to Delta, with bodies as columns; otherwise as `land`."""
-    return (
+    writer = (
         messages.writeStream.foreachBatch(landing)
         .option("checkpointLocation", str(Path(to) / CHECKPOINT))
         .trigger(**trigger_arguments(trigger))
-        .start()
     )
+    return begin(writer.start)
 
 
 def follow(query: StreamingQuery, stop: Event | None = None) -> Iterator[Batch]:

@@ -1,0 +1,69 @@
+"""A query whose Python process could not be started in time is started again."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from tallymark.spark.starting import STARTS, TOO_BUSY, begin
+
+
+class Query:
+    """What a query shows of itself: its sources are there after some looks, or it fails."""
+
+    def __init__(self, failure: str | None, looks: int = 2) -> None:
+        self._failure = failure
+        self._looks = looks
+
+    @property
+    def isActive(self) -> bool:
+        return self._looks > 0 or self._failure is None
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return {"message": "Initializing sources" if self._looks else "Waiting for data to arrive"}
+
+    def awaitTermination(self, seconds: float) -> bool:
+        self._looks -= 1
+        if self._looks == 0 and self._failure:
+            raise StreamingQueryException(self._failure)
+        return False
+
+    def exception(self) -> StreamingQueryException | None:
+        return StreamingQueryException(self._failure) if self._failure and not self._looks else None
+
+
+def begun(*failures: str | None) -> tuple[Query, int]:
+    """Return the query and how often it was started, each start failing so."""
+    queries = [Query(failure) for failure in failures]
+    starts = iter(queries)
+    query = cast(Query, begin(lambda: cast(Any, next(starts))))
+    return query, queries.index(query) + 1
+
+
+def test_a_query_that_starts_is_started_once() -> None:
+    assert begun(None, None)[1] == 1
+
+
+def test_a_busy_machine_has_it_started_again_and_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    query, starts = begun(TOO_BUSY, TOO_BUSY, None)
+    assert starts == 3
+    assert query.exception() is None
+    told = capsys.readouterr().err.splitlines()
+    assert [line.rpartition("(")[2] for line in told] == ["up to 4 more)", "up to 3 more)"]
+
+
+def test_another_failure_is_the_query_s_own() -> None:
+    query, starts = begun("the broker is gone", None)
+    assert starts == 1
+    assert "the broker is gone" in str(query.exception())
+
+
+def test_it_is_not_started_for_ever() -> None:
+    query, starts = begun(*[TOO_BUSY] * STARTS)
+    assert starts == STARTS
+    assert TOO_BUSY in str(query.exception())
