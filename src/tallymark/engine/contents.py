@@ -96,8 +96,8 @@ class Contents:
             return
         self._dispatcher.use(source)
         source.unpack()
-        for due_ms, _, _, piece in source.deferrals:
-            piece.annotations = deferred_until(piece.annotations, due_ms)
+        for entry in source.deferrals:
+            entry.piece.annotations = deferred_until(entry.piece.annotations, entry.due_ms)
         is_plain = Targets(targets).plain
         for piece in [*source.clear(), *source.clear_deferred()]:
             payload = piece.payload

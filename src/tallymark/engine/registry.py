@@ -166,7 +166,7 @@ class Registry:
     def resettle(self, queue: Queue) -> None:
         """Apply changed settings of a queue at once."""
         queue.used_ms = self._clock.now_ms
-        queue.retry_ms = 0
+        queue.retry.due_ms = 0
         self._agenda.mark(queue)
 
     def delete_queue(
