@@ -21,9 +21,12 @@ from typing import Final, final
 ALL: Final = 1 << 62
 """Share of an owner that serves only one connection."""
 SHARE: Final = 300
-"""Share of a connection of a server: some milliseconds of what costs most, as declaring a queue.
-With 1,000 the floods of two connections kept others waiting three times as long; 100 made a loop of
-rejected messages 8 % dearer."""
+"""Share of a connection of a server: some milliseconds of what costs most. With 1,000 the floods
+of two connections kept others waiting three times as long; 100 made a loop of rejected messages 8 %
+dearer."""
+ENTITY: Final = 4
+"""Number of steps that a command counts more which makes or ends a queue, an exchange, a binding, a
+channel, a session, a link or a consumer: it costs as much as some messages."""
 CHUNKS_MAX: Final = 4096
 """Maximum number of reads kept apart while a frame is incomplete. A list entry takes more memory
 than a one-byte read."""

@@ -81,6 +81,7 @@ from tallymark.wire.amqp091.methods import (
     TxRollback,
     TxSelect,
 )
+from tallymark.wire.line import ENTITY
 
 Handler = Callable[[Channel, Any], None]
 
@@ -113,6 +114,11 @@ HANDLERS: Final[dict[type[Method], Handler]] = {
 }
 """Handlers of methods on an open channel; open, close and close-ok are handled by the
 connection."""
+
+ENTITY_METHODS: Final = frozenset({
+    BasicCancel, BasicConsume, ExchangeBind, ExchangeDeclare, ExchangeDelete, ExchangeUnbind,
+    QueueBind, QueueDeclare, QueueDelete, QueueUnbind,
+})  # fmt: skip
 
 
 @final
@@ -361,7 +367,10 @@ class Amqp091(Lifecycle):
             if channel.committing:
                 layout = layout_of(method)
                 channel.check_idle(layout.class_id, layout.method_id)
-            HANDLERS[type(method)](channel, method)
+            kind = type(method)
+            if kind in ENTITY_METHODS:
+                self.line.steps -= ENTITY
+            HANDLERS[kind](channel, method)
 
     def _open_channel(self, client: Client, number: int) -> None:
         most = self.wire.channel_max
@@ -371,6 +380,7 @@ class Amqp091(Lifecycle):
                 f"number of channels opened ({len(client.channels)}) has reached the negotiated "
                 f"channel_max ({most})",
             )
+        self.line.steps -= ENTITY
         session = self.broker.clients.open_session(client.connection)
         client.channels[number] = Channel(client, number, session)
         self.wire.send_method(number, ChannelOpenOk())

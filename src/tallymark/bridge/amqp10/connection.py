@@ -61,6 +61,7 @@ from tallymark.wire.amqp10.outcomes import Error, TransactionalState
 from tallymark.wire.amqp10.serial import count
 from tallymark.wire.amqp10.session import Session as WireSession
 from tallymark.wire.amqp10.states import LinkState, SessionState
+from tallymark.wire.line import ENTITY
 
 
 @final
@@ -263,6 +264,7 @@ class Amqp10(Lifecycle):
 
     def _event_of_link(self, event: Event) -> bool:
         if isinstance(event, LinkRequested):
+            self.line.steps -= ENTITY
             session = event.link.session.context
             if isinstance(session, Session):
                 attaching.answer(session, event.link, event.attach)
@@ -282,6 +284,7 @@ class Amqp10(Lifecycle):
 
     def _event_of_session(self, event: Event) -> bool:
         if isinstance(event, SessionRequested):
+            self.line.steps -= ENTITY
             self._begin(event.session)
         elif isinstance(event, SessionEnded):
             ended = event.session.context
