@@ -34,6 +34,7 @@ from tallymark.engine.effects import (
     TransactionExpired,
 )
 from tallymark.engine.session import Connection
+from tallymark.engine.units import EngineMs
 from tallymark.wire.line import Line
 
 UNLIMITED: Final = 1 << 62
@@ -51,7 +52,7 @@ class Bridge:
         "now_ms",
         "reason",
         "room",
-        "wall_ms",
+        "engine_ms",
     )
 
     def __init__(self, broker: Broker, line: Line) -> None:
@@ -61,8 +62,8 @@ class Bridge:
         self.gate = OutputGate(self)
         self.now_ms = 0
         """Time of the last input or tick, monotonic milliseconds."""
-        self.wall_ms = 0
-        """Arrival time of the last input, milliseconds since 1970."""
+        self.engine_ms = EngineMs(0)
+        """Arrival of the last input, engine time."""
         self.is_over = False
         """True once the wire connection has ended: output so far is still written."""
         self.reason = ""
@@ -128,10 +129,10 @@ class Bridge:
         more."""
         return self.gate.held_bytes()
 
-    def receive(self, data: bytes, now_ms: int, wall_ms: int) -> None:
-        """Process input. now_ms: monotonic; wall_ms: since 1970."""
+    def receive(self, data: bytes, now_ms: int, engine_ms: EngineMs) -> None:
+        """Process input. now_ms: monotonic; engine_ms: arrival of the messages in it."""
         self.now_ms = now_ms
-        self.wall_ms = wall_ms
+        self.engine_ms = engine_ms
         self.receive_data(data, now_ms)
         self.handle_events()
 

@@ -64,6 +64,7 @@ from tallymark.engine.state import State
 from tallymark.engine.subscription import Subscription, subscriptions_of
 from tallymark.engine.timeouts import Timeouts
 from tallymark.engine.transactions import Transactions
+from tallymark.engine.units import EngineMs
 from tallymark.engine.upkeep import Upkeep
 from tallymark.engine.vhost import VirtualHost
 from tallymark.engine.walltime import in_wall_time
@@ -193,7 +194,7 @@ class Broker:
         """Return whether a turn would do something that no later command announces."""
         return self.dispatcher.has_work() or bool(self.ledger.rows) or self.store.is_behind
 
-    def turn(self, now_ms: int) -> list[Effect]:
+    def turn(self, now_ms: EngineMs) -> list[Effect]:
         """Deliver messages to consumers; return all effects since the last turn, in order. now_ms:
         engine time."""
         self.clock.tell(now_ms)

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Final, final
 
+from tallymark.engine.units import EngineMs, WallMs
+
 JUMP_MS: Final = 2000
 """Step of the wall clock, in ms, above which it is a jump that engine time does not follow."""
 SLEW: Final = 20
@@ -33,7 +35,7 @@ class Clock:
     )
 
     def __init__(self) -> None:
-        self.now_ms = 0
+        self.now_ms = EngineMs(0)
         """Engine time of the present turn: milliseconds since 1970, as the wall clock would show
         without its jumps since the start. Never decreases."""
         self.ahead_ms = 0
@@ -50,16 +52,16 @@ class Clock:
         """Time since the deviation began that slewing has not used up yet, ms."""
 
     @property
-    def wall_ms(self) -> int:
+    def wall_ms(self) -> WallMs:
         """Wall time of the present turn, milliseconds since 1970. May decrease."""
-        return self.now_ms + self.ahead_ms
+        return WallMs(self.now_ms + self.ahead_ms)
 
-    def read(self, wall_ms: int, monotonic_ms: int) -> int:
+    def read(self, wall_ms: WallMs, monotonic_ms: int) -> EngineMs:
         """Set the time from the machine's two clocks; return engine time. At the first call engine
         time is wall time, in which all stored times are given."""
         if self._monotonic_ms < 0:
             self._monotonic_ms = monotonic_ms
-            self.tell(wall_ms)
+            self.tell(EngineMs(wall_ms))
             return self.now_ms
         if wall_ms == self._wall_ms and monotonic_ms == self._monotonic_ms:
             return self.now_ms
@@ -86,18 +88,18 @@ class Clock:
             now += step
             off -= step
         self._off = off
-        self.tell(now)
+        self.tell(EngineMs(now))
         return self.now_ms
 
-    def tell(self, now_ms: int) -> None:
+    def tell(self, now_ms: EngineMs) -> None:
         """Set engine time to now_ms, for a clock that is moved by hand. It never decreases."""
         if now_ms > self.now_ms:
             self.now_ms = now_ms
 
-    def to_wall(self, time_ms: int) -> int:
+    def to_wall(self, time_ms: EngineMs) -> WallMs:
         """Return the present wall time of a moment in engine time; not before 1970."""
-        return max(0, time_ms + self.ahead_ms)
+        return WallMs(max(0, time_ms + self.ahead_ms))
 
-    def from_wall(self, wall_ms: int) -> int:
+    def from_wall(self, wall_ms: WallMs) -> EngineMs:
         """Return the engine time of a moment that a client gives in wall time."""
-        return wall_ms - self.ahead_ms
+        return EngineMs(wall_ms - self.ahead_ms)

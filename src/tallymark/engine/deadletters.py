@@ -35,6 +35,7 @@ from tallymark.engine.route import Route
 from tallymark.engine.routing import Targets
 from tallymark.engine.settings import DROP_HEAD, REJECT_PUBLISH_DLX
 from tallymark.engine.state import State
+from tallymark.engine.units import EngineMs
 from tallymark.engine.waiting import Letter
 
 HOP_LIMIT_HEADER: Final = b"x-opt-dead-letter-hop-limit"
@@ -473,7 +474,7 @@ class DeadLetters:
         key = (strategy, what)
         self.counts[key] = self.counts.get(key, 0) + n
 
-    def _now(self) -> int:
+    def _now(self) -> EngineMs:
         return self.clock.now_ms
 
 

@@ -19,6 +19,7 @@ from typing import Final, final
 
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.route import Route
+from tallymark.engine.units import EngineMs
 
 NOWHERE: Final = -1
 """Position of a payload that is not stored in the journal."""
@@ -318,21 +319,21 @@ class Slice:
             and self.shift == other.shift
         )
 
-    def entered_ms(self) -> int:
+    def entered_ms(self) -> EngineMs:
         """Return the time at which the messages entered their queue, for packed ones that of the
         first; engine time, ms."""
         return self._entered_ms(self.lo)
 
-    def last_ms(self) -> int:
+    def last_ms(self) -> EngineMs:
         """Return the time at which the last message entered its queue; engine time, ms."""
         return self._entered_ms(self.hi - 1)
 
-    def _entered_ms(self, i: int) -> int:
+    def _entered_ms(self, i: int) -> EngineMs:
         known = self.annotations
         if known is not None and known.since_ms:
-            return known.since_ms
+            return EngineMs(known.since_ms)
         pack = self.payload.pack
-        return self.payload.arrived_ms if pack is None else pack.entered[i]
+        return EngineMs(self.payload.arrived_ms if pack is None else pack.entered[i])
 
     def older(self, time_ms: int) -> int:
         """Return how many messages, from the first on, entered before `time_ms` (engine time)."""

@@ -22,6 +22,7 @@ from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
 from tallymark.engine.state import State
+from tallymark.engine.units import EngineMs
 from tallymark.engine.waiting import Letter
 
 RETRY_MS: Final = 1000
@@ -129,4 +130,5 @@ def pending_letter(record: Record, piece: Slice) -> Letter:
     piece.annotations = None if before is None else Annotations.from_object(before)
     piece.acquired = record.other & 0xFFFFFFFF
     piece.failed = record.other >> 32
-    return Letter(piece, record.reason, record.time_ms, [str(name) for name in found["have"]])
+    have = [str(name) for name in found["have"]]
+    return Letter(piece, record.reason, EngineMs(record.time_ms), have)

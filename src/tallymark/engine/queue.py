@@ -27,6 +27,7 @@ from tallymark.engine.high_water import HighWater
 from tallymark.engine.message import Payload, Slice
 from tallymark.engine.ready import Ready
 from tallymark.engine.settings import UNLIMITED, Settings
+from tallymark.engine.units import EngineMs
 from tallymark.engine.waiting import Deferrals, Deferred, Letter, Quarantined, Retry
 
 
@@ -294,7 +295,7 @@ class Queue(Timed):
     def defer(self, piece: Slice, due_ms: int, to_tail: bool) -> None:
         """Defer messages of no bucket until `due_ms` (engine time). When due, they become ready at
         their old place or at the tail."""
-        self.deferrals.add(Deferred(due_ms, to_tail, piece))
+        self.deferrals.add(Deferred(EngineMs(due_ms), to_tail, piece))
         self.account.move(piece, MOVING, DEFERRED)
         self.watched = True
 

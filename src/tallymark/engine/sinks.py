@@ -38,6 +38,7 @@ from tallymark.engine.message import Payload
 from tallymark.engine.records import Record
 from tallymark.engine.routing import Targets
 from tallymark.engine.state import State
+from tallymark.engine.units import EngineMs
 from tallymark.engine.vhost import VirtualHost
 
 MOST_STAGINGS: Final = 100_000
@@ -67,7 +68,7 @@ class Staging(Timed):
 
     __slots__ = ("count", "due_ms", "id", "parts", "sink", "size", "vhost")
 
-    def __init__(self, id: int, vhost: str, sink: str, due_ms: int) -> None:
+    def __init__(self, id: int, vhost: str, sink: str, due_ms: EngineMs) -> None:
         super().__init__()
         self.id = id
         """Broker-wide number, never reused; also the owner number of the staging's ledger rows."""
@@ -100,7 +101,7 @@ class Sink(Timed):
         self.identity = ""
         """Identity of the writer: its checkpoint. Other writers are refused."""
         self.batch = 0
-        self.due_ms = 0
+        self.due_ms = EngineMs(0)
         """Time at which the sink is forgotten; engine time, ms; 0: never."""
 
 
@@ -194,7 +195,7 @@ class Sinks:
             )
         self._check_held(vhost, parts)
         now = self.clock.now_ms
-        staging = Staging(self._state.owner_ids(), vhost, sink, now + expires_ms)
+        staging = Staging(self._state.owner_ids(), vhost, sink, EngineMs(now + expires_ms))
         for part in parts:
             payload = part.payload
             self.store.enter(payload, payload.count)
@@ -397,7 +398,7 @@ class Sinks:
             sink = self.sinks[(vhost, name)] = Sink(vhost, name)
         sink.identity = identity
         sink.batch = batch
-        sink.due_ms = self.clock.now_ms + forget_ms if forget_ms else 0
+        sink.due_ms = EngineMs(self.clock.now_ms + forget_ms if forget_ms else 0)
         if sink.due_ms:
             self.deadlines.arm(sink, sink.due_ms)
         self.ledger.emit(defined_record(self.definition(sink)))
@@ -493,7 +494,7 @@ class Sinks:
         said = json.loads(record.blob)
         staging = self.stagings.get(record.owner)
         if staging is None:
-            staging = Staging(record.owner, said["vhost"], said["sink"], record.other)
+            staging = Staging(record.owner, said["vhost"], said["sink"], EngineMs(record.other))
             self.stagings[staging.id] = staging
         known = said.get("known", "")
         annotations = Annotations.from_bytes(known.encode()) if known else None
@@ -513,7 +514,7 @@ class Sinks:
         sink = self.sinks[(vhost, name)] = Sink(vhost, name)
         sink.identity = str(definition["identity"])
         sink.batch = _number(definition, "batch")
-        sink.due_ms = _number(definition, "forget_ms")
+        sink.due_ms = EngineMs(_number(definition, "forget_ms"))
 
     def restore_vhost_end(self, vhost: str) -> None:
         """Restore the deletion of a virtual host."""

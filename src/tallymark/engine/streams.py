@@ -25,6 +25,7 @@ from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import Consumer
 from tallymark.engine.store import Store
+from tallymark.engine.units import WallMs
 
 FIRST: Final = "first"
 LAST: Final = "last"
@@ -58,7 +59,7 @@ class Start:
             newest = lane.fresh[-1]
             return newest.first + (len(newest) - 1 if newest.payload.pack is not None else 0)
         if self.kind == TIME:
-            return lane.since(clock.from_wall(self.value))
+            return lane.since(clock.from_wall(WallMs(self.value)))
         if self.kind == AGO:
             return lane.since(clock.now_ms - self.value)
         return 1

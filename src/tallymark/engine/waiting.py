@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import final
 
 from tallymark.engine.message import Slice
+from tallymark.engine.units import EngineMs
 
 
 @final
@@ -16,7 +17,7 @@ class Deferred:
 
     __slots__ = ("due_ms", "piece", "to_tail")
 
-    def __init__(self, due_ms: int, to_tail: bool, piece: Slice) -> None:
+    def __init__(self, due_ms: EngineMs, to_tail: bool, piece: Slice) -> None:
         self.due_ms = due_ms
         """Engine time."""
         self.to_tail = to_tail
@@ -31,7 +32,7 @@ class Deferrals:
     __slots__ = ("_entries", "_made")
 
     def __init__(self) -> None:
-        self._entries: list[tuple[int, int, Deferred]] = []
+        self._entries: list[tuple[EngineMs, int, Deferred]] = []
         """Heap, by due time; the number in the middle orders equal times as they were added."""
         self._made = 0
 
@@ -46,11 +47,11 @@ class Deferrals:
         self._made += 1
         heapq.heappush(self._entries, (entry.due_ms, self._made, entry))
 
-    def next_due(self) -> int:
+    def next_due(self) -> EngineMs:
         """Return the time at which the first entry is due; there must be one."""
         return self._entries[0][0]
 
-    def last_due(self) -> int:
+    def last_due(self) -> EngineMs:
         """Return when the last entry is due; there must be one. O(entries)."""
         return max([entry[0] for entry in self._entries])
 
@@ -75,7 +76,7 @@ class Letter:
 
     __slots__ = ("died_ms", "have", "piece", "reason")
 
-    def __init__(self, piece: Slice, reason: int, died_ms: int, have: list[str]) -> None:
+    def __init__(self, piece: Slice, reason: int, died_ms: EngineMs, have: list[str]) -> None:
         self.piece = piece
         self.reason = reason
         self.died_ms = died_ms

@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
+from tallymark.engine.units import WallMs
+
 MS_NS: Final = 1_000_000
 
 TOGETHER_NS: Final = 50_000_000
@@ -41,14 +43,14 @@ def now_ms() -> int:
     return (time.monotonic_ns() + ALIGNMENT_NS) // MS_NS
 
 
-def wall_ms() -> int:
+def wall_ms() -> WallMs:
     """Milliseconds since 1970, for output and logs."""
-    return time.time_ns() // MS_NS
+    return WallMs(time.time_ns() // MS_NS)
 
 
-def both_ms() -> tuple[int, int]:
+def both_ms() -> tuple[WallMs, int]:
     """Wall time and monotonic milliseconds, certainly of one moment."""
     while True:
         before, wall, after = read()
         if after - before < TOGETHER_NS:
-            return wall // MS_NS, (after + ALIGNMENT_NS) // MS_NS
+            return WallMs(wall // MS_NS), (after + ALIGNMENT_NS) // MS_NS

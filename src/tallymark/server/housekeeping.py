@@ -11,6 +11,7 @@ from typing import Final
 
 from tallymark.engine.records import LIVE_PACKED, Record
 from tallymark.engine.snapshot import live_payloads, packed_in, snapshot, tail_of
+from tallymark.engine.units import EngineMs
 from tallymark.server.alarms import Alarms
 from tallymark.server.buffers import Buffers
 from tallymark.server.clock import wall_ms
@@ -87,7 +88,7 @@ class Housekeeping:
 
     # -- in the turn
 
-    def committed(self, position: int, now: int) -> None:
+    def committed(self, position: int, now: EngineMs) -> None:
         """A block was handed to the journal, which now ends at `position`. The engine's state is
         exactly that of the journal: the moment for a checkpoint. now: engine time."""
         grown = self._growth(position)
@@ -129,7 +130,7 @@ class Housekeeping:
         queues, subscriptions = tail_of(self._turns.broker)
         self._turns.journal.write_anchor(queues, subscriptions, wall_ms())
 
-    def after_turn(self, now: int) -> None:
+    def after_turn(self, now: EngineMs) -> None:
         """Release memory that is no longer needed, after the turn's effects were carried out."""
         turns, buffers, alarms = self._turns, self._buffers, self._alarms
         broker, journal = turns.broker, turns.journal
@@ -163,7 +164,7 @@ class Housekeeping:
         if behind != alarms.is_behind:
             alarms.fall_behind(behind)
 
-    def checkpoint(self, now: int, clean: bool = False) -> bool:
+    def checkpoint(self, now: EngineMs, clean: bool = False) -> bool:
         """Write the engine's state as of the journal's end; False: one is still being written.
         clean: nobody is connected any more [engine snapshot]."""
         turns = self._turns
@@ -194,7 +195,7 @@ class Housekeeping:
         """Log the result of the last checkpoint."""
         self._clean(self._now())
 
-    def _now(self) -> int:
+    def _now(self) -> EngineMs:
         """Engine time."""
         self._turns.tell_time()
         return self._turns.broker.clock.now_ms
@@ -214,7 +215,7 @@ class Housekeeping:
         within = (position & 0xFFFFFFFF) - (last & 0xFFFFFFFF)
         return segments * self._turns.config.segment_size + within
 
-    def _relocate(self, now: int) -> None:
+    def _relocate(self, now: EngineMs) -> None:
         """Copy live messages out of segments that are mostly garbage, so that these can be
         deleted."""
         turns = self._turns
@@ -243,7 +244,7 @@ class Housekeeping:
             for pack, i, payload in packed:
                 pack.positions[i] = payload.position
 
-    def _clean(self, now: int) -> None:
+    def _clean(self, now: EngineMs) -> None:
         """Clean the journal. now: engine time, so that a wall clock set forward deletes no ledger
         before its retention is over."""
         journal = self._turns.journal

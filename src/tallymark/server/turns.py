@@ -43,6 +43,7 @@ from tallymark.engine.effects import (
 )
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import Connection, Session
+from tallymark.engine.units import EngineMs, WallMs
 from tallymark.journal.journal import Journal
 from tallymark.server.clock import ALIGNMENT_NS, MS_NS, both_ms
 from tallymark.server.config.settings import Config
@@ -98,10 +99,10 @@ class Upkeep(Protocol):
     wants_checkpoint: bool
     wants_anchor: bool
 
-    def committed(self, position: int, now: int) -> None:
+    def committed(self, position: int, now: EngineMs) -> None:
         """A block was handed to the journal, which now ends at `position`; now: engine time."""
 
-    def after_turn(self, now: int) -> None:
+    def after_turn(self, now: EngineMs) -> None:
         """The effects of a turn were carried out; now: engine time."""
 
 
@@ -154,7 +155,8 @@ class Turns:
         """Tell the engine the time, before a command; return monotonic milliseconds. A jump of the
         wall clock is logged."""
         # wall_ms() and now_ms(), but for two calls per read and turn.
-        wall, monotonic_ms = time_ns() // MS_NS, (monotonic_ns() + ALIGNMENT_NS) // MS_NS
+        wall = WallMs(time_ns() // MS_NS)
+        monotonic_ms = (monotonic_ns() + ALIGNMENT_NS) // MS_NS
         apart = wall - monotonic_ms
         if apart != self._apart:
             if not -SUSPICIOUS_MS <= apart - self._apart <= SUSPICIOUS_MS:
@@ -276,7 +278,7 @@ class Turns:
         self._linger_over = True
         self.turn_now()
 
-    def _commit(self, now: int) -> None:
+    def _commit(self, now: EngineMs) -> None:
         """Hand the records to the journal as one block."""
         if self._lingering is not None:
             self._lingering.cancel()

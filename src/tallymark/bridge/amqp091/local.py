@@ -17,6 +17,7 @@ from tallymark.bridge.permissions import Access
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import Refused
 from tallymark.engine.session import Connection
+from tallymark.engine.units import EngineMs
 from tallymark.wire.amqp091.connection import Connection as WireConnection
 from tallymark.wire.amqp091.errors import COMMAND_INVALID, WireError
 from tallymark.wire.amqp091.events import MethodReceived, ProtocolFailure, PublishReceived
@@ -68,7 +69,7 @@ class LocalPublisher(AmqpBridge):
         """Send all later publishes to this intake, and to no queue."""
         self._channel.intake = intake
 
-    def receive(self, data: bytes, now_ms: int, wall_ms: int) -> None:
+    def receive(self, data: bytes, now_ms: int, engine_ms: EngineMs) -> None:
         """Publish. Messages may be cut off anywhere, and continue with the next call.
 
         Raises:
@@ -76,7 +77,7 @@ class LocalPublisher(AmqpBridge):
                 their queues, it and those after it are not.
         """
         channel = self._channel
-        self.wall_ms = wall_ms
+        self.engine_ms = engine_ms
         self._wire.receive_data(data, now_ms)
         event = self._wire.next_event()
         while event is not None:

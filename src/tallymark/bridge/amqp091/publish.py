@@ -74,7 +74,7 @@ def payload_of(client: Client, event: PublishReceived, known: Publish) -> Payloa
         known.route,
         None,
         client.broker.new_message_ids(len(event.cuts) - 1),
-        client.owner.wall_ms,
+        client.owner.engine_ms,
         event.facts & PERSISTENT != 0,
         event.largest_frame,
     )
@@ -178,7 +178,7 @@ class Stretch:
             route,
             column,
             client.broker.new_message_ids(count),
-            client.owner.wall_ms,
+            client.owner.engine_ms,
             self.facts & PERSISTENT != 0,
             self.largest_frame,
         )

@@ -21,7 +21,7 @@ def take(channel: Channel, intake: Intake, event: PublishReceived) -> None:
     client = channel.client
     known = plain(client, event)
     if known is not None:
-        intake.add(payload_of(client, event, known), None, known.mandatory, client.owner.wall_ms)
+        intake.add(payload_of(client, event, known), None, known.mandatory, client.owner.engine_ms)
         return
     stretch, failure = routed(channel, event)
     if failure is not None:
@@ -31,4 +31,6 @@ def take(channel: Channel, intake: Intake, event: PublishReceived) -> None:
     mandatory = False
     for publish in stretch.publishes:
         mandatory = mandatory or publish.mandatory
-    intake.add(stretch.payload(client, None), stretch.annotations, mandatory, client.owner.wall_ms)
+    intake.add(
+        stretch.payload(client, None), stretch.annotations, mandatory, client.owner.engine_ms
+    )

@@ -87,7 +87,7 @@ def examine(channel: Channel, section: bytes) -> Special:
         more_keys = _keys(headers, "CC") + bcc
         delay_ms = delay_of(headers.get(DELAY))
         if delay_ms:
-            due_ms = channel.client.owner.wall_ms + delay_ms
+            due_ms = channel.client.owner.engine_ms + delay_ms
     annotations = _annotations(channel.client, ttl_ms, tuple(more_keys), tuple(bcc), due_ms)
     seen = _seen_by_routing(properties)
     if headers is not None and "BCC" in headers:

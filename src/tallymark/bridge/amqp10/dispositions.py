@@ -24,6 +24,7 @@ from tallymark.engine.session import (
     InFlight,
 )
 from tallymark.engine.session import Session as EngineSession
+from tallymark.engine.units import WallMs
 from tallymark.wire.amqp10.codec import encode
 from tallymark.wire.amqp10.events import DispositionReceived
 from tallymark.wire.amqp10.outcomes import (
@@ -79,7 +80,7 @@ def due_of(state: DeliveryState | None, clock: Clock) -> int:
     if isinstance(state, Modified) and state.message_annotations:
         due = state.message_annotations.get(DELIVERY_TIME)
         if isinstance(due, int) and not isinstance(due, bool):
-            return max(0, min(clock.from_wall(due), clock.now_ms + LONGEST_MS))
+            return max(0, min(clock.from_wall(WallMs(due)), clock.now_ms + LONGEST_MS))
     return 0
 
 

@@ -157,7 +157,7 @@ class Lifecycle(AmqpBridge):
         )  # fmt: skip
         access.follow(permissions)
         self.client = Client(self.broker, self.settings, connection, access, self)
-        self.wall_ms = self.broker.clock.now_ms
+        self.engine_ms = self.broker.clock.now_ms
 
     # -- renewal and rights
 

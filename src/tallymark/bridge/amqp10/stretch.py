@@ -32,6 +32,7 @@ from tallymark.engine.publishing import Part
 from tallymark.engine.route import Route
 from tallymark.engine.routing import Targets
 from tallymark.engine.staging import AS_DUE, MUST_ARRIVE, StagedRun
+from tallymark.engine.units import WallMs
 from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10.errors import DecodeError
 from tallymark.wire.amqp10.outcomes import DeliveryState, Error, Rejected, Released
@@ -227,7 +228,7 @@ class Stretch:
                 routes += [destination.route] * (self._bounds[k + 1] - self._bounds[k])
         return Payload(
             AMQP10, self._raw, self._cuts, route, routes, client.broker.new_message_ids(count),
-            client.owner.wall_ms, self._front.durable, 0,
+            client.owner.engine_ms, self._front.durable, 0,
         )  # fmt: skip
 
     def _route(self, payload: Payload, destination: Destination, lo: int, hi: int) -> None:
@@ -334,10 +335,10 @@ class Stretch:
         front = self._front
         due_ms = 0
         if front.due_ms:
-            due_ms = max(0, client.broker.clock.from_wall(front.due_ms))
+            due_ms = max(0, client.broker.clock.from_wall(WallMs(front.due_ms)))
         elif front.delay_ms:
-            due_ms = client.owner.wall_ms + front.delay_ms
-        due_ms = min(due_ms, client.owner.wall_ms + LONGEST_MS)
+            due_ms = client.owner.engine_ms + front.delay_ms
+        due_ms = min(due_ms, client.owner.engine_ms + LONGEST_MS)
         return client.known_as(front.ttl_ms, front.cc, due_ms)
 
     def _enter(self, payload: Payload) -> None:

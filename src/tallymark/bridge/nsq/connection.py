@@ -280,7 +280,7 @@ class Nsq(Lifecycle):
                 return
         try:
             self.settings.topics.publish(
-                topic, event.raw, event.cuts, event.head, self.wall_ms, event.delay_ms
+                topic, event.raw, event.cuts, event.head, self.engine_ms, event.delay_ms
             )
         except BrokerError as error:
             if isinstance(error, (AccessRefused, PreconditionFailed)):

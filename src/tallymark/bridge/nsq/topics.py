@@ -41,6 +41,7 @@ from tallymark.engine.route import Route
 from tallymark.engine.routing import Targets
 from tallymark.engine.session import Connection, Session
 from tallymark.engine.settings import DROP_TAIL, REJECT_PUBLISH
+from tallymark.engine.units import EngineMs
 from tallymark.engine.vhost import VirtualHost
 from tallymark.wire.nsq.names import is_ephemeral
 
@@ -235,12 +236,13 @@ class Topics:
     # -- publishing
 
     def publish(
-        self, name: str, raw: bytes, cuts: array[int], head: int, wall_ms: int, delay_ms: int
+        self, name: str, raw: bytes, cuts: array[int], head: int, engine_ms: EngineMs, delay_ms: int
     ) -> None:
         """Publish messages to all of the topic's channels. If this raises, no channel has any.
 
-        raw, cuts: cells (wire.nsq.kernel), `head` bytes of each in front of its body. wall_ms: now.
-        delay_ms: ready only then [NQ-16]. On disk once `Broker.await_durable` says so.
+        raw, cuts: cells (wire.nsq.kernel), `head` bytes of each in front of its body.
+        engine_ms: their arrival. delay_ms: ready only then [NQ-16]. On disk once
+        `Broker.await_durable` says so.
         Raises: BrokerError, as `topic`; ResourceExhausted: a channel refuses some of them.
         """
         broker = self.broker
@@ -254,13 +256,13 @@ class Topics:
             targets = self._targets(topic)
         count = len(cuts) - 1
         payload = Payload(
-            NSQ, raw, cuts, topic.route, None, broker.new_message_ids(count), wall_ms, True, 0
+            NSQ, raw, cuts, topic.route, None, broker.new_message_ids(count), engine_ms, True, 0
         )
         for queue in topic.refusing:
             if broker.admission.refuses(queue, payload):
                 what = named("queue", queue.name, queue.vhost)
                 raise ResourceExhausted(f"{what} has no room for {count} messages more")
-        annotations = Annotations(due_ms=wall_ms + delay_ms) if delay_ms > 0 else None
+        annotations = Annotations(due_ms=engine_ms + delay_ms) if delay_ms > 0 else None
         broker.publishing.publish(self._session, targets, payload, annotations)
         topic.message_count += count
         topic.message_bytes += payload.size - count * head

@@ -27,6 +27,7 @@ from tallymark.engine.slow.rules import AGE, COUNT, DEPTH, RATE, Rule, Rules
 from tallymark.engine.state import State
 from tallymark.engine.statistics import figures
 from tallymark.engine.transactions import Transactions
+from tallymark.engine.units import EngineMs
 from tallymark.engine.vhost import VirtualHost
 
 NEAR_PERCENT: Final = 80
@@ -385,7 +386,7 @@ class SlowConsumers:
             framing = max(framing, one.size - self._entrance.weight_of(one))
         return max(0, piece.size() - framing * count)
 
-    def _oldest(self, queue: Queue) -> int:
+    def _oldest(self, queue: Queue) -> EngineMs:
         """Return the arrival time of the oldest message that is ready or unsettled; engine time,
         ms."""
         oldest = self._clock.now_ms

@@ -15,6 +15,7 @@ from tallymark.bridge.permissions import Access
 from tallymark.engine.errors import (
     AccessRefused,
 )
+from tallymark.engine.units import EngineMs
 from tallymark.server.access import audit
 from tallymark.server.access.tls import tls_required
 from tallymark.server.access.user import User
@@ -155,7 +156,7 @@ class NsqContext:
         await self.node.durable()
         return answer()
 
-    def now(self) -> int:
+    def now(self) -> EngineMs:
         """Tell the engine the time before a command; return engine time."""
         self.node.tell_time()
         return self.node.broker.clock.now_ms

@@ -1,0 +1,18 @@
+"""Units: types that say what an int is, so that mypy refuses one in place of another.
+
+They cost nothing: in compiled code, making one is no operation.
+"""
+
+from __future__ import annotations
+
+from typing import NewType
+
+EngineMs = NewType("EngineMs", int)
+"""Engine time: milliseconds since 1970 by a clock without jumps (clock.py). Everything in memory is
+noted in it."""
+WallMs = NewType("WallMs", int)
+"""Wall time: milliseconds since 1970. What is stored, shown, or named by a client is in it."""
+Position = NewType("Position", int)
+"""Place in the journal: segment number << 32, offset. Negative: see message.NOWHERE, ON_ITS_WAY."""
+LeaseSequence = NewType("LeaseSequence", int)
+"""Number of a message in a durable subscription, given when it is leased, never twice."""
