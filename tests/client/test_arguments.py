@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 import tallymark.client
 from tallymark.client import (
     ACCEPTED,
@@ -310,6 +312,15 @@ def test_connect_message_backoff_and_filters() -> None:
             if wrong is not None:
                 found.append(f"{name}({argument}={value!r}) {wrong}")
     assert found == []
+
+
+def test_the_frame_size_depends_on_the_protocol() -> None:
+    connect("amqp://h", max_frame_size=512)
+    connect("amqp091://h", max_frame_size=4096)
+    connect("amqp091://h", max_frame_size=0)  # no limit
+    for url, size in (("amqp://h", 0), ("amqp091://h", 4095), (["amqp091://h", "amqp://h"], 0)):
+        with pytest.raises(ValueError, match=f"max_frame_size={size}, expected"):
+            connect(url, max_frame_size=size)
 
 
 @virtual

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from tallymark.client import (
+    ACCEPTED,
     CommitUncertain,
     ConnectionLost,
     LinkRefused,
@@ -704,6 +705,20 @@ async def test_one_transaction_a_session_unless_they_are_explicit() -> None:
             assert broker.bodies("out") == [b"at once", b"two"]
         assert sorted(broker.done) == [("q", b"1"), ("q", b"2")]
         assert bodies(await read(receiver, 2)) in ([b"3", b"0"], [b"0", b"3"])
+
+
+@virtual
+async def test_settle_many_takes_messages_and_a_transaction_of_another_session() -> None:
+    broker = broker_with(2)
+    async with reading(broker) as (session, receiver):
+        async with session.connection.session() as other:
+            elsewhere = await other.receiver("empty")
+            async with session.transaction(explicit=True) as tx:
+                messages = await read(receiver, 2)
+                await elsewhere.settle_many(messages, ACCEPTED, transaction=tx)
+                assert broker.done == []
+        assert [message.settled for message in messages] == [True] * 2
+        assert sorted(broker.done) == [("q", b"0"), ("q", b"1")]
 
 
 @virtual

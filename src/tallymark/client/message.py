@@ -35,6 +35,7 @@ BodyKind: TypeAlias = Literal["data", "value", "sequence"]
 MessageId: TypeAlias = ULong | UUID | bytes | str
 Annotations: TypeAlias = Mapping[Any, object]
 
+BYTES: Final = (bytes, bytearray, memoryview)
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -151,11 +152,9 @@ class Message:
         self._raw = None
         content = self._content = _Content(None)
         content.body = body
-        if kind is None:
-            kind = "data" if isinstance(body, (bytes, bytearray, memoryview)) else "value"
-        else:
+        if kind is not None:
             check_choice("kind", kind, ("data", "value", "sequence"))
-        content.kind = kind
+        content.kind = kind or ("data" if isinstance(body, BYTES) else "value")
         content.header = Header(durable=durable, priority=priority, ttl=ttl_ms)
         content.properties = Properties(
             message_id=message_id,
@@ -182,7 +181,7 @@ class Message:
     def parse(data: bytes) -> Message:
         """Return the message that these sections make up. A section that is not as the standard
         demands raises BadMessage when it is asked for."""
-        check_type("data", data, (bytes, bytearray, memoryview), "bytes")
+        check_type("data", data, BYTES, "bytes")
         message = Message.__new__(Message)
         message._raw = bytes(data)
         message._content = None
@@ -368,7 +367,7 @@ def _encode(content: _Content) -> bytes:
     body = content.body
     carrier: object
     if content.kind == "data":
-        if not isinstance(body, (bytes, bytearray, memoryview)):
+        if not isinstance(body, BYTES):
             raise TypeError(f"data of type {type(body).__name__}, expected bytes")
         carrier = Data(bytes(body))
     elif content.kind == "sequence":

@@ -97,7 +97,9 @@ CREDIT_MAX: Final = 0x7FFF_FFFF
 """Largest link-credit announced: half the number circle, so that serial arithmetic has room."""
 UINT_MAX: Final = 0xFFFF_FFFF
 FRAME_MIN: Final = 512
-"""Bytes of the smallest frame size that either protocol lets us ask for."""
+"""Bytes of the smallest frame size that may be asked for [amqp-1.0 §2.7.1]."""
+FRAME_MIN_091: Final = 4096
+"""The same of AMQP 0-9-1, where 0 means no limit [amqp-0.9.1 connection.tune]."""
 ANSWER_S: Final = 30.0
 """Seconds that a peer may take to answer an open, begin, attach, detach, end or close."""
 
@@ -127,7 +129,11 @@ class ConnectionOptions:
         check_text("hostname", self.hostname, optional=True)
         check_fields("properties", self.properties)
         check_int("idle_timeout_ms", self.idle_timeout_ms, 0, UINT_MAX)
-        check_int("max_frame_size", self.max_frame_size, FRAME_MIN, UINT_MAX)
+        check_int("max_frame_size", self.max_frame_size, 0, UINT_MAX)
+        if self.max_frame_size or not all(endpoint.is_091 for endpoint in self.endpoints):
+            over_091 = any(endpoint.is_091 for endpoint in self.endpoints)
+            least = FRAME_MIN_091 if over_091 else FRAME_MIN
+            check_int("max_frame_size", self.max_frame_size, least, UINT_MAX)
         check_int("session_window", self.session_window, 1, CREDIT_MAX)
         check_int("max_message_size", self.max_message_size, 0, (1 << 63) - 1)
 

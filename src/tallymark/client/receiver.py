@@ -17,6 +17,7 @@ from tallymark.client.arguments import (
     check_choice,
     check_int,
     check_timeout,
+    check_type,
     listed,
 )
 from tallymark.client.consumer import Consumer, StateCallback
@@ -352,7 +353,8 @@ class Receiver(Closing):
         tried = listed("messages", messages, "received messages")
         chosen = named_outcome(outcome)
         check_outcome(chosen)
-        self._consumer.dispatcher.work_of(transaction)
+        if transaction is not None:
+            check_type("transaction", transaction, Transaction, "a Transaction or None")
         for message in tried:
             if not isinstance(message, ReceivedMessage):
                 raise TypeError(f"settle_many of {message!r:.80}, expected received messages")

@@ -45,6 +45,10 @@ class SessionHost(ABC):
     """The connection, as its sessions need it."""
 
     @abstractmethod
+    def session(self) -> Opening[Session]:
+        """Begin another session."""
+
+    @abstractmethod
     async def ready(self, timeout: float | None = None) -> None:
         """Wait until the connection is there."""
 
@@ -116,7 +120,7 @@ class Session(Declaring, Closing):
             warnings.warn(HANDOVER_WARNING, DeprecationWarning, stacklevel=2)
         options = ReceiverOptions(
             address=address,
-            name=_link_name(address) if name is None else name,
+            name=name or _link_name(address),
             credit=credit,
             credit_mode=credit_mode,
             credit_on=credit_on,
@@ -159,7 +163,7 @@ class Session(Declaring, Closing):
         """
         options = SenderOptions(
             address=address,
-            name=_link_name(address) if name is None else name,
+            name=name or _link_name(address),
             settle_mode=settle_mode,
             rcv_mode=rcv_mode,
             dynamic=dynamic,
