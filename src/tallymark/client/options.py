@@ -99,7 +99,8 @@ UINT_MAX: Final = 0xFFFF_FFFF
 FRAME_MIN: Final = 512
 """Bytes of the smallest frame size that may be asked for [amqp-1.0 §2.7.1]."""
 FRAME_MIN_091: Final = 4096
-"""The same of AMQP 0-9-1, where 0 means no limit [amqp-0.9.1 connection.tune]."""
+"""Bytes of the smallest frame size over AMQP 0-9-1, where 0 means no limit [amqp-0.9.1
+connection.tune]."""
 ANSWER_S: Final = 30.0
 """Seconds that a peer may take to answer an open, begin, attach, detach, end or close."""
 
