@@ -473,6 +473,3 @@ def pack_places(records: list[Record]) -> bytes:
     packer = Packer(WHOLE)
     packer.load(records, REFERENCED)
     return b"".join(packer.finish(0, 0, 0, 0, 0, 0, 0))
-
-
-# -- unpacking ----------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from tallymark.spark.batches import Reader
     from tallymark.spark.options import SourceOptions
 
 AVAILABLE_NOW: Final = "available-now"
@@ -355,7 +356,18 @@ def _is_batch(path: Path) -> bool:
     return path.name.isdigit()
 
 
-def _check_arguments(to: Path, trigger: str, max_rows: int | None, partitions: int | None) -> None:
+def _check_arguments(
+    to: Path,
+    trigger: str,
+    max_rows: int | None,
+    partitions: int | None,
+    format: str,
+    schema: str | None,
+    quarantine: Path | None,
+) -> None:
+    from tallymark.spark.batches import FORMATS, PARQUET
+    from tallymark.spark.bodies import text_of
+
     try:
         trigger_arguments(trigger)
     except ValueError as error:
@@ -365,6 +377,14 @@ def _check_arguments(to: Path, trigger: str, max_rows: int | None, partitions: i
             raise ValueError(f"{name} {number}: expected at least 1")
     if to.exists() and not to.is_dir():
         raise ValueError(f"--to {str(to)!r}: expected a folder")
+    if format not in FORMATS:
+        raise ValueError(f"--format {format!r}: expected {' or '.join(FORMATS)}")
+    if quarantine is not None and schema is None:
+        raise ValueError("--quarantine is for rows that do not fit a --schema")
+    if schema is not None:
+        text_of(schema)
+    plain = "_spark_metadata" if schema is None else "batch=*"
+    check_table(to, plain if format == PARQUET else "_delta_log")
 
 
 BY_FORMAT: Final = {
@@ -384,6 +404,25 @@ def check_table(to: Path, mark: str) -> None:
                 f"--to {str(to)!r} was begun as {kind}, not as {BY_FORMAT[mark]}: expected a new "
                 "folder, or the same --format and --schema or none"
             )
+
+
+def _begin(
+    messages: DataFrame,
+    to: Path,
+    trigger: str,
+    format: str,
+    schema: str | None,
+    quarantine: Path | None,
+    reader: Reader,
+) -> StreamingQuery:
+    """Start the query that lands these messages."""
+    from tallymark.spark.batches import PARQUET, Landing
+    from tallymark.spark.bodies import Schema
+
+    if format == PARQUET and schema is None:
+        return land(messages, to, trigger)
+    bodies = None if schema is None else Schema(schema, to)
+    return land_batches(messages, to, Landing(to, format, reader, bodies, quarantine), trigger)
 
 
 def main(
@@ -407,19 +446,10 @@ def main(
 
     Raises ValueError for arguments that cannot be right.
     """
-    from tallymark.spark.batches import FORMATS, PARQUET, Landing, Reader
-    from tallymark.spark.bodies import Schema, text_of
+    from tallymark.spark.batches import Reader
     from tallymark.spark.options import SourceOptions
 
-    _check_arguments(to, trigger, max_rows, partitions)
-    if format not in FORMATS:
-        raise ValueError(f"--format {format!r}: expected {' or '.join(FORMATS)}")
-    if quarantine is not None and schema is None:
-        raise ValueError("--quarantine is for rows that do not fit a --schema")
-    if schema is not None:
-        text_of(schema)
-    plain = "_spark_metadata" if schema is None else "batch=*"
-    check_table(to, plain if format == PARQUET else "_delta_log")
+    _check_arguments(to, trigger, max_rows, partitions, format, schema, quarantine)
     given = {"url": url, "user": user, "password": password, "vhost": vhost}
     named = {"queue": queue, "subscription": subscription}
     asked = SourceOptions.parse({**{k: v for k, v in given.items() if v is not None}, **named})
@@ -438,20 +468,9 @@ def main(
             display.close()
             display.done(Landed(0, 0, 0.0, str(to)))
             return 0
-        messages = read_queue(
-            spark, queue, subscription, url=url, user=user, password=password, vhost=vhost,
-            options=options,
-        )  # fmt: skip
-        if format == PARQUET and schema is None:
-            query = land(messages, to, trigger)
-        else:
-            bodies = None if schema is None else Schema(schema, to)
-            reader = Reader(
-                queue=queue, subscription=subscription, url=url, user=user, password=password,
-                vhost=vhost,
-            )  # fmt: skip
-            landing = Landing(to, format, reader, bodies, quarantine)
-            query = land_batches(messages, to, landing, trigger)
+        messages = read_queue(spark, queue, subscription, options=options, **given)
+        reader = Reader(queue=queue, subscription=subscription, **given)
+        query = _begin(messages, to, trigger, format, schema, quarantine, reader)
         watch(query, to, display, stop)
         return 0
 

@@ -53,6 +53,13 @@ def show(
             markup=False,
             soft_wrap=True,
         )
+    _show_notes(console, outcome)
+
+
+def _show_notes(console: Console, outcome: Reconciliation) -> None:
+    """Print what stands below the table, faults last."""
+    from rich.markup import escape
+
     for account in outcome.accounts:
         if account.dropped:
             reasons = [f"{count:,} {why}" for why, count in sorted(account.dropped.items())]

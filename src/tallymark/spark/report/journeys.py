@@ -33,27 +33,6 @@ def journeys(rows: DataFrame, topics: list[str]) -> DataFrame:
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
-    def borders(of: DataFrame, names: dict[str, object]) -> DataFrame:
-        """+ at the first sequence of each range, - behind its last one."""
-        return (
-            of.select("queue_id", "first", "count", *names)
-            .select(
-                "queue_id",
-                f.explode(
-                    f.array(
-                        f.struct(
-                            f.col("first").alias("at"), *(f.col(name).alias(name) for name in names)
-                        ),
-                        f.struct(
-                            (f.col("first") + f.col("count")).alias("at"),
-                            *((-f.col(name)).alias(name) for name in names),
-                        ),
-                    )
-                ).alias("border"),
-            )
-            .select("queue_id", "border.*")
-        )
-
     numbers = f.array(*map(f.lit, topics or [""]))
     journal = rows.where("source = 'journal' and count > 0")
     entered = journal.where("kind = 'entered'").select(
@@ -75,8 +54,8 @@ def journeys(rows: DataFrame, topics: list[str]) -> DataFrame:
         how.cast("long").alias("ended"),
     )  # fmt: skip
     names = ("entered", "entered_ms", "topic", "ends", "ended_ms", "ended")
-    steps = borders(entered, dict.fromkeys(names[:3])).unionByName(
-        borders(ended, dict.fromkeys(names[3:])), allowMissingColumns=True
+    steps = _borders(entered, dict.fromkeys(names[:3])).unionByName(
+        _borders(ended, dict.fromkeys(names[3:])), allowMissingColumns=True
     )
     along = Window.partitionBy("queue_id").orderBy("at")
     running = along.rowsBetween(Window.unboundedPreceding, Window.currentRow)
@@ -102,6 +81,19 @@ def journeys(rows: DataFrame, topics: list[str]) -> DataFrame:
             f.when(once, f.col("ended_ms")).alias("ended_ms"),
         )
     )
+
+
+def _borders(of: DataFrame, names: dict[str, object]) -> DataFrame:
+    """Return + at the first sequence of each range, - behind its last one."""
+    from pyspark.sql import functions as f
+
+    first, end = f.col("first"), f.col("first") + f.col("count")
+    border = f.array(
+        f.struct(first.alias("at"), *(f.col(name).alias(name) for name in names)),
+        f.struct(end.alias("at"), *((-f.col(name)).alias(name) for name in names)),
+    )
+    each = of.select("queue_id", "first", "count", *names)
+    return each.select("queue_id", f.explode(border).alias("border")).select("queue_id", "border.*")
 
 
 def latency(found: DataFrame) -> DataFrame:
