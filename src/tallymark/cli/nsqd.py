@@ -258,7 +258,7 @@ def parse(arguments: list[str]) -> Given:
                 raise FlagError(f"flag needs an argument: -{name}")
             else:
                 value = rest.pop(0)
-        _enter(given, flag, value, f"-{name}")
+        _add_value(given, flag, value, f"-{name}")
     return given
 
 
@@ -277,11 +277,11 @@ def read_file(file: Path) -> Given:
             if isinstance(one, dict):
                 raise FlagError(f"{file}: {key} is a table, expected a value")
             shown = str(one).lower() if isinstance(one, bool) else str(one)
-            _enter(given, flag, shown, f"{file}: {key}")
+            _add_value(given, flag, shown, f"{file}: {key}")
     return given
 
 
-def _enter(given: Given, flag: Flag, value: str, source: str) -> None:
+def _add_value(given: Given, flag: Flag, value: str, source: str) -> None:
     if flag.refusal:
         raise FlagError(f"{source} is not supported: {flag.refusal}")
     try:

@@ -1,15 +1,17 @@
 """The journal: blocks on disk, one per turn of the engine. It is also the ledger.
 
-layout    the block, byte by byte; packing and unpacking; no files
+layout    the block, byte by byte, and how it is packed; no files
+unpacking a block's records
 block     a block's header: read, checked, written
+reading   bytes of messages, from memory or the files, with their checksums
 segment   scanning a segment's bytes: sound, torn or corrupt; file names
-files     the operating system's calls, in one replaceable place
-lock      one broker per folder
+files     the operating system's calls, in one replaceable place; one broker per folder
 writer    the thread that writes and fdatasyncs
-recovery  newest checkpoint and later blocks -> records
+recovery  newest checkpoint and later blocks -> records; repairs after a crash
+anchor    where the journal ended, recorded outside of it
 spares    segments allocated ahead; the reserve for a full disk
 stock     which segments are there, and how many of their bytes are needed
-cleaner   the thread that checkpoints, strips and preallocates
+cleaner   the thread that writes checkpoints, strips and preallocates
 journal   what the server calls
 verify    what `tallymark journal verify` reports
 """

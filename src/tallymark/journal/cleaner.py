@@ -199,16 +199,16 @@ class Cleaner:
         if not done.problem:
             job = done.job
             name = checkpoint_name(job.position)
-            kept = [n for n in self._checkpoints if n != name and n not in job.names]
-            self._checkpoints = [name, *kept]
-            older = parsed_checkpoint(kept[0]) if kept else None
+            others = [n for n in self._checkpoints if n != name and n not in job.names]
+            self._checkpoints = [name, *others]
+            older = parsed_checkpoint(others[0]) if others else None
             self._stock.checkpointed(job.position, older or 0)
 
     def _stripped(self, done: Done) -> None:
         job = done.job
         self.is_stripping = False
         if done.problem and not done.full:
-            self._stock.keep(job.number)
+            self._stock.give_up_stripping(job.number)
         elif not done.problem:
             self._reader.forget_file(job.number)
             self._stock.stripped(job.number, ledger_name(job.number, job.salt), done.size)

@@ -201,7 +201,7 @@ class Recovery:
                 yield from found
         if self.is_behind:
             self.missing(self.behind_text())
-        self._unpacker.settle_moves()
+        self._unpacker.apply_moves()
         self._payloads.clear()
         self._old_data = b""
         self._old_headers.clear()
@@ -437,7 +437,7 @@ def _quarantine(files: Files, folder: Path, name: str) -> None:
     """Keep a damaged file, as it was found, in the quarantine folder too."""
     place = folder / "quarantine"
     place.mkdir(mode=0o700, exist_ok=True)
-    kept = place / name
-    if not kept.exists():
-        os.link(folder / name, kept)
+    copy = place / name
+    if not copy.exists():
+        os.link(folder / name, copy)
     files.sync_folder(place)

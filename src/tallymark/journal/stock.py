@@ -17,7 +17,7 @@ _SPARSE_PER_CENT: Final = 25
 class Segment:
     """A segment: being written, sealed, or stripped to a ledger."""
 
-    __slots__ = ("kept", "live", "name", "number", "released_at", "salt", "sealed", "size",
+    __slots__ = ("is_unstrippable", "live", "name", "number", "released_at", "salt", "sealed", "size",
                  "stripped", "time_ms")  # fmt: skip
 
     def __init__(self, number: int, salt: int, name: str) -> None:
@@ -33,7 +33,7 @@ class Segment:
         """Bytes of payloads that are still needed."""
         self.released_at = 0
         """Position that must be on disk before released bytes may be forgotten."""
-        self.kept = False
+        self.is_unstrippable = False
         """True after stripping failed: the segment stays until the next start."""
 
 
@@ -175,7 +175,7 @@ class Stock:
                 segment.number < before
                 and segment.sealed
                 and not segment.stripped
-                and not segment.kept
+                and not segment.is_unstrippable
                 and not segment.live
                 and segment.released_at <= durable
                 and segment.number not in self.released
@@ -203,8 +203,9 @@ class Stock:
         segment.name = name
         segment.size = size
 
-    def keep(self, number: int) -> None:
-        self._segments[number].kept = True
+    def give_up_stripping(self, number: int) -> None:
+        """Leave a segment as it is until the next start."""
+        self._segments[number].is_unstrippable = True
 
     def drop_ledgers(self, before_ms: int) -> list[str]:
         """Remove ledgers whose last block is older than `before_ms`; return their names. Only

@@ -52,7 +52,7 @@ class Unpacker:
         self.packed: list[Payload] = []
         """Payloads in which each message has a position of its own."""
         self.moved: dict[int, int] = {}
-        """New positions of moved messages, by old positions: see `settle_moves`."""
+        """New positions of moved messages, by old positions: see `apply_moves`."""
         self._table = b""
         self._routes: list[Route] = []
 
@@ -117,7 +117,7 @@ class Unpacker:
             payload.position = position
             self.payloads[position] = payload
 
-    def settle_moves(self) -> None:
+    def apply_moves(self) -> None:
         """Apply the moves to packed messages, after all blocks were read."""
         moved = self.moved
         segments = {old >> 32 for old in moved}

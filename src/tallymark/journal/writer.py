@@ -244,7 +244,7 @@ class Writer:
             else:
                 stop = True
         self._put(buffers, begin)
-        self._settle(bool(waiting) or stop)
+        self._sync_if_due(bool(waiting) or stop)
         for done in waiting:
             done.set()
         if stop:
@@ -264,7 +264,7 @@ class Writer:
             self.written = self.number << 32 | self._offset
             return
 
-    def _settle(self, must: bool) -> None:
+    def _sync_if_due(self, must: bool) -> None:
         """Call fdatasync if the mode or a waiter asks for it, and inform the loop."""
         now = 0.0
         if self._sync == INTERVAL:

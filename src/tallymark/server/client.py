@@ -112,7 +112,7 @@ class Client(asyncio.Protocol):
         self.held_for: dict[int, str] = {}
         """Names of queues by id whose slow consumers hold back this client's publishing [SC-D7]."""
         self.blocked_reason: str | None = None
-        self.told = False
+        self.has_logged_end = False
         """True once the log has its reason to end."""
 
     # -- what a protocol says
@@ -341,7 +341,7 @@ class Client(asyncio.Protocol):
         if self.is_over or self.transport.is_closing():
             return
         self.is_over = True
-        self.tell_closed()
+        self.log_closed()
         self.shut()
         self._last_words = self._turns.loop.call_later(LAST_WORDS_S, self.transport.abort)
         self._clients.doors.may_go(self)
@@ -354,7 +354,7 @@ class Client(asyncio.Protocol):
 
     def broken(self, error: Exception) -> None:
         """Drop the connection after an exception that should not have been possible."""
-        self.told = True
+        self.has_logged_end = True
         self.log.error(
             "connection.broken", peer=self.peer, error=repr(error),
             trace="".join(traceback.format_exception(error)),
@@ -373,9 +373,9 @@ class Client(asyncio.Protocol):
             self.put(output)
         self.finish()
 
-    def tell_closed(self) -> None:
+    def log_closed(self) -> None:
         """The connection is being closed in an orderly way, for the bridge's reason."""
-        self.told = True
+        self.has_logged_end = True
         self.log.info("connection.closed", peer=self.peer, id=self.id, reason=self.bridge.reason)
 
 
@@ -473,13 +473,13 @@ class Clients:
         self._pacer.forget(client)
         self._alarms.leave(client)
         reason = client.bridge.reason
-        event = "connection.closed" if reason and not client.told else "connection.lost"
+        event = "connection.closed" if reason and not client.has_logged_end else "connection.lost"
         reason = reason or "peer vanished" + (f": {error}" if error else "")
         try:
             client.bridge.eof()
         except Exception as broken:  # a bug of ours: reported like any other, as the client is gone
             client.broken(broken)
-        is_news = client.has_entered and not client.told and not self.turns.failed.done()
+        is_news = client.has_entered and not client.has_logged_end and not self.turns.failed.done()
         tell = client.log.info if is_news else client.log.debug
         tell(event, peer=client.peer, id=client.id, reason=reason)
         client.bridge.let_go()

@@ -210,9 +210,9 @@ class NsqClient(Client):
         else:
             super().shut()
 
-    def tell_closed(self) -> None:
+    def log_closed(self) -> None:
         if not self._has_ended:
-            super().tell_closed()
+            super().log_closed()
 
     def pause_writing(self) -> None:
         super().pause_writing()
