@@ -58,7 +58,7 @@ class MemoryJournal:
         for position, data in self.blocks:
             if position >= after:
                 yield from _records(unpacker, data)
-        unpacker.settle_moves()
+        unpacker.apply_moves()
 
     def start(self) -> None:
         newest = max((position >> 32 for position, _ in self.blocks), default=self.end >> 32)

@@ -17,9 +17,6 @@ _SPARSE_PER_CENT: Final = 25
 class Segment:
     """A segment: being written, sealed, or stripped to a ledger."""
 
-    __slots__ = ("is_unstrippable", "live", "name", "number", "released_at", "salt", "sealed", "size",
-                 "stripped", "time_ms")  # fmt: skip
-
     def __init__(self, number: int, salt: int, name: str) -> None:
         self.number = number
         self.salt = salt
