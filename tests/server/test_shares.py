@@ -15,6 +15,8 @@ import pika
 import pytest
 
 from bench.lean import method
+from tallymark.engine.delivery import TURN_BYTES
+from tallymark.server.client import LEAST_DELIVERY_BYTES
 from tallymark.server.node import Node
 from tallymark.wire.amqp091.frames import HEARTBEAT_FRAME
 from tallymark.wire.line import SHARE
@@ -25,6 +27,7 @@ from tests.server.inside import with_broker
 from tests.server.lines import DOORS
 from tests.server.nsqd import Client as NsqClient
 from tests.server.nsqd import topic
+from tests.siege.attack import Count, Target, Worker
 from tests.support.amqp10_socket import Client as Client10
 from tests.support.nsq import Limits as NsqLimits
 from tests.support.nsq import Server as NsqWire
@@ -186,5 +189,24 @@ def test_compressed_input_is_read_as_slowly_as_it_is_worked_on(
             most = max(most, client.input_bytes())
         raw.close()
         assert len(bomb) < most < ONE_READ + PIECE_MAX
+
+    asyncio.run(with_broker(tmp_path, play))
+
+
+@pytest.mark.parametrize("count", [1, 4, 40])
+def test_clients_share_what_is_delivered_in_a_turn(tmp_path: Path, count: int) -> None:
+    async def play(ports: dict[str, int], node: Node) -> None:
+        target = Target({"amqp": ports["amqp_port"]}, "guest", "guest", vhost="/")
+        workers = [Worker(target, n, Count()) for n in range(count)]
+        for worker in workers:
+            await worker.opened()
+        found = list(node.broker.connections.values())
+        node.clients.give_room(found)
+        assert len(found) == count
+        given = sum(connection.allowance for connection in found)
+        assert given <= max(TURN_BYTES, count * LEAST_DELIVERY_BYTES)
+        assert all(connection.allowance >= LEAST_DELIVERY_BYTES // 2 for connection in found)
+        for worker in workers:
+            worker.hang_up()
 
     asyncio.run(with_broker(tmp_path, play))

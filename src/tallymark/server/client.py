@@ -38,6 +38,8 @@ from tallymark.server.pacer import Pacer
 from tallymark.server.postponed import Postponed
 from tallymark.server.turns import Turns
 
+LEAST_DELIVERY_BYTES: Final = 128 * 1024
+"""Bytes that a client may be sent in one turn, however many others there are."""
 LAST_WORDS_S: Final = 3.0
 """Seconds that a client has to read the remaining output and close, once its connection is over."""
 CLOGGED: Final = 8
@@ -507,13 +509,16 @@ class Clients:
 
     # -- in the turn
 
-    def give_room(self, connection: Connection) -> None:
-        """A client may be sent as much as its socket's buffer has room for [SC-D6], and no more in
-        one turn than keeps others waiting for long."""
-        handle = connection.handle
-        client = self._by_bridge.get(handle) if isinstance(handle, Bridge) else None
-        if client is not None:
-            connection.allowance = min(DELIVERY_BYTES, client.room())
+    def give_room(self, connections: list[Connection]) -> None:
+        """Set how much each of these clients, who had all they could be sent, may be sent in the
+        next turn: what its socket's buffer has room for [SC-D6], and no more of all together than
+        keeps others waiting for long."""
+        share = max(LEAST_DELIVERY_BYTES, DELIVERY_BYTES // max(1, len(connections)))
+        for connection in connections:
+            handle = connection.handle
+            client = self._by_bridge.get(handle) if isinstance(handle, Bridge) else None
+            if client is not None:
+                connection.allowance = min(share, client.room())
 
     def flush_soon(self, bridge: Bridge) -> None:
         """Flush the bridge's client in this turn: it has output."""

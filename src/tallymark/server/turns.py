@@ -74,7 +74,7 @@ class JournalFailed(Exception):
 class Served(Protocol):
     """The connected clients, as a turn uses them."""
 
-    def give_room(self, connection: Connection) -> None:
+    def give_room(self, connections: list[Connection]) -> None:
         """Set how much a client may be sent in this turn."""
 
     def flush_soon(self, bridge: Bridge) -> None:
@@ -219,8 +219,8 @@ class Turns:
         else:
             self.tell_time()
         now = self._clock.now_ms
-        for connection in broker.state.agenda.spent:
-            self.clients.give_room(connection)
+        if broker.state.agenda.spent:
+            self.clients.give_room(broker.state.agenda.spent)
         effects = broker.turn(now)
         if not broker.ledger.rows or not self._may_linger():
             self._commit(now)
