@@ -10,8 +10,7 @@ from typing import TypeVar
 
 from tallymark.bridge.amqp10.connection import Amqp10
 from tallymark.bridge.amqp10.format import Amqp10Format
-from tallymark.bridge.amqp10.settings import Settings
-from tallymark.bridge.amqp10.watch import Watch
+from tallymark.bridge.amqp10.settings import Settings, Watch
 from tallymark.bridge.bridge import Bridge, Waiter
 from tallymark.bridge.formats import AMQP10, NSQ
 from tallymark.bridge.nsq.format import NsqFormat

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tallymark.bridge.amqp10.watch import Watch
+from tallymark.bridge.amqp10.settings import Watch
 from tallymark.engine.broker import Broker
 from tallymark.journal.journal import Journal
 from tallymark.server.access.limits import StoredLimits

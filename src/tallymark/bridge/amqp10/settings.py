@@ -1,4 +1,4 @@
-"""Settings that all AMQP 1.0 connections of a broker share."""
+"""Settings that all AMQP 1.0 connections of a broker share, and the links that they watch."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Final, final
 
 from tallymark.bridge.amqp import default_mechanisms
-from tallymark.bridge.amqp10.watch import Watch
+from tallymark.bridge.amqp10.links import Publisher
 from tallymark.bridge.direct_reply import DirectReplies
 from tallymark.bridge.permissions import OnDenied
 from tallymark.engine.patterns import compile_pattern
+from tallymark.engine.queue import Queue
 from tallymark.wire.amqp10.limits import Limits
 
 LINK_CREDIT: Final = 170
@@ -71,3 +72,31 @@ class Settings:
         """Pattern of the names of queues that an attach declares; None: no queue is."""
         self.transaction_timeout_ms = transaction_timeout_ms
         """Maximum age of an open transaction, ms; 0: no limit [TX-16]."""
+
+
+@final
+class Watch:
+    """Links of one broker that publish to a queue by its own address, and end when the queue is
+    deleted. Its owner registers `observe` in Broker.observers."""
+
+    __slots__ = ("_links",)
+
+    def __init__(self) -> None:
+        self._links: dict[int, dict[Publisher, None]] = {}
+        """Links by the id of their queue."""
+
+    def add(self, queue: Queue, link: Publisher) -> None:
+        self._links.setdefault(queue.id, {})[link] = None
+
+    def remove(self, queue: Queue, link: Publisher) -> None:
+        links = self._links.get(queue.id)
+        if links is not None:
+            links.pop(link, None)
+            if not links:
+                del self._links[queue.id]
+
+    def observe(self, queue: Queue, made: bool) -> None:
+        """Handle the declaration or deletion of a queue."""
+        if not made:
+            for link in list(self._links.pop(queue.id, {})):
+                link.queue_deleted()
