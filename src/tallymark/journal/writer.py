@@ -40,7 +40,9 @@ class Job:
     """A job for the writer: write buffers at a segment's offset, sync, or stop. A block that may
     not be written yet is read from here."""
 
-    __slots__ = ("buffers", "done", "kind", "length", "offset", "salt", "segment")
+    __slots__ = (
+        "buffers", "done", "end", "kind", "length", "offset", "salt", "segment", "start",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -59,16 +61,10 @@ class Job:
         self.length = length
         self.buffers: list[bytes] = buffers if buffers is not None else []
         self.done = done
-
-    @property
-    def start(self) -> int:
+        self.start = segment << 32 | offset
         """Position of the block."""
-        return self.segment << 32 | self.offset
-
-    @property
-    def end(self) -> int:
+        self.end = self.start + length
         """Position behind the block."""
-        return self.start + self.length
 
     def cut(self, position: int, size: int) -> bytes:
         """Return bytes of the block."""
