@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.bridge.amqp10.front import loose_fronts
+from tallymark.bridge.amqp10.front import lenient_fronts
 from tallymark.bridge.conversion.amqp10_to_amqp091 import Converter
 from tallymark.client import BadMessage, Message
 from tallymark.client.amqp091.messages import Incoming, Outgoing
@@ -59,7 +59,7 @@ MESSAGES = [
 @pytest.mark.parametrize("number", range(len(MESSAGES)))
 def test_a_message_becomes_what_a_broker_makes_of_it(number: int) -> None:
     message = MESSAGES[number].encode()
-    front = loose_fronts(message, array("I", (0, len(message))), 0, 1, None)[0][2]
+    front = lenient_fronts(message, array("I", (0, len(message))), 0, 1, None)[0][2]
     expected = Converter().message(message, 0, len(message), front, front.durable)
     section, body, to = Outgoing().content(message)
     assert (decode_properties(section), body) == (decode_properties(expected[0]), expected[1])
