@@ -7,6 +7,7 @@ from typing import final
 from tallymark.engine.packing import Packing
 from tallymark.engine.queue import Queue
 from tallymark.engine.state import State
+from tallymark.engine.units import Position
 
 
 @final
@@ -37,7 +38,7 @@ class Backlogs:
         if queue.loose > self.packing.look_after:
             self.note(queue)
 
-    def pack(self, written: int) -> None:
+    def pack(self, written: Position) -> None:
         """Pack the noted queues, as far as their bytes are below journal position `written`."""
         if not self._deep:
             return

@@ -64,7 +64,7 @@ from tallymark.engine.state import State
 from tallymark.engine.subscription import Subscription, subscriptions_of
 from tallymark.engine.timeouts import Timeouts
 from tallymark.engine.transactions import Transactions
-from tallymark.engine.units import EngineMs
+from tallymark.engine.units import EngineMs, Position
 from tallymark.engine.upkeep import Upkeep
 from tallymark.engine.vhost import VirtualHost
 from tallymark.engine.walltime import in_wall_time
@@ -245,18 +245,18 @@ class Broker:
         block."""
         return in_wall_time(self.ledger.take(), self.clock.ahead_ms)
 
-    def committed(self, position: int) -> None:
+    def committed(self, position: Position) -> None:
         """Note that the records taken last are in the block that ends at `position` (no records:
         the present end of the journal)."""
         self.store.committed()
         self.durability.committed(position)
 
-    def synced(self, position: int) -> list[Effect]:
+    def synced(self, position: Position) -> list[Effect]:
         """Note that the journal is on disk up to `position`, and return the effects that this
         releases."""
         return self.durability.synced(position)
 
-    def spill(self, budget: int, written: int) -> None:
+    def spill(self, budget: int, written: Position) -> None:
         """Reduce the payload bytes in memory to `budget` where possible. Payloads in the journal
         below `written` need no memory. Called after the turn's effects are carried out."""
         if self.transactions.open and self.store.resident_bytes > budget:
@@ -264,7 +264,7 @@ class Broker:
         self.store.spill(budget, written, self.ledger)
         self.backlogs.pack(written)
 
-    def pack_all(self, written: int) -> None:
+    def pack_all(self, written: Position) -> None:
         """Pack deep backlogs after a restore; all their messages are in the journal."""
         for queue in self.queues.values():
             self.backlogs.look_at(queue)

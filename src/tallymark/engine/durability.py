@@ -17,6 +17,7 @@ from tallymark.engine.marks import Marks, MarkWait
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import UNLIMITED, Session
 from tallymark.engine.state import State
+from tallymark.engine.units import Position
 
 HELD: Final = "held"
 """Placeholder for the waiter of messages that are delivered once they are on disk."""
@@ -31,7 +32,7 @@ class Wait:
 
     def __init__(
         self,
-        position: int,
+        position: Position,
         session: Session | None,
         queue: Queue | None,
         number: int,
@@ -78,7 +79,7 @@ class Durability:
             return True
         return any(queue.consumers for queue in [*agenda.appended, *agenda.held])
 
-    def committed(self, position: int) -> None:
+    def committed(self, position: Position) -> None:
         """Note that this turn's block ends at `position`."""
         waits = self._waits
         for session in self._confirming:
@@ -106,7 +107,7 @@ class Durability:
             waits.append(Wait(position, None, None, 0, waiter))
         self._asked.clear()
 
-    def synced(self, position: int) -> list[Effect]:
+    def synced(self, position: Position) -> list[Effect]:
         """Note that the journal is on disk up to `position`, and return the effects that this
         releases, in order."""
         waits = self._waits

@@ -6,7 +6,7 @@ into frames. Storage effects are records (records.py) and travel beside this lis
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, TypeAlias, final
 
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.message import Slice
@@ -17,14 +17,8 @@ if TYPE_CHECKING:
     from tallymark.engine.staging import Transaction
 
 
-class Effect:
-    """Base of all effects, without fields."""
-
-    __slots__ = ()
-
-
 @final
-class Deliver(Effect):
+class Deliver:
     """Deliver messages to a consumer. Acquisition numbers (0.9.1: delivery tags) run from
     `first_tag`; redelivered when slice.acquired > 0. payload.raw is in memory."""
 
@@ -43,7 +37,7 @@ class Deliver(Effect):
 
 
 @final
-class Confirm(Effect):
+class Confirm:
     """Confirm every publish of the session up to and including number `upto`."""
 
     __slots__ = ("session", "upto")
@@ -54,7 +48,7 @@ class Confirm(Effect):
 
 
 @final
-class Cancelled(Effect):
+class Cancelled:
     """Tell the client that the broker ended a consumer because its queue was deleted.
     [amqp-0.9.1 basic.cancel, server-sent]"""
 
@@ -65,7 +59,7 @@ class Cancelled(Effect):
 
 
 @final
-class CloseSession(Effect):
+class CloseSession:
     """Close a session by the broker; error has the reason."""
 
     __slots__ = ("error", "session")
@@ -76,7 +70,7 @@ class CloseSession(Effect):
 
 
 @final
-class CloseConsumer(Effect):
+class CloseConsumer:
     """Close a consumer by the broker; it is stopped already. error has the reason. Its session
     continues."""
 
@@ -88,7 +82,7 @@ class CloseConsumer(Effect):
 
 
 @final
-class PublisherHeld(Effect):
+class PublisherHeld:
     """Stop reading from a connection that publishes to a queue whose consumer is slow, or, if not
     held, read on [SC-D7]."""
 
@@ -101,7 +95,7 @@ class PublisherHeld(Effect):
 
 
 @final
-class TimedOut(Effect):
+class TimedOut:
     """Report that a consumer (None: the session itself, by basic.get) held messages for too long.
     They returned to their queue, and the consumer is stopped already, or waits until it has settled
     their tags [LC-4]."""
@@ -117,7 +111,7 @@ class TimedOut(Effect):
 
 
 @final
-class Drained(Effect):
+class Drained:
     """Report that a draining consumer has received all available messages: its credit is 0 now
     [FC-5]."""
 
@@ -128,7 +122,7 @@ class Drained(Effect):
 
 
 @final
-class Activated(Effect):
+class Activated:
     """Report that a waiting consumer has become a queue's single active consumer."""
 
     __slots__ = ("consumer",)
@@ -138,7 +132,7 @@ class Activated(Effect):
 
 
 @final
-class Refused(Effect):
+class Refused:
     """Refuse publishes first..last of a confirming session, because a queue is full [DL-6].
     [amqp-0.9.1 basic.nack]"""
 
@@ -151,7 +145,7 @@ class Refused(Effect):
 
 
 @final
-class TransactionExpired(Effect):
+class TransactionExpired:
     """Report that a transaction exceeded its time-out and was rolled back [TX-16]."""
 
     __slots__ = ("transaction",)
@@ -161,7 +155,7 @@ class TransactionExpired(Effect):
 
 
 @final
-class Durable(Effect):
+class Durable:
     """Report that the records a waiter waits for are on disk, so that its client can be
     answered."""
 
@@ -172,7 +166,7 @@ class Durable(Effect):
 
 
 @final
-class Signal(Effect):
+class Signal:
     """Report something for logs or metrics. name is in dotted form, e.g. "queue.deleted"."""
 
     __slots__ = ("is_alarm", "name", "values")
@@ -182,3 +176,21 @@ class Signal(Effect):
         self.values = values
         self.is_alarm = is_alarm
         """True if an operator has to look at it."""
+
+
+Effect: TypeAlias = (
+    Deliver
+    | Confirm
+    | Cancelled
+    | CloseSession
+    | CloseConsumer
+    | PublisherHeld
+    | TimedOut
+    | Drained
+    | Activated
+    | Refused
+    | TransactionExpired
+    | Durable
+    | Signal
+)
+"""An effect: whoever carries out effects names all of them (`assert_never`)."""

@@ -18,6 +18,7 @@ from typing import Final, final
 
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.message import PACKED, PART, Pack, Payload, Slice, closed
+from tallymark.engine.units import Position
 
 UNPACK: Final = PART
 """Number of messages unpacked from a slice at a time."""
@@ -25,7 +26,7 @@ VIEWED: Final = 256
 """Number of messages that a reader of a packed slice sees at a time."""
 
 
-def is_packable(piece: Slice, written: int) -> bool:
+def is_packable(piece: Slice, written: Position) -> bool:
     """Return whether the slice is the only user of a single message whose bytes are in the
     journal."""
     payload = piece.payload
@@ -110,7 +111,7 @@ class Packing:
         self.look_after = fresh + group
         """Number of new slices in a queue after which it is examined."""
 
-    def pack_newest(self, fresh: deque[Slice], count: int, written: int) -> list[Payload]:
+    def pack_newest(self, fresh: deque[Slice], count: int, written: Position) -> list[Payload]:
         """Pack the packable ones among the `count` newest slices. Returns the payloads that were
         replaced; their bytes in memory are no longer needed.
 

@@ -15,6 +15,7 @@ from tallymark.engine import records
 from tallymark.engine.errors import BytesLost, Unreadable
 from tallymark.engine.ledger import Ledger, payload_record
 from tallymark.engine.message import NOWHERE, ON_ITS_WAY, Payload
+from tallymark.engine.units import Position
 
 SWEPT: Final = 32_768
 """Number of messages released in one turn, whether packed or payloads of their own."""
@@ -183,7 +184,7 @@ class Store:
             self.released.append((payload.position, payload.size))
             payload.position = NOWHERE
 
-    def spill(self, budget: int, written: int, ledger: Ledger) -> None:
+    def spill(self, budget: int, written: Position, ledger: Ledger) -> None:
         """Reduce memory to `budget` bytes. Payloads below journal position `written` lose their
         bytes; transient ones first get a position by a row of the ledger, but no more of them than
         needed, since bytes on their way to the journal count as gone."""

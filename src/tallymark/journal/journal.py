@@ -34,6 +34,7 @@ from tallymark.engine.errors import BytesLost as BytesLost
 from tallymark.engine.ledger import moved_record, payload_record
 from tallymark.engine.message import Payload
 from tallymark.engine.records import Record
+from tallymark.engine.units import EngineMs, Position, WallMs
 from tallymark.engine.walltime import in_wall_time
 from tallymark.journal import anchor as anchors
 from tallymark.journal.anchor import Anchor
@@ -120,7 +121,7 @@ class Journal:
         self._handed_bytes = 0
         self.sync = sync
         """Sync mode: "commit", "interval" or "never"."""
-        self.end = 0
+        self.end = Position(0)
         """Position behind everything committed."""
         self.problems: list[str] = []
         """Texts about problems that did not end the journal, for the log. The reader clears the
@@ -222,7 +223,7 @@ class Journal:
 
     # -- the turn ---------------------------------------------------------------------------
 
-    def commit(self, records: list[Record], now_ms: int) -> int:
+    def commit(self, records: list[Record], now_ms: WallMs) -> Position:
         """Pack one block and hand it to the writer. Every payload of a PAYLOAD record gets its
         position. Returns the end of the block; the block is safe once `synced` reaches it.
 
@@ -253,7 +254,7 @@ class Journal:
         segment.size = offset + length
         self._blocks += 1
         self._handed_bytes += length
-        self.end = segment.number << 32 | segment.size
+        self.end = Position(segment.number << 32 | segment.size)
         self._writer.write(segment.number, segment.salt, offset, length, buffers)
 
     def _roll(self) -> None:
@@ -267,7 +268,7 @@ class Journal:
         salt = int.from_bytes(os.urandom(4), "little")
         self._segment = self._stock.begun(number, salt, segment_name(number, salt))
         self._blocks = 0
-        self.end = number << 32
+        self.end = Position(number << 32)
 
     def _seal(self) -> None:
         segment = self._segment
@@ -287,18 +288,18 @@ class Journal:
         self._packer.version = version
 
     @property
-    def synced(self) -> int:
+    def synced(self) -> Position:
         """Position up to which messages may be confirmed. sync=commit: all before it is on disk.
         Otherwise: all before it was written."""
         return self._writer.synced
 
     @property
-    def durable(self) -> int:
+    def durable(self) -> Position:
         """Position up to which everything is on disk, in every mode."""
         return self._writer.durable
 
     @property
-    def written(self) -> int:
+    def written(self) -> Position:
         """Position up to which everything was passed to the operating system."""
         return self._writer.written
 
@@ -362,7 +363,7 @@ class Journal:
         before `clean`, is on disk."""
         self._stock.release(position, size)
 
-    def relocate(self, payloads: list[Payload], now_ms: int, ahead_ms: int = 0) -> int:
+    def relocate(self, payloads: list[Payload], now_ms: EngineMs, ahead_ms: int = 0) -> Position:
         """Write live payloads again, so that their old segment can be stripped.
 
         Commits one block with a second copy of each and a MOVED row that names the first; every
@@ -393,7 +394,7 @@ class Journal:
             records.append(moved_record(copy, p.position, now_ms))
         if not moving:
             return self.end
-        self.commit(in_wall_time(records, ahead_ms), now_ms + ahead_ms)
+        self.commit(in_wall_time(records, ahead_ms), WallMs(now_ms + ahead_ms))
         for p, copy in zip(moving, copies, strict=True):
             self._stock.release(p.position, p.size)
             p.position = copy.position

@@ -21,6 +21,7 @@ from time import monotonic
 from typing import Final, final
 
 from tallymark.engine.errors import BytesLost
+from tallymark.engine.units import Position
 from tallymark.journal.files import Files
 from tallymark.journal.segment import segment_name
 from tallymark.journal.spares import Spares, is_full
@@ -121,11 +122,11 @@ class Writer:
         self._synced_at = 0.0
         self.number = 0
         """Number of the segment being written."""
-        self.written = 0
+        self.written = Position(0)
         """Position up to which everything was passed to the operating system."""
-        self.durable = 0
+        self.durable = Position(0)
         """Position up to which everything is on disk: a later fdatasync returned."""
-        self.synced = 0
+        self.synced = Position(0)
         """Position up to which messages may be confirmed: `durable` with sync=commit, else
         `written`."""
         self.written_bytes = 0
@@ -136,7 +137,7 @@ class Writer:
         """Make the first segment and start the thread. Raises OSError if the segment cannot be
         made."""
         self._open_segment(number, salt)
-        self.written = self.durable = self.synced = number << 32
+        self.written = self.durable = self.synced = Position(number << 32)
         self._worker.start()
 
     def write(
@@ -257,7 +258,7 @@ class Writer:
                 if is_full(error) and self._spares.give_up_one():
                     continue
                 raise
-            self.written = self.number << 32 | self._offset
+            self.written = Position(self.number << 32 | self._offset)
             return
 
     def _sync_if_due(self, must: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 
 from tallymark.engine.records import LIVE_PACKED, Record
 from tallymark.engine.snapshot import live_payloads, packed_in, snapshot, tail_of
-from tallymark.engine.units import EngineMs
+from tallymark.engine.units import EngineMs, Position
 from tallymark.server.alarms import Alarms
 from tallymark.server.buffers import Buffers
 from tallymark.server.clock import wall_ms
@@ -88,7 +88,7 @@ class Housekeeping:
 
     # -- in the turn
 
-    def committed(self, position: int, now: EngineMs) -> None:
+    def committed(self, position: Position, now: EngineMs) -> None:
         """A block was handed to the journal, which now ends at `position`. The engine's state is
         exactly that of the journal: the moment for a checkpoint. now: engine time."""
         grown = self._growth(position)
@@ -209,7 +209,7 @@ class Housekeeping:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _growth(self, position: int) -> int:
+    def _growth(self, position: Position) -> int:
         last, self._last_position = self._last_position, position
         segments = (position >> 32) - (last >> 32)
         within = (position & 0xFFFFFFFF) - (last & 0xFFFFFFFF)

@@ -18,6 +18,7 @@ from tallymark.bridge.nsq.format import NsqFormat
 from tallymark.engine.broker import Broker
 from tallymark.engine.restore import Restorer, drop_lost, put_aside, take_apart
 from tallymark.engine.snapshot import live_payloads, missing_since, packed_payloads
+from tallymark.engine.units import Position
 from tallymark.journal.journal import Journal
 from tallymark.server.access.limits import load_limits
 from tallymark.server.clock import both_ms
@@ -162,4 +163,4 @@ def _restore(broker: Broker, journal: Journal) -> None:
         log.error("messages.lost", count=drop_lost(broker, lost))
     if journal.damaged:
         log.error("messages.damaged", count=put_aside(broker, journal.damaged))
-    broker.pack_all(1 << 62)
+    broker.pack_all(Position(1 << 62))  # a restored message can be read back wherever it is

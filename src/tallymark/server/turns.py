@@ -20,7 +20,7 @@ import asyncio
 import traceback
 from collections.abc import Callable
 from time import monotonic_ns, time_ns
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, assert_never
 
 from tallymark.bridge.bridge import Bridge, Waiter
 from tallymark.engine.broker import Broker
@@ -43,7 +43,7 @@ from tallymark.engine.effects import (
 )
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import Connection, Session
-from tallymark.engine.units import EngineMs, WallMs
+from tallymark.engine.units import EngineMs, Position, WallMs
 from tallymark.journal.journal import Journal
 from tallymark.server.clock import ALIGNMENT_NS, MS_NS, both_ms
 from tallymark.server.config.settings import Config
@@ -99,7 +99,7 @@ class Upkeep(Protocol):
     wants_checkpoint: bool
     wants_anchor: bool
 
-    def committed(self, position: int, now: EngineMs) -> None:
+    def committed(self, position: Position, now: EngineMs) -> None:
         """A block was handed to the journal, which now ends at `position`; now: engine time."""
 
     def after_turn(self, now: EngineMs) -> None:
@@ -350,11 +350,12 @@ class Turns:
             assert isinstance(handle, Bridge), handle
             self.clients.hold_for(handle, effect.queue, effect.held)
             return
-        else:
-            assert isinstance(effect, Signal), effect
+        elif isinstance(effect, Signal):
             tell = engine_log.error if effect.is_alarm else engine_log.info
             tell(effect.name, **effect.values)
             return
+        else:
+            assert_never(effect)
         self.clients.flush_soon(bridge)
 
     def _carry_out_all(self, effects: list[Effect]) -> None:
