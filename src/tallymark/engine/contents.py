@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import final
 
 from tallymark.engine import records
-from tallymark.engine.account import MOVING, SETTLED
+from tallymark.engine.account import ACQUIRED, MOVING, SETTLED
 from tallymark.engine.admission import Admission
 from tallymark.engine.annotations import deferred_until
 from tallymark.engine.delivery import Dispatcher
@@ -18,6 +19,7 @@ from tallymark.engine.pending import PendingLetters
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
 from tallymark.engine.routing import Targets
+from tallymark.engine.session import REQUEUES, InFlight
 from tallymark.engine.settlement import Settlement
 from tallymark.engine.state import State
 from tallymark.engine.streams import not_of_streams
@@ -82,10 +84,32 @@ class Contents:
         self._check_purge(queue)
         self._upkeep.use(queue)
         self.drop_all(queue, records.DROPPED_PURGED)
-        sessions = [s for c in self._connections.values() for s in c.sessions]
-        self._settlement.empty_in_flight(sessions, queue, records.DROPPED_PURGED)
+        self._empty_in_flight(queue, records.DROPPED_PURGED)
         if queue.account.staged:
             self._transactions.drop(queue, records.DROPPED_PURGED, True)
+
+    def _empty_in_flight(self, queue: Queue, reason: int) -> None:
+        """End all messages that sessions hold of a queue that is emptied [NQ-15]. Tags of a
+        consumer whose time-outs requeue (NSQ) are removed from the session; other tags can still be
+        settled, without effect."""
+        for session in [s for c in self._connections.values() for s in c.sessions]:
+            kept: deque[InFlight] = deque()
+            for entry in session.inflight:
+                if entry.queue is not queue or entry.void:
+                    kept.append(entry)
+                    continue
+                consumer = entry.consumer
+                is_lenient = consumer is not None and consumer.on_timeout == REQUEUES
+                for low, high in entry.pieces(entry.first, entry.last):
+                    piece = entry.part(low, high)
+                    queue.account.move(piece, ACQUIRED, MOVING)
+                    self._state.drop(queue, piece, reason)
+                    if is_lenient:
+                        self._settlement.free_credit(session, entry.consumer, len(piece))
+                if not is_lenient:
+                    entry.void = True
+                    kept.append(entry)
+            session.inflight = kept
 
     def transfer(self, source: Queue, targets: list[Queue]) -> None:
         """Move all ready and deferred messages of `source` to each of `targets`, in one step;

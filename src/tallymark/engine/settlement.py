@@ -25,7 +25,6 @@ from tallymark.engine.session import (
     FAILED,
     NACKED,
     REJECTED,
-    REQUEUES,
     RETURNED,
     UNLIMITED,
     Consumer,
@@ -357,29 +356,6 @@ class Settlement:
                         piece = entry.part(low, high)
                         queue.account.move(piece, ACQUIRED, DROPPED, reason)
                         self.record_drop(queue, piece.first, piece.first + len(piece), reason)
-
-    def empty_in_flight(self, sessions: list[Session], queue: Queue, reason: int) -> None:
-        """End all messages that sessions hold of a queue that is emptied [NQ-15]. Tags of a
-        consumer whose time-outs requeue (NSQ) are removed from the session; other tags can still be
-        settled, without effect."""
-        for session in sessions:
-            kept: deque[InFlight] = deque()
-            for entry in session.inflight:
-                if entry.queue is not queue or entry.void:
-                    kept.append(entry)
-                    continue
-                consumer = entry.consumer
-                is_lenient = consumer is not None and consumer.on_timeout == REQUEUES
-                for low, high in entry.pieces(entry.first, entry.last):
-                    piece = entry.part(low, high)
-                    queue.account.move(piece, ACQUIRED, MOVING)
-                    self.state.drop(queue, piece, reason)
-                    if is_lenient:
-                        self.free_credit(session, entry.consumer, len(piece))
-                if not is_lenient:
-                    entry.void = True
-                    kept.append(entry)
-            session.inflight = kept
 
     def finish(
         self,
