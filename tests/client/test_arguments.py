@@ -32,6 +32,8 @@ from tests.support.amqp10_peer import Peer
 from tests.support.virtual_loop import quiet, virtual
 
 A_MAPPING = {1: "x"}
+LONE = "\ud800"
+"""Half of a surrogate pair: text that has no UTF-8."""
 
 
 def keywords(**wrong: tuple[Any, ...]) -> list[tuple[str, Any]]:
@@ -44,7 +46,7 @@ CONNECT = keywords(
     ssl=("yes", True),
     timeout=("5", None, 0, -1, float("nan"), True),
     reconnect=("always", 1, 0),
-    container_id=(5, b"x"),
+    container_id=(5, b"x", LONE),
     hostname=(5,),
     properties=("x", [("a", 1)], A_MAPPING),
     idle_timeout_ms=("5", -1, 1.5, True, 1 << 32),
@@ -56,7 +58,7 @@ CONNECT = keywords(
     opener=("open", 5),
 )
 RECEIVER = keywords(
-    address=(5, b"q"),
+    address=(5, b"q", LONE),
     credit=("5", 0, -1, 1.5, True, 1 << 31),
     credit_mode=("Auto", None),
     credit_on=("arrival", None),
@@ -85,7 +87,7 @@ SENDER = keywords(
     name=(5, b"n"),
 )
 DECLARE_QUEUE = keywords(
-    name=(5, "", "x" * 256, b"q"),
+    name=(5, "", "x" * 256, b"q", LONE),
     type=(5, b"x"),
     durable=("yes", 1, None),
     exclusive=("yes", 1),
@@ -105,7 +107,7 @@ DECLARE_EXCHANGE = keywords(
 BINDING = keywords(
     queue=(5, "", None),
     exchange=(5, "", None),
-    key=(5, None, "x" * 256),
+    key=(5, None, "x" * 256, LONE),
     arguments=("x", A_MAPPING),
 )
 EXCHANGE_BINDING = keywords(
@@ -132,7 +134,7 @@ SETTLE_MANY = keywords(
 MODIFY = keywords(
     failed=("yes", 1, None),
     undeliverable_here=("no", 1),
-    annotations=("x", ["x"], A_MAPPING, {"x-opt-a": object()}),
+    annotations=("x", ["x"], A_MAPPING, {"x-opt-a": object()}, {"x-opt-a": LONE}),
     transaction=(True, "tx"),
 )
 MESSAGE = keywords(
@@ -227,7 +229,7 @@ TABLE: dict[str, tuple[list[tuple[str, Any]], dict[str, Any]]] = {
     "Message.parse": (keywords(data=("text", 5, None)), {}),
     "Backoff": (BACKOFF, {}),
     "connect": (CONNECT, {}),
-    "filters.sql": (keywords(expression=(5, None, b"x")), {}),
+    "filters.sql": (keywords(expression=(5, None, b"x", LONE)), {}),
     "filters.selector": (keywords(expression=(5, None, b"x")), {}),
     "filters.application_properties": (keywords(values=(5, "x", None)), {}),
     "filters.stream_offset": (keywords(start=(-1, None, 1.5, True, b"first")), {}),

@@ -28,8 +28,15 @@ def check_flag(name: str, value: object) -> None:
 
 
 def check_text(name: str, value: object, *, optional: bool = False) -> None:
-    if value is not None or not optional:
-        check_type(name, value, str, "text or None" if optional else "text")
+    """Check that the value is text that has a form in UTF-8."""
+    if value is None and optional:
+        return
+    check_type(name, value, str, "text or None" if optional else "text")
+    assert isinstance(value, str)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{_shown(name, value)}, expected text that has UTF-8: {error}") from error
 
 
 def check_int(name: str, value: object, least: int, most: int | None = None) -> None:

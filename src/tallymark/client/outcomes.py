@@ -66,7 +66,8 @@ def check_outcome(outcome: Outcome) -> None:
         outcome.encode()
     except (TypeError, ValueError) as error:
         text = f"outcome {outcome!r:.80}, expected values that AMQP has types for: {error}"
-        raise type(error)(text) from error
+        kind = ValueError if isinstance(error, ValueError) else TypeError
+        raise kind(text) from error
 
 
 def rejected(reason: Error | BaseException | str | None) -> Rejected:

@@ -247,7 +247,8 @@ def _check_declaration(declared: DeclareQueue | DeclareExchange) -> None:
 
 
 def _check_name(what: str, name: str) -> None:
-    if not isinstance(name, str) or not 1 <= len(name.encode()) <= LONGEST_NAME:
+    check_text(what, name)
+    if not 1 <= len(name.encode()) <= LONGEST_NAME:
         raise ValueError(f"{what} {name!r:.60}, expected text of 1 to {LONGEST_NAME} bytes")
 
 
