@@ -206,7 +206,7 @@ class Player:
         for found in self.rig.vhost.queues.values():
             if found.letters:
                 found.retry.due_ms = 0
-                self.rig.broker.state.agenda.mark(found)
+                self.rig.broker.agenda.mark(found)
         self.rig.settle_down(self.budget)
         for found in self.rig.vhost.queues.values():
             found.retry.due_ms = FAR  # not by the time: test_pending_letters.py looks at that

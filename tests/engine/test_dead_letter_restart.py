@@ -109,7 +109,7 @@ def go_on(rig: Rig, budget: int = 1 << 40) -> None:
     for queue in rig.broker.queues.values():
         queue.high_water.mark = queue.high_water.durable = 1 << 40
         if queue.letters:
-            rig.broker.state.agenda.mark(queue)
+            rig.broker.agenda.mark(queue)
     rig.settle_down(budget)
     rig.broker.check()
 

@@ -482,7 +482,7 @@ def test_dl_23_many_targets_that_have_a_letter_are_passed_over_quickly() -> None
         queue = rig.vhost.queues["q"]
         assert [len(letter.have) for letter in queue.letters] == [count] * 10
         queue.retry.due_ms = 0
-        rig.broker.state.agenda.mark(queue)
+        rig.broker.agenda.mark(queue)
 
         def try_again() -> None:
             rig.turn()

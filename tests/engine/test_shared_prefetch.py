@@ -235,7 +235,7 @@ def test_an_acknowledgement_does_not_walk_the_session_s_queues(limit: int) -> No
         fill(rig, name, 50)
     held = rig.settle_down()
     accept(rig, held[:1])
-    assert [queue.name for queue in rig.broker.state.agenda.changed] == [held[0].consumer]
+    assert [queue.name for queue in rig.broker.agenda.changed] == [held[0].consumer]
     rig.turn()
     assert len(session_of(rig).line) == len(names)
 

@@ -158,7 +158,7 @@ class Subject:
         if age_ms != self.queue.settings.max_age_ms:
             self.queue.settings.max_age_ms = age_ms
             self.queue.watch()
-            self.rig.broker.state.agenda.mark(self.queue)
+            self.rig.broker.agenda.mark(self.queue)
 
     def restart(self, checkpoint: bool) -> None:
         """The wall clock is set right before, and a checkpoint says so of what was stored."""

@@ -114,7 +114,7 @@ def test_nq_21_counters_follow_the_steps_of_a_message() -> None:
     broker.turn(START_MS)
     assert row() == (1, 0, 1, 2, 1, 0)
     consumer.limit = 1
-    broker.state.agenda.mark(queue)
+    broker.agenda.mark(queue)
     broker.turn(START_MS)
     broker.settlement.requeue(session, 2, 60_000)
     broker.turn(START_MS)

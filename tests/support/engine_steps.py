@@ -22,7 +22,7 @@ def finish(rig: Rig) -> list[Delivery]:
     waiting = list(rig.broker.pending.waiting.values())
     for queue in waiting:
         queue.retry.due_ms = 0
-        rig.broker.state.agenda.mark(queue)
+        rig.broker.agenda.mark(queue)
     if waiting:
         out += rig.settle_down()
     rig.broker.check()

@@ -30,7 +30,7 @@ class Client:
 
     def rdy(self, count: int) -> None:
         self.consumer.limit = count
-        self.rig.broker.state.agenda.mark(self.rig.vhost.queues[self.queue])
+        self.rig.broker.agenda.mark(self.rig.vhost.queues[self.queue])
 
     def fin(self, *tags: int) -> None:
         """Raises PreconditionFailed: not in flight."""

@@ -88,7 +88,8 @@ class Broker:
         self.vhosts = state.vhosts
         self.queues = state.queues
         self.connections = state.connections
-        self._agenda = state.agenda
+        self.agenda = state.agenda
+        self.owner_ids = state.owner_ids
         self.backlogs = Backlogs(state)
         self.marks = Marks(state)
         self.quarantine = Quarantine(state)
@@ -164,7 +165,7 @@ class Broker:
     def deliver_after_sync(self, is_so: bool) -> None:
         """Set whether persistent messages that enter from now on are delivered only once they are
         on disk, for queues whose arguments and policies do not say."""
-        self._agenda.syncs_first = is_so
+        self.agenda.syncs_first = is_so
 
     def new_message_ids(self, n: int) -> int:
         """Reserve n consecutive broker-wide message ids; return the first."""
@@ -208,7 +209,7 @@ class Broker:
         self.dispatcher.pump()
         if self.transactions.unrecorded:
             self.transactions.record_staged()
-        settling = self._agenda.settling
+        settling = self.agenda.settling
         if settling:
             for queue in settling:
                 self.settlement.record_settled(queue)

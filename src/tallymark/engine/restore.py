@@ -55,7 +55,7 @@ class Restorer:
         if kind == records.PAYLOAD:
             self._broker.state.message_ids.at_least(record.first + record.count - 1)
             return
-        self._broker.state.owner_ids.at_least(record.owner)
+        self._broker.owner_ids.at_least(record.owner)
         if kind in TELL_ONLY:
             return
         if kind == records.LEASE_SETTLED:
@@ -121,7 +121,7 @@ class Restorer:
         op = definition["op"]
         if op == "ids":
             broker.state.queue_ids.at_least(definition["queue"])
-            broker.state.owner_ids.at_least(definition["owner"])
+            broker.owner_ids.at_least(definition["owner"])
             broker.state.message_ids.at_least(definition["message"])
             broker.leases.epochs = max(broker.leases.epochs, definition["epoch"])
         elif op == "subscription":

@@ -57,7 +57,7 @@ def snapshot(broker: Broker, clean: bool) -> list[Record]:
     ids: dict[str, object] = {
         "op": "ids",
         "queue": broker.state.queue_ids.last,
-        "owner": broker.state.owner_ids.last,
+        "owner": broker.owner_ids.last,
         "message": broker.state.message_ids.last,
         "epoch": broker.leases.epochs,
     }

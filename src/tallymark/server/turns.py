@@ -219,8 +219,8 @@ class Turns:
         else:
             self.tell_time()
         now = self._clock.now_ms
-        if broker.state.agenda.spent:
-            self.clients.give_room(broker.state.agenda.spent)
+        if broker.agenda.spent:
+            self.clients.give_room(broker.agenda.spent)
         effects = broker.turn(now)
         if not broker.ledger.rows or not self._may_linger():
             self._commit(now)

@@ -344,7 +344,7 @@ class Nsq(Lifecycle):
         if consumer is not None and consumer.active:
             consumer.limit = count
             if consumer.queue.ready:
-                self.broker.state.agenda.mark(consumer.queue)
+                self.broker.agenda.mark(consumer.queue)
 
     def _finish(self, ids: array[int]) -> None:
         in_flight = self.in_flight

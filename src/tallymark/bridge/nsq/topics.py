@@ -136,7 +136,7 @@ class Topics:
         self.keeps_changes = True
         """True if there is such a component."""
         self._nobody = Connection(ANYBODY, vhost, "", "nsq")
-        self._session = Session(broker.state.owner_ids(), self._nobody)
+        self._session = Session(broker.owner_ids(), self._nobody)
         self._topics: dict[str, Topic] = {}
         self._channels: dict[str, dict[str, Queue]] = {}
         """Channel queues by topic and channel."""

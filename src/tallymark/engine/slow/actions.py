@@ -115,7 +115,7 @@ class SlowSubscription:
             excess -= len(piece)
             gone.append(piece)
         if gone and queue.watched:
-            self._broker.state.agenda.mark(queue)
+            self._broker.agenda.mark(queue)
         return gone
 
     def _take_older(self, lane: Ready, than_ms: int, gone: list[Slice]) -> None:
