@@ -87,24 +87,6 @@ class Annotations:
     """Annotations of messages (see the module's docstring). Shared, immutable, compared by
     identity."""
 
-    __slots__ = (
-        "_stored",
-        "acquired",
-        "bcc",
-        "deaths",
-        "due_ms",
-        "failed",
-        "first_death",
-        "form",
-        "hops",
-        "last_death",
-        "more_keys",
-        "notes",
-        "route",
-        "since_ms",
-        "ttl_ms",
-    )
-
     def __init__(
         self,
         *,

@@ -23,17 +23,6 @@ SLEW: Final = 20
 class Clock:
     """The time of one broker, shared by all its parts."""
 
-    __slots__ = (
-        "_monotonic_ms",
-        "_off",
-        "_room",
-        "_wall_ms",
-        "ahead_ms",
-        "jumped_ms",
-        "jumps",
-        "now_ms",
-    )
-
     def __init__(self) -> None:
         self.now_ms = EngineMs(0)
         """Engine time of the present turn: milliseconds since 1970, as the wall clock would show

@@ -133,20 +133,6 @@ class Matches:
 class Exchange:
     """Base of all kinds of exchange. Made by make_exchange, bound through the VirtualHost."""
 
-    __slots__ = (
-        "alternate",
-        "arguments",
-        "auto_delete",
-        "bindings",
-        "durable",
-        "inbound",
-        "internal",
-        "name",
-        "reads_headers",
-        "routes_singly",
-        "type",
-    )
-
     def __init__(
         self,
         name: str,

@@ -106,17 +106,6 @@ class Found:
 class Redrives:
     """The redrive operations."""
 
-    __slots__ = (
-        "_clock",
-        "_connections",
-        "_entrance",
-        "_ledger",
-        "_state",
-        "_store",
-        "_transactions",
-        "_vhosts",
-    )
-
     def __init__(self, state: State, entrance: Entrance, transactions: Transactions) -> None:
         self._state = state
         self._clock = state.clock

@@ -136,24 +136,6 @@ class Stretch:
 class Sinks:
     """All sinks of the broker and their stagings."""
 
-    __slots__ = (
-        "_admission",
-        "_agenda",
-        "_entrance",
-        "_formats",
-        "_state",
-        "_vhosts",
-        "clock",
-        "deadlines",
-        "ledger",
-        "sinks",
-        "staged",
-        "staged_bytes",
-        "stagings",
-        "store",
-        "is_half_done",
-    )
-
     def __init__(self, state: State, entrance: Entrance, admission: Admission) -> None:
         self._state = state
         self._agenda = state.agenda

@@ -44,21 +44,6 @@ AS_DUE: Final = 2
 class StagedRun:
     """Messages of one session, published to the same places, in their order."""
 
-    __slots__ = (
-        "annotations",
-        "count",
-        "generation",
-        "handle",
-        "parts",
-        "payload",
-        "reached",
-        "rules",
-        "session",
-        "size",
-        "staged_ms",
-        "targets",
-    )
-
     def __init__(
         self,
         session: Session,
@@ -255,29 +240,6 @@ class Transaction(Timed):
     It belongs to a session and ends with it; what it holds may be of other sessions of the same
     connection too. Made and ended by Transactions.
     """
-
-    __slots__ = (
-        "_names",
-        "_open",
-        "_recorded",
-        "acquisitions",
-        "due_ms",
-        "ended",
-        "failure",
-        "id",
-        "is_stored",
-        "last_handled",
-        "published",
-        "released",
-        "reopened",
-        "runs",
-        "session",
-        "settled",
-        "settlements",
-        "is_unrecorded",
-        "unwritten",
-        "weight",
-    )
 
     def __init__(self, id: int, session: Session) -> None:
         super().__init__()

@@ -27,19 +27,6 @@ HELD_AT_MOST: Final = 256
 class Store:
     """Counts the users of payloads' bytes, loads bytes from the journal and releases them."""
 
-    __slots__ = (
-        "_dead",
-        "_dead_packed",
-        "_dying",
-        "_fetch",
-        "_residents",
-        "_unused",
-        "is_behind",
-        "released",
-        "resident_bytes",
-        "trouble",
-    )
-
     def __init__(self, fetch: Callable[[Payload], bytes]) -> None:
         self._fetch = fetch
         """Function that reads a payload's bytes back from the journal. It may block for a disk

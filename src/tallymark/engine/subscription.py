@@ -41,20 +41,6 @@ class Lease:
 class Subscription(QueueSubscription):
     """State of one durable subscription; the Broker moves the messages and writes the records."""
 
-    __slots__ = (
-        "epoch",
-        "fence",
-        "floor",
-        "leased_bytes",
-        "leases",
-        "limit_bytes",
-        "limit_rows",
-        "name",
-        "next",
-        "queue",
-        "verdicts",
-    )
-
     def __init__(self, epoch: int, queue: Queue, name: str) -> None:
         super().__init__()
         self.epoch = epoch

@@ -47,21 +47,6 @@ OVER: Final = 2
 class Watched:
     """A queue bound to a topic exchange, the rule that applies to it, and its last measurement."""
 
-    __slots__ = (
-        "comings",
-        "count",
-        "due_ms",
-        "entered",
-        "keys",
-        "queue",
-        "reading",
-        "rule",
-        "samples",
-        "settings",
-        "state",
-        "young_ms",
-    )
-
     def __init__(self, queue: Queue, keys: list[str], rule: Rule) -> None:
         self.queue = queue
         self.keys = keys
@@ -173,17 +158,6 @@ class _Known:
 @final
 class SlowConsumers:
     """Finds and measures the subscriptions of all virtual hosts."""
-
-    __slots__ = (
-        "_clock",
-        "_connections",
-        "_entrance",
-        "_known",
-        "_transactions",
-        "_vhosts",
-        "rules",
-        "walked",
-    )
 
     def __init__(self, state: State, entrance: Entrance, transactions: Transactions) -> None:
         self._clock = state.clock
