@@ -225,6 +225,9 @@ class Annotations:
 
 # -- changes
 
+_NOTHING: Final = Annotations()
+"""Annotations of messages that have none."""
+
 
 def after_death(
     old: Annotations | None,
@@ -250,35 +253,21 @@ def after_death(
     share an entry [DL-13]; otherwise each has its own [DL-D1]. hops: how many are left, -1 if they
     are not counted. O(entries of the history).
     """
-    deaths: tuple[Death, ...] = ()
-    more_keys: tuple[str, ...] = ()
-    bcc: tuple[str, ...] = ()
-    first: Place | None = None
-    notes: Notes = ()
-    place = published
-    ttl_ms = -1
-    if old is not None:
-        deaths = old.deaths
-        more_keys = old.more_keys
-        bcc = old.bcc
-        ttl_ms = old.ttl_ms
-        notes = old.notes
-        failed += old.failed
-        acquired += old.acquired
-        if old.route is not None:
-            place = old.route
-        if deaths:
-            first = old.first_death
-            form = old.form
+    before = _NOTHING if old is None else old
+    deaths, more_keys, bcc = before.deaths, before.more_keys, before.bcc
+    place = published if before.route is None else before.route
     last: Place | None = (reason, queue, place.exchange)
-    if not deaths:
+    if deaths:
+        first = before.first_death
+        form = before.form
+    else:
         first = last
         if form == HEADER_FORM:
             last = None  # up to 3.12 there were no x-last-death-* headers [DL-19]
     assert route.exchange == exchange, (route.exchange, exchange)
     assert key is None or route.key == key, (route.key, key)
     keys = (place.key, *more_keys[: len(more_keys) - len(bcc)])
-    entry = Death(queue, reason, 1, place.exchange, keys, now_ms, now_ms, ttl_ms)
+    entry = Death(queue, reason, 1, place.exchange, keys, now_ms, now_ms, before.ttl_ms)
     return Annotations(
         more_keys=more_keys if key is None else (),
         bcc=bcc if key is None else (),
@@ -288,10 +277,10 @@ def after_death(
         deaths=_with_death(deaths, entry, form, compact),
         first_death=first,
         last_death=last,
-        failed=failed,
-        acquired=acquired,
+        failed=failed + before.failed,
+        acquired=acquired + before.acquired,
         form=form,
-        notes=notes,
+        notes=before.notes,
     )
 
 
