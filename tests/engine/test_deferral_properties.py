@@ -11,6 +11,7 @@ import pytest
 
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.errors import BrokerError
+from tallymark.engine.invariants import check_queue
 from tallymark.engine.message import Slice
 from tallymark.engine.packing import Packing
 from tallymark.engine.session import (
@@ -204,7 +205,7 @@ class Chaos:
             assert sorted(self.kept(name)) == sorted(before[name]), name
             queue = self.rig.vhost.queues[name]
             assert queue.deferred == deferred[name] - transient[name], name
-            queue.check()
+            check_queue(queue)
         self.connect()
 
     # -- what is there

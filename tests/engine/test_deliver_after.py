@@ -261,7 +261,7 @@ def test_what_was_given_back_comes_again_when_the_disk_knows_and_nothing_starves
         finish(rig)
         assert [(one.number, one.acquired + 1) for one in rig.given] == [(1, attempt)]
     rig.broker.check()
-    assert not rig.vhost.queues["q"].returning
+    assert not rig.vhost.queues["q"].disk_hold.returning
 
 
 def test_a_get_of_what_was_given_back_is_answered_when_the_disk_knows() -> None:
@@ -305,4 +305,4 @@ def test_what_was_given_back_twice_waits_for_the_disk_to_know_of_both() -> None:
     assert 1 not in numbers(rig)
     assert 1 in go_on(rig)
     rig.broker.check()
-    assert not queue.returning
+    assert not queue.disk_hold.returning

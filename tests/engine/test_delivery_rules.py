@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tallymark.engine.errors import AccessRefused, NotAllowed, PreconditionFailed
+from tallymark.engine.invariants import check_queue
 from tallymark.engine.restore import drop_lost
 from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED
 from tests.support.engine_rig import Delivery, Rig
@@ -273,7 +274,7 @@ def test_deleting_a_queue_ends_its_consumers_and_its_messages() -> None:
     assert rig.cancelled == ["c"]
     for tag in tags:
         rig.broker.settlement.settle(session, tag, tag, ACCEPTED)
-    queue.check()
+    check_queue(queue)
     assert sum(queue.account.dropped.values()) == 3
     rig.broker.check()
     rig.turn()

@@ -26,7 +26,7 @@ class Returns:
 
     def end(self) -> None:
         """Let the messages be delivered, but those that were given back again since."""
-        returning = self.queue.returning
+        returning = self.queue.disk_hold.returning
         for at in self.sequences:
             if returning.get(at) is self:
                 del returning[at]
@@ -125,7 +125,7 @@ class Agenda:
             sequences = [at for one in pieces for at in range(one.first, one.first + len(one))]
             returns = Returns(queue, sequences)
             for at in sequences:
-                queue.returning[at] = returns
+                queue.disk_hold.returning[at] = returns
             self.returns.append(returns)
 
     def _syncs_first(self, queue: Queue) -> bool:
@@ -135,9 +135,9 @@ class Agenda:
 
     def _hold(self, queue: Queue, first: int) -> None:
         """Deliver sequences from `first` on only when the records of this turn are on disk."""
-        if first < queue.shown:
-            queue.shown = first
-        if not queue.is_held:
-            queue.is_held = True
-            queue.holds += 1
+        if first < queue.disk_hold.shown:
+            queue.disk_hold.shown = first
+        if not queue.disk_hold.is_held:
+            queue.disk_hold.is_held = True
+            queue.disk_hold.turns += 1
             self.held.append(queue)

@@ -40,6 +40,7 @@ from tallymark.engine.durability import Durability
 from tallymark.engine.effects import Effect
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.handover import Handover
+from tallymark.engine.invariants import check_queue
 from tallymark.engine.leases import Leases
 from tallymark.engine.marks import Marks
 from tallymark.engine.message import Payload
@@ -288,7 +289,7 @@ class Broker:
                 unacked += staged_of.get(session.id, 0)
                 assert unacked == session.unacked, (unacked, session.unacked)
         for queue in self.queues.values():
-            queue.check()
+            check_queue(queue)
             leased = sum(len(x.slice) for s in subscriptions_of(queue) for x in s.leases)
             assert leased == queue.account.leased, (queue.name, leased, queue.account.leased)
             assert queue.acquired == held.get(queue.id, 0) + leased, (queue.name, queue.acquired)

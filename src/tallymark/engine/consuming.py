@@ -199,7 +199,7 @@ class Consuming:
         if head is None or queue.rests:
             return None
         self.get_must_wait = queue.stored and not self._marks.cover(queue, head.first + 1)
-        if head.first >= queue.shown or head.first in queue.returning:
+        if head.first >= queue.disk_hold.shown or head.first in queue.disk_hold.returning:
             self.get_must_wait = True
         piece = queue.take(1)
         if queue.watched:

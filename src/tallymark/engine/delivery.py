@@ -365,18 +365,18 @@ class Dispatcher:
                 waits = True
             else:
                 return 0
-        if head.first + n > queue.shown:
+        if head.first + n > queue.disk_hold.shown:
             if self._looked_at and connection.holds_output:
                 waits = True
             else:
-                n = queue.shown - head.first
+                n = queue.disk_hold.shown - head.first
                 if n <= 0:
                     return 0
-        if queue.returning and head.acquired:
+        if queue.disk_hold.returning and head.acquired:
             if self._looked_at and connection.holds_output:
                 waits = True
             else:
-                n = queue.before_returns(head.first, n)
+                n = queue.disk_hold.before_returns(head.first, n)
                 if not n:
                     return 0
         piece = queue.take(n)

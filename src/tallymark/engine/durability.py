@@ -97,7 +97,7 @@ class Durability:
         appended.clear()
         held = self._agenda.held
         for queue in held:
-            queue.is_held = False
+            queue.disk_hold.is_held = False
             waits.append(Wait(position, None, queue, queue.entered + 1, HELD))
         held.clear()
         for returns in self._agenda.returns:
@@ -125,8 +125,8 @@ class Durability:
                     confirms[session.id] = confirm = Confirm(session, wait.number)
                     out.append(confirm)
             elif queue is not None and wait.waiter is HELD:
-                queue.holds -= 1
-                queue.shown = wait.number if queue.holds else UNLIMITED
+                queue.disk_hold.turns -= 1
+                queue.disk_hold.shown = wait.number if queue.disk_hold.turns else UNLIMITED
                 if queue.ready and queue.consumers:
                     self._agenda.mark(queue)
             elif queue is not None:

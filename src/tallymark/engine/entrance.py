@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from typing import final
 
+from tallymark.engine.account import MOVING, PENDING
 from tallymark.engine.annotations import Annotations, ready_since
 from tallymark.engine.backlogs import Backlogs
 from tallymark.engine.ledger import (
@@ -254,7 +255,7 @@ class Entrance:
         for letter in list(queue.letters):
             if not self.is_weighed(letter.piece.payload):
                 queue.letters.remove(letter)
-                queue.release(letter.piece)
+                queue.account.move(letter.piece, PENDING, MOVING)
                 self.quarantine.put(queue, letter.piece, letter)
         held = [*queue.slices(), *[letter.piece for letter in queue.letters]]
         queue.account.count_bodies(held)
@@ -280,7 +281,7 @@ class Entrance:
             return 1 << 62
         if queue.account.body_bytes < 0:
             self.weigh_queue(queue)
-        return limit - queue.account.body_bytes + queue.leading_bytes(queue.demand())
+        return limit - queue.account.body_bytes + _leading_bytes(queue, queue.demand())
 
     def seat(self, queue: Queue) -> Seat:
         """Return the room for the next messages, in a queue that refuses messages when full."""
@@ -316,3 +317,20 @@ class Seat:
         else:
             self.room_bytes -= size
         return True
+
+
+def _leading_bytes(queue: Queue, n: int) -> int:
+    """Return the body bytes of the n messages that leave next. The queue must count body bytes.
+    O(slices)."""
+    if n >= queue.ready:
+        return queue.account.body_bytes - sum(letter.piece.body_bytes() for letter in queue.letters)
+    total = 0
+    for lane in reversed(queue.lanes):
+        for pieces in (lane.in_front(), lane.fresh):
+            for piece in pieces:
+                if n <= 0:
+                    return total
+                part = piece.part(0, min(n, len(piece)))
+                total += part.body_bytes()
+                n -= len(part)
+    return total

@@ -1,4 +1,5 @@
-"""The high-water mark of one queue. marks.py sets it and says why it is there."""
+"""Deliveries that wait for the disk, of one queue: the high-water mark, which marks.py sets and
+explains, and messages that are not delivered before they are on disk themselves."""
 
 from __future__ import annotations
 
@@ -51,3 +52,29 @@ class HighWater:
     def settle_at(self, mark: int) -> None:
         """Set the mark to one that is on disk, or that limits deliveries from now on."""
         self.mark = self.durable = self.renew_at = mark
+
+
+@final
+class DiskHold:
+    """Messages that are not delivered before they, or the records of their return, are on disk."""
+
+    __slots__ = ("is_held", "returning", "shown", "turns")
+
+    def __init__(self) -> None:
+        self.shown = UNLIMITED
+        """First sequence that is not delivered before it is on disk; UNLIMITED: no sequence
+        waits."""
+        self.returning: dict[int, object] = {}
+        """Sequences of messages that were given back, and are not delivered before that is on disk;
+        with the last wait for it of each."""
+        self.turns = 0
+        """Count of the turns whose messages wait, including the present turn."""
+        self.is_held = False
+        """True if messages that wait entered in the present turn."""
+
+    def before_returns(self, first: int, n: int) -> int:
+        """Return how many of the n sequences from `first` on come before one that is returning."""
+        for at in range(n):
+            if first + at in self.returning:
+                return at
+        return n

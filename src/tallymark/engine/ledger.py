@@ -94,6 +94,35 @@ class Ledger:
         return True
 
 
+@final
+class SettledRows:
+    """The SETTLED rows of one queue in the present turn. What is settled one by one shares a row:
+    they are emitted at the end of the turn."""
+
+    __slots__ = ("_queue_id", "_rows")
+
+    def __init__(self, queue_id: int) -> None:
+        self._queue_id = queue_id
+        self._rows: list[Record] = []
+
+    def add(self, first: int, count: int, owner: int, reason: int) -> bool:
+        """Add sequences. Returns whether they are the first of the turn."""
+        rows = self._rows
+        if rows:
+            last = rows[-1]
+            if last.first + last.count == first and last.owner == owner and last.reason == reason:
+                last.count += count
+                return False
+        rows.append(settled_record(self._queue_id, first, count, reason, owner))
+        return len(rows) == 1
+
+    def emit(self, ledger: Ledger) -> None:
+        """Emit the rows. The next turn begins with none."""
+        for row in self._rows:
+            ledger.emit(row)
+        self._rows.clear()
+
+
 def _follows(before: Record, after: Record) -> bool:
     """Return whether one row can replace these two of one kind about stored messages."""
     return (

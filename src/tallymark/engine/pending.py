@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from typing import Final, final
 
+from tallymark.engine.account import MOVING, PENDING
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.ledger import pending_record
@@ -74,7 +75,7 @@ class PendingLetters:
         else:
             piece = queue.letters.popleft().piece
             queue.retry.at = max(0, queue.retry.at - 1)
-        queue.release(piece)
+        queue.account.move(piece, PENDING, MOVING)
         self._state.drop(queue, piece, reason)
         self.forget_idle(queue)
 

@@ -23,25 +23,13 @@ from tallymark.engine.annotations import Annotations, ready_since
 from tallymark.engine.claims import Retention
 from tallymark.engine.deadlines import Timed
 from tallymark.engine.deduplication import Deduplication
-from tallymark.engine.high_water import HighWater
+from tallymark.engine.high_water import DiskHold, HighWater
+from tallymark.engine.ledger import SettledRows
 from tallymark.engine.message import Payload, Slice
-from tallymark.engine.ready import Ready
-from tallymark.engine.settings import UNLIMITED, Settings
+from tallymark.engine.ready import Ready, give_back, highest
+from tallymark.engine.settings import Settings
 from tallymark.engine.units import EngineMs
 from tallymark.engine.waiting import Deferrals, Deferred, Letter, Quarantined, Retry
-
-
-@final
-class SettledRange:
-    """A range of sequences, low..high-1, that one owner settled in this turn."""
-
-    __slots__ = ("high", "low", "owner", "reason")
-
-    def __init__(self, low: int, high: int, owner: int, reason: int) -> None:
-        self.low = low
-        self.high = high
-        self.owner = owner
-        self.reason = reason
 
 
 class QueueConsumer:
@@ -58,6 +46,16 @@ class QueueConsumer:
         self.cursors: list[int] = []
         """Cursors of a consumer that browses or filters: for each lane, the first place it has not
         examined. Empty for a consumer that takes messages from the head."""
+
+    def look_again_at(self, pieces: list[Slice]) -> None:
+        """Set the cursors of a consumer with a filter back to messages that returned. One that
+        browses had them already."""
+        if self.browses:
+            return
+        cursors = self.cursors
+        for piece in pieces:
+            place = piece.first + piece.shift
+            cursors[piece.priority] = min(cursors[piece.priority], place)
 
     def wanted(self) -> int:
         """Return how many messages the consumer can accept once the broker may send them. A
@@ -82,14 +80,13 @@ class Queue(Timed):
     """One queue: plain state and its own counters. Records and effects are made by the Broker."""
 
     __slots__ = (
-        "account", "active", "appended", "arguments", "auto_delete", "comings",
-        "consumers", "deduplication", "deep", "deferrals", "deleted", "dirty", "draining",
-        "durable", "exclusive_owner", "had_consumer", "high_water", "holds",
-        "holds_publishers", "id", "is_held", "lanes", "letters", "loose", "name",
-        "next_turn", "own_ttl", "paused", "quarantine", "requeued", "rests", "retention",
-        "retry", "returning", "seekers", "seen", "settings", "settled_ranges", "shift",
-        "shown", "shows_counts", "stored", "subscriptions", "timed_out", "used_ms",
-        "vhost", "watched",
+        "account", "active", "appended", "arguments", "auto_delete", "comings", "consumers",
+        "deduplication", "deep", "deferrals", "deleted", "dirty", "disk_hold", "draining",
+        "durable", "exclusive_owner", "had_consumer", "high_water", "holds_publishers", "id",
+        "lanes", "letters", "loose", "name", "next_turn", "own_ttl", "paused", "quarantine",
+        "requeued", "rests", "retention", "retry", "seekers", "seen", "settings", "settled_rows",
+        "shift", "shows_counts", "stored", "subscriptions", "timed_out", "used_ms", "vhost",
+        "watched",
     )  # fmt: skip
 
     def __init__(
@@ -143,7 +140,7 @@ class Queue(Timed):
         self.timed_out = 0
         """Count of deliveries taken back because they exceeded the consumer timeout, since the
         broker started."""
-        self.settled_ranges: list[SettledRange] = []
+        self.settled_rows = SettledRows(id)
         self.deduplication = Deduplication()
         self.retention = Retention()
         """State of retention, of a stream."""
@@ -183,17 +180,7 @@ class Queue(Timed):
         self.subscriptions: list[QueueSubscription] = []
 
         self.high_water = HighWater(1 if self.settings.is_stream else 0)
-        self.shown = UNLIMITED
-        """First sequence that is not delivered before it is on disk; UNLIMITED: no sequence
-        waits."""
-        self.returning: dict[int, object] = {}
-        """Sequences of messages that were given back, and are not delivered before that is on disk;
-        with the last wait for it of each."""
-        self.holds = 0
-        """Count of the turns whose messages wait for the disk in this way, including the present
-        turn."""
-        self.is_held = False
-        """True if messages that wait for the disk in this way entered in the present turn."""
+        self.disk_hold = DiskHold()
         self.follow(self.settings)
 
     def follow(self, settings: Settings) -> None:
@@ -212,15 +199,8 @@ class Queue(Timed):
 
     def watch(self) -> None:
         """Recompute `watched`."""
-        settings = self.settings
         self.watched = (
-            settings.bounded
-            or settings.retain_bytes >= 0
-            or settings.max_age_ms >= 0
-            or self.own_ttl
-            or self.pending > 0
-            or self.deferred > 0
-            or settings.expires_ms >= 0
+            self.settings.needs_upkeep() or self.own_ttl or self.pending > 0 or self.deferred > 0
         )
 
     # -- the account
@@ -342,30 +322,12 @@ class Queue(Timed):
 
     def _to_places(self, pieces: list[Slice]) -> None:
         for consumer in self.seekers:
-            if not consumer.browses:  # its filter looks again at what lies before its cursor
-                cursors = consumer.cursors
-                for piece in pieces:
-                    place = piece.first + piece.shift
-                    cursors[piece.priority] = min(cursors[piece.priority], place)
-        if len(self.lanes) == 1:
-            self.lanes[0].give_back(pieces)
-            return
-        by_lane: dict[int, list[Slice]] = {}
-        for piece in pieces:
-            by_lane.setdefault(piece.priority, []).append(piece)
-        for priority, some in by_lane.items():
-            self.lanes[priority].give_back(some)
+            consumer.look_again_at(pieces)
+        give_back(self.lanes, pieces)
 
     def lane(self) -> Ready:
         """Return the lane of the next message: the highest priority that has any."""
-        lanes = self.lanes
-        at = len(lanes) - 1
-        while at > 0:
-            lane = lanes[at]
-            if lane.fresh or lane.returned:
-                return lane
-            at -= 1
-        return lanes[0]
+        return highest(self.lanes)
 
     def head(self) -> Slice | None:
         """Return the slice that leaves next. Its bytes may not be in memory."""
@@ -408,16 +370,9 @@ class Queue(Timed):
         of a high-water mark, or of messages that are not delivered before they are on disk."""
         if self.deleted or not self.stored:
             return False
-        return (
-            self.high_water.durable < self.high_water.mark or self.holds > 0 or bool(self.returning)
-        )
-
-    def before_returns(self, first: int, n: int) -> int:
-        """Return how many of the n sequences from `first` on come before one that is returning."""
-        for at in range(n):
-            if first + at in self.returning:
-                return at
-        return n
+        hold = self.disk_hold
+        is_behind = self.high_water.durable < self.high_water.mark
+        return is_behind or hold.turns > 0 or bool(hold.returning)
 
     def demand(self) -> int:
         """Return how many more messages the queue's consumers want now. A short wait (for the disk,
@@ -476,24 +431,6 @@ class Queue(Timed):
             return lanes[0].slices()
         return [piece for lane in reversed(lanes) for piece in lane.slices()]
 
-    def leading_bytes(self, n: int) -> int:
-        """Return the body bytes of the n messages that leave next. The queue must count body bytes.
-        O(slices)."""
-        if n >= self.ready:
-            return self.account.body_bytes - sum(
-                letter.piece.body_bytes() for letter in self.letters
-            )
-        total = 0
-        for lane in reversed(self.lanes):
-            for pieces in (lane.in_front(), lane.fresh):
-                for piece in pieces:
-                    if n <= 0:
-                        return total
-                    part = piece.part(0, min(n, len(piece)))
-                    total += part.body_bytes()
-                    n -= len(part)
-        return total
-
     def unpack(self) -> None:
         """Unpack all packed messages, for a reader of the whole queue. O(messages)."""
         for lane in self.lanes:
@@ -520,17 +457,7 @@ class Queue(Timed):
         self.account.settle(count, cuts[hi] - cuts[lo])
         if not self.stored:
             return False
-        low = piece.first + lo - piece.lo
-        ranges = self.settled_ranges
-        if not ranges:
-            ranges.append(SettledRange(low, low + count, owner, reason))
-            return True
-        last = ranges[-1]
-        if last.high == low and last.owner == owner and last.reason == reason:
-            last.high = low + count
-        else:
-            ranges.append(SettledRange(low, low + count, owner, reason))
-        return False
+        return self.settled_rows.add(piece.first + lo - piece.lo, count, owner, reason)
 
     def end(self) -> int:
         """Return the sequence behind the last message of a stream that readers may see."""
@@ -542,11 +469,6 @@ class Queue(Timed):
         self.account.move(letter.piece, MOVING, PENDING)
         self.watched = True
 
-    def release(self, piece: Slice) -> None:
-        """Count messages that were removed from `letters` as pending no longer. The caller moves
-        them on."""
-        self.account.move(piece, PENDING, MOVING)
-
     def counters(self) -> dict[str, object]:
         """Return the account as plain values, for COUNTERS rows."""
         terms = self.account.terms()
@@ -554,30 +476,3 @@ class Queue(Timed):
             terms["kept_from"] = self.retention.kept_from
             terms["let_go_bytes"] = self.retention.let_go_bytes
         return terms
-
-    def check(self) -> None:
-        """Assert that the account balances and says what is there [LC-5]. O(slices)."""
-        account = self.account
-        account.check()
-        pieces = self.slices()
-        assert account.ready == sum(len(p) for p in pieces), (self.name, account.ready)
-        assert account.ready_bytes == sum(p.size() for p in pieces), self.name
-        for priority, lane in enumerate(self.lanes):
-            last = 0
-            for piece in lane.slices():
-                place = piece.first + piece.shift
-                assert piece.priority == priority, (self.name, piece.priority, priority)
-                assert place > last, (self.name, place, last)
-                last = place + len(piece) - 1
-            assert last <= self.entered + self.shift, (self.name, last)
-        waiting = [entry.piece for entry in self.deferrals]
-        assert account.deferred == sum(len(p) for p in waiting), (self.name, account.deferred)
-        assert account.deferred_bytes == sum(p.size() for p in waiting), self.name
-        held = [letter.piece for letter in self.letters]
-        assert account.pending == sum(len(p) for p in held), (self.name, account.pending)
-        assert account.pending_bytes == sum(p.size() for p in held), self.name
-        if account.body_bytes >= 0:
-            bodies = sum(p.body_bytes() for p in pieces) + sum(p.body_bytes() for p in held)
-            assert account.body_bytes == bodies, (self.name, account.body_bytes, bodies)
-        aside = [entry.piece for entry in self.quarantine]
-        assert account.quarantined == sum(len(p) for p in aside), self.name

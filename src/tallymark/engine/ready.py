@@ -293,3 +293,26 @@ class Ready:
         self._gone = 0
         self.fresh.clear()
         return pieces
+
+
+def highest(lanes: list[Ready]) -> Ready:
+    """Return the lane of the highest priority that has any messages; the lowest if none has."""
+    at = len(lanes) - 1
+    while at > 0:
+        lane = lanes[at]
+        if lane.fresh or lane.returned:
+            return lane
+        at -= 1
+    return lanes[0]
+
+
+def give_back(lanes: list[Ready], pieces: list[Slice]) -> None:
+    """Return slices to their old places, each in the lane of its priority."""
+    if len(lanes) == 1:
+        lanes[0].give_back(pieces)
+        return
+    by_lane: dict[int, list[Slice]] = {}
+    for piece in pieces:
+        by_lane.setdefault(piece.priority, []).append(piece)
+    for priority, some in by_lane.items():
+        lanes[priority].give_back(some)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
+from tallymark.engine.account import MOVING, PENDING
 from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.pending import RETRY_MS, PendingLetters
 from tallymark.engine.queue import Queue
@@ -75,7 +76,7 @@ class Retries:
         letters."""
         letters = self._letters
         exchange = letters.exchange_of(queue)
-        queue.release(letter.piece)
+        queue.account.move(letter.piece, PENDING, MOVING)
         if exchange is None and not queue.settings.at_least_once:
             letters.lose(queue, letter.piece, letter.reason)
             return

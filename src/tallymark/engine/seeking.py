@@ -111,10 +111,10 @@ class Seeking:
                 found = lane.at(consumer.cursors[number])
             if found is None:
                 return looks
-            if found.first + len(found) > queue.shown:
-                if found.first >= queue.shown:
+            if found.first + len(found) > queue.disk_hold.shown:
+                if found.first >= queue.disk_hold.shown:
                     return looks
-                found = found.part(0, queue.shown - found.first)
+                found = found.part(0, queue.disk_hold.shown - found.first)
             place = found.first + found.shift
             if not (store.tried if found.payload.live else store.lent)(found.payload):
                 self._put_aside(queue, found, lane)
@@ -175,8 +175,8 @@ class Seeking:
                 n = min(n, queue.high_water.durable - found.first)
                 if n <= 0:
                     return 0
-            if queue.returning and found.acquired:
-                n = queue.before_returns(found.first, n)
+            if queue.disk_hold.returning and found.acquired:
+                n = queue.disk_hold.before_returns(found.first, n)
                 if not n:
                     return 0
             piece = queue.pick(queue.lanes[number], found.first + found.shift, n)

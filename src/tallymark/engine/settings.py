@@ -163,6 +163,11 @@ class Settings:
         self.guarded = (limited and self.overflow != DROP_HEAD) or self.dedup_ms > 0
         """True if a publish may be refused or dropped."""
 
+    def needs_upkeep(self) -> bool:
+        """Return whether the queue must be attended to when it changes or time passes."""
+        is_kept = self.retain_bytes >= 0 or self.max_age_ms >= 0
+        return self.bounded or is_kept or self.expires_ms >= 0
+
     def _become_stream(self, arguments: dict[str, object], policy: dict[str, object]) -> None:
         self.retain_bytes = self.max_bytes
         ages = [age_ms(arguments.get("x-max-age")), age_ms(policy.get("max-age"))]

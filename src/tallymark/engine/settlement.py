@@ -16,7 +16,7 @@ from tallymark.engine.annotations import Notes, with_notes
 from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.errors import PreconditionFailed
-from tallymark.engine.ledger import deferred_record, dropped_record, returned_record, settled_record
+from tallymark.engine.ledger import deferred_record, dropped_record, returned_record
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import (
@@ -407,11 +407,7 @@ class Settlement:
 
     def record_settled(self, queue: Queue) -> None:
         """Emit rows for the ranges of a queue that were settled in this turn."""
-        for done in queue.settled_ranges:
-            self.ledger.emit(
-                settled_record(queue.id, done.low, done.high - done.low, done.reason, done.owner)
-            )
-        queue.settled_ranges.clear()
+        queue.settled_rows.emit(self.ledger)
 
     def free_credit(self, session: Session, consumer: Consumer | None, n: int) -> None:
         """Return the credit of n messages that the session no longer holds."""
