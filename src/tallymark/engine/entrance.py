@@ -27,8 +27,7 @@ from tallymark.engine.state import State
 
 @final
 class Entrance:
-    """The operations by which messages enter queues. Clock, stores and records are the Broker's own
-    objects."""
+    """The operations by which messages enter queues."""
 
     __slots__ = (
         "_agenda", "backlogs", "clock", "formats", "quarantine", "ledger", "store",

@@ -77,7 +77,7 @@ class QueueSubscription:
 
 @final
 class Queue(Timed):
-    """One queue: plain state and its own counters. Records and effects are made by the Broker."""
+    """One queue: plain state and its own counters. Rows and effects are made by the managers."""
 
     __slots__ = (
         "account", "active", "appended", "arguments", "auto_delete", "comings", "consumers",

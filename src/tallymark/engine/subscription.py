@@ -39,7 +39,7 @@ class Lease:
 
 @final
 class Subscription(QueueSubscription):
-    """State of one durable subscription; the Broker moves the messages and writes the records."""
+    """State of one durable subscription; Leases moves the messages and writes the rows."""
 
     def __init__(self, epoch: int, queue: Queue, name: str) -> None:
         super().__init__()

@@ -77,7 +77,7 @@ class Settings:
 @final
 class Watch:
     """Links of one broker that publish to a queue by its own address, and end when the queue is
-    deleted. Its owner registers `observe` in Broker.observers."""
+    deleted. Its owner registers `observe` in Registry.observers."""
 
     __slots__ = ("_links",)
 
