@@ -45,7 +45,7 @@ class Topology:
         self.name = name
         """Name of the virtual host."""
         self.default_queue_type = ""
-        """Type of queues whose declaration names none; "": classic. Changed by the Registry only."""
+        """Type of queues whose declaration names none; "": classic. Changed by Registry only."""
         self.exchanges: dict[str, Exchange] = {}
         self.queues: dict[str, Queue] = {}
         self.inbound: dict[int, dict[Binding, None]] = {}

@@ -77,7 +77,7 @@ class VirtualHost:
         """Policies by name; changed by set_policy and delete_policy only."""
         self.operator_policies = self.policy_table.operator
         self.resettled: list[Queue] = []
-        """Queues whose settings were changed by a policy. The Registry attends to them and clears the
+        """Queues whose settings were changed by a policy. Registry attends to them and clears the
         list."""
 
     @property

@@ -12,7 +12,7 @@ consume from queue "T:C"; other queues that they bind to T get copies even while
 paused.
 
 The topics and channels are found by the queues' arguments x-nsq-topic and x-nsq-channel, and kept
-up to date by observing the broker (Registry.observers), whoever declares and deletes queues: nothing
+up to date by observing (Registry.observers), whoever declares and deletes queues: nothing
 is stored twice.
 """
 
