@@ -510,9 +510,9 @@ class Clients:
     # -- in the turn
 
     def give_room(self, connections: list[Connection]) -> None:
-        """Set how much each of these clients, who had all they could be sent, may be sent in the
-        next turn: what its socket's buffer has room for [SC-D6], and no more of all together than
-        keeps others waiting for long."""
+        """Set how much each of these clients, who were sent something in the last turn, may be sent
+        in the next one: what its socket's buffer has room for [SC-D6], and no more of all together
+        than keeps others waiting for long."""
         share = max(LEAST_DELIVERY_BYTES, DELIVERY_BYTES // max(1, len(connections)))
         for connection in connections:
             handle = connection.handle

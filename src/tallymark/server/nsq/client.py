@@ -6,6 +6,7 @@ What layers hold of a client waits while the client is not read.
 from __future__ import annotations
 
 import asyncio
+import select
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
@@ -16,11 +17,13 @@ from tallymark.server.access import audit
 from tallymark.server.access.tls import Tls
 from tallymark.server.access.user import permissions_of
 from tallymark.server.client import LAST_WORDS_S, Client
+from tallymark.server.clock import now_ms
 from tallymark.server.listening import address_text, host_of
 from tallymark.server.nsq.auth import AuthUnavailable
 from tallymark.server.nsq.doors import NsqDoors
 from tallymark.server.nsq.layers import LayerError, Layers, TlsLayer, compression
 from tallymark.wire.nsq.events import UpgradeDue
+from tallymark.wire.nsq.frames import HEARTBEAT_FRAME
 from tallymark.wire.nsq.limits import Limits
 from tallymark.wire.nsq.upgrades import TLS
 
@@ -31,6 +34,9 @@ _numbers: Final = count(1)
 """Numbers that tell apart clients without an address: those that came through the file system."""
 SHARE_BYTES: Final = 256 * 1024
 """Bytes taken from the layers at a time: the most that one read of a socket gives."""
+
+LOOK_MS: Final = 1000
+"""Milliseconds between two looks whether a client is there whose input waits in the layers."""
 
 
 class NsqClient(Client):
@@ -65,6 +71,8 @@ class NsqClient(Client):
         """Runs while the socket takes no more."""
         self._written_bytes = 0
         """Handed to the transport, as they leave the layers."""
+        self._look_at_ms = 0
+        """Monotonic time of the next look whether the client is there."""
         self._is_drain_due = False
         """True while the loop is to call `_drain_later`."""
         self._has_ended = False
@@ -121,6 +129,8 @@ class NsqClient(Client):
         except LayerError as error:
             holds_input = False
             self._unreadable(error)
+        if not self.holds_input:
+            self._look_at_ms = now_ms() + LOOK_MS
         self.holds_input = holds_input and self._handshake is None
         self.encoded_bytes = self._layers.held_bytes()
         if self.holds_input or not self.is_reading:
@@ -135,10 +145,27 @@ class NsqClient(Client):
         self._is_drain_due = False
         if self.transport.is_closing() or not self._layers:
             return
+        if self.holds_input and now_ms() >= self._look_at_ms and not self._is_there():
+            self.bridge.reason = self.bridge.reason or "peer vanished, with input left"
+            self.transport.abort()
+            return
         try:
             self._drain()
         except Exception as error:  # as in data_received
             self.broken(error)
+
+    def _is_there(self) -> bool:
+        """Return whether the connection still exists, and send a heartbeat, which is answered with
+        a reset where the client has gone: its end of stream stands behind input that is not read.
+        """
+        self._look_at_ms = now_ms() + LOOK_MS
+        looking = select.poll()
+        looking.register(self.transport.get_extra_info("socket").fileno(), 0)
+        if looking.poll(0):
+            return False
+        if self.bridge.write_timeout_ms:  # the client wants heartbeats
+            self.put([HEARTBEAT_FRAME])
+        return True
 
     def _unreadable(self, error: LayerError) -> None:
         self.bridge.broken(str(error))
