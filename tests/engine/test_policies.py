@@ -66,8 +66,8 @@ class Host:
         return self.taken()
 
     def taken(self) -> list[str]:
-        names = [queue.name for queue in self.vhost.resettled]
-        self.vhost.resettled.clear()
+        names = [queue.name for queue in self.vhost.updated_queues]
+        self.vhost.updated_queues.clear()
         return names
 
     def route(self, exchange: str, key: str) -> list[str]:
@@ -627,7 +627,7 @@ def test_the_broker_looks_after_queues_whose_settings_changed() -> None:
     broker.turn(1)
     broker.registry.set_policy("/", length("p", 5))
     assert broker.has_work()
-    assert vhost.resettled == []
+    assert vhost.updated_queues == []
     broker.registry.delete_policy("/", "p")
     assert vhost.queues["q"].settings.max_length == -1
     with pytest.raises(NotFound, match="vhost nowhere not found"):

@@ -15,7 +15,7 @@ from tallymark.engine.account import DEAD_LETTERED, DROPPED, LEASED, MOVING, REA
 from tallymark.engine.annotations import Annotations, ready_since
 from tallymark.engine.arguments import named
 from tallymark.engine.claims import Archived
-from tallymark.engine.intervals import Deferral, Deferrals, IntervalSet, Tally
+from tallymark.engine.intervals import DeferralLog, IntervalSet, LoggedDeferral, Tally
 from tallymark.engine.ledger import Ledger, dropped_record, lost_delivery_record
 from tallymark.engine.message import Slice
 from tallymark.engine.pending import pending_letter
@@ -71,7 +71,7 @@ class QueueHistory:
         earlier one."""
         self.released: list[Slice] = []
         """Messages released by subscriptions; the checkpoint contains them only as leased."""
-        self.deferrals = Deferrals()
+        self.deferrals = DeferralLog()
         self.mark = 0
         self.noted: dict[int, bytes] = {}
         """Annotations by sequence, of messages to which consumers added notes when they returned
@@ -134,7 +134,7 @@ class QueueHistory:
             if record.owner:
                 self._return(record, first, end)
             to_tail = record.flags & records.TO_TAIL != 0
-            self.deferrals.tell(Deferral(first, end, record.other, to_tail))
+            self.deferrals.add(LoggedDeferral(first, end, record.other, to_tail))
         elif kind == records.DEAD_LETTERED:
             queue.account.end(record.count, DEAD_LETTERED)
             self._end(first, end)

@@ -137,7 +137,7 @@ class Tally:
 
 
 @final
-class Deferral:
+class LoggedDeferral:
     """Deferral of sequences low..high-1 until `due_ms`; then they are ready at the tail, or at
     their place."""
 
@@ -151,50 +151,50 @@ class Deferral:
 
 
 @final
-class Deferrals:
-    """All deferrals of one queue. All are added before the first query."""
+class DeferralLog:
+    """All deferrals of one queue in a log. All are added before the first query."""
 
-    __slots__ = ("_known", "_lows", "_told")
+    __slots__ = ("_added", "_in_order", "_lows")
 
     def __init__(self) -> None:
-        self._told: list[Deferral] = []
-        self._known: list[Deferral] | None = None
+        self._added: list[LoggedDeferral] = []
+        self._in_order: list[LoggedDeferral] | None = None
         self._lows: list[int] = []
 
-    def tell(self, deferral: Deferral) -> None:
+    def add(self, deferral: LoggedDeferral) -> None:
         """Add a deferral. It replaces earlier ones of the same sequences."""
-        self._told.append(deferral)
-        self._known = None
+        self._added.append(deferral)
+        self._in_order = None
 
-    def of(self, low: int, high: int) -> list[Deferral]:
+    def of(self, low: int, high: int) -> list[LoggedDeferral]:
         """Return the deferrals among low..high-1, cut to that range, ascending and without
         overlap."""
-        known = self._known
+        known = self._in_order
         if known is None:
-            known = self._settle()
+            known = self._put_in_order()
         at = max(0, bisect_right(self._lows, low) - 1)
         found = []
         while at < len(known) and known[at].low < high:
             one = known[at]
             if one.high > low:
                 found.append(
-                    Deferral(max(low, one.low), min(high, one.high), one.due_ms, one.to_tail)
+                    LoggedDeferral(max(low, one.low), min(high, one.high), one.due_ms, one.to_tail)
                 )
             at += 1
         return found
 
-    def _settle(self) -> list[Deferral]:
+    def _put_in_order(self) -> list[LoggedDeferral]:
         covered = IntervalSet()
-        known: list[Deferral] = []
-        for one in reversed(self._told):
+        known: list[LoggedDeferral] = []
+        for one in reversed(self._added):
             for low, high in covered.gaps(one.low, one.high):
-                known.append(Deferral(low, high, one.due_ms, one.to_tail))
+                known.append(LoggedDeferral(low, high, one.due_ms, one.to_tail))
             covered.add(one.low, one.high)
         known.sort(key=_low)
-        self._known = known
+        self._in_order = known
         self._lows = [one.low for one in known]
         return known
 
 
-def _low(one: Deferral) -> int:
+def _low(one: LoggedDeferral) -> int:
     return one.low

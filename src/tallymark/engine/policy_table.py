@@ -81,7 +81,7 @@ class PolicyTable:
         policy = in_effect(self.user, CLASSIC_QUEUES, name)
         return policy is not None and policy.definition.get(AUTO_CREATE) is True
 
-    def settle_queue(self, queue: Queue) -> bool:
+    def update_queue(self, queue: Queue) -> bool:
         """Recompute a queue's settings and apply them; False if they do not change."""
         given = merged(self.of_queue(queue, False), self.of_queue(queue, True))
         settings = Settings(queue.arguments, given)
@@ -90,7 +90,7 @@ class PolicyTable:
         queue.follow(settings)
         return True
 
-    def settle_exchange(self, exchange: Exchange) -> None:
+    def update_exchange(self, exchange: Exchange) -> None:
         """Recompute the alternate exchange, for messages without a route. The argument overrides
         policies."""
         alternate = exchange.arguments.get(ALTERNATE)
@@ -100,12 +100,12 @@ class PolicyTable:
                 alternate = policy.definition.get(ALTERNATE_EXCHANGE)
         exchange.alternate = alternate if isinstance(alternate, str) else None
 
-    def settle_all(self) -> list[Queue]:
+    def update_all(self) -> list[Queue]:
         """Recompute all settings after a change of policies; return the queues whose settings
         changed. O(queues x policies)."""
         for exchange in self._exchanges.values():
-            self.settle_exchange(exchange)
-        return [queue for queue in self._queues.values() if self.settle_queue(queue)]
+            self.update_exchange(exchange)
+        return [queue for queue in self._queues.values() if self.update_queue(queue)]
 
     def problems(self) -> list[tuple[str, str]]:
         """Return names and error texts of policies that fit nothing because their patterns are
@@ -146,4 +146,4 @@ class PolicyTable:
                     f"policy {name!r}: {error}: written by a newer version?"
                 ) from error
             self.table(op == definitions.OPERATOR_POLICY)[name] = policy
-        self.settle_all()
+        self.update_all()

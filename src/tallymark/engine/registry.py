@@ -255,14 +255,14 @@ class Registry:
         self._resettle(vhost)
 
     def _resettle(self, vhost: VirtualHost) -> None:
-        if not vhost.resettled:
+        if not vhost.updated_queues:
             return
         for connection in self._connections.values():
             if connection.vhost == vhost.name:
                 self._timeouts.watch(connection)
-        for queue in vhost.resettled:
+        for queue in vhost.updated_queues:
             self.resettle(queue)
-        vhost.resettled.clear()
+        vhost.updated_queues.clear()
 
     def look_at(self, queue: Queue) -> None:
         """Handle a deadline of a queue that has come: it expires, or its messages do."""

@@ -69,7 +69,7 @@ class Topology:
 
     def add_exchange(self, exchange: Exchange) -> None:
         self.exchanges[exchange.name] = exchange
-        self.policies.settle_exchange(exchange)
+        self.policies.update_exchange(exchange)
         self.changed()
 
     def remove_exchange(self, exchange: Exchange) -> list[Exchange]:
@@ -85,7 +85,7 @@ class Topology:
 
     def add_queue(self, queue: Queue) -> None:
         self.queues[queue.name] = queue
-        self.policies.settle_queue(queue)
+        self.policies.update_queue(queue)
         self.changed()
 
     def remove_queue(self, queue: Queue) -> list[Exchange]:

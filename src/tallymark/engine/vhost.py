@@ -76,7 +76,7 @@ class VirtualHost:
         self.policies = self.policy_table.user
         """Policies by name; changed by set_policy and delete_policy only."""
         self.operator_policies = self.policy_table.operator
-        self.resettled: list[Queue] = []
+        self.updated_queues: list[Queue] = []
         """Queues whose settings were changed by a policy. Registry attends to them and clears the
         list."""
 
@@ -397,8 +397,8 @@ class VirtualHost:
     # -- policies
 
     def set_policy(self, policy: Policy, operator: bool) -> None:
-        """Set the policy of this name, effective at once; see `resettled`. An equal policy changes
-        nothing and leaves no record.
+        """Set the policy of this name, effective at once; see `updated_queues`. An equal policy
+        changes nothing and leaves no record.
 
         Raises: PreconditionFailed (its definition); then what was there stays.
         """
@@ -420,7 +420,7 @@ class VirtualHost:
         self._policies_changed()
 
     def _policies_changed(self) -> None:
-        self.resettled.extend(self.policy_table.settle_all())
+        self.updated_queues.extend(self.policy_table.update_all())
         self.topology.changed()
 
     # -- rules
