@@ -49,10 +49,20 @@ class StoredLimits:
         self._quotas = quotas
         self._on_change = on_change
         self._changing = asyncio.Lock()
+        self._late: tuple[Collection[str], Collection[str]] | None = None
+        """Virtual hosts and users to which `forget` waits to leave limits, since a change is being
+        written; None: it does not wait."""
 
     async def change(self, change: Callable[[Limits, Limits], None]) -> None:
         """Change the limits of virtual hosts and users, which are given in this order. Raises
         OSError: the file cannot be replaced, and nothing has changed."""
+        try:
+            await self._change(change)
+        finally:
+            if self._late is not None:
+                self.forget(*self._late)
+
+    async def _change(self, change: Callable[[Limits, Limits], None]) -> None:
         async with self._changing:
             vhosts = {name: dict(found) for name, found in self._quotas.vhosts.items()}
             users = {name: dict(found) for name, found in self._quotas.users.items()}
@@ -65,6 +75,10 @@ class StoredLimits:
     def forget(self, vhosts: Collection[str], users: Collection[str]) -> None:
         """Drop the limits of virtual hosts and users that are not among these. They stay until the
         next change if the file cannot be replaced."""
+        if self._changing.locked():  # the file is being written, with what is to be dropped
+            self._late = vhosts, users
+            return
+        self._late = None
         known = self._quotas
         kept = _Stored(
             {name: found for name, found in known.vhosts.items() if name in vhosts},
