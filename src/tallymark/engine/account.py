@@ -125,8 +125,8 @@ class Account:
         self.settled += count
 
     def end(self, count: int, target: int, reason: int = 0) -> None:
-        """Move messages of which there is no slice from MOVING to SETTLED, DEAD_LETTERED or
-        DROPPED."""
+        """Move messages from MOVING to SETTLED, DEAD_LETTERED or DROPPED: `move` without a slice,
+        whose bytes do not matter any more."""
         self.moving -= count
         if target == DROPPED:
             self.dropped[reason] = self.dropped.get(reason, 0) + count

@@ -135,7 +135,7 @@ class Contents:
                 if kept:
                     self._entrance.keep(payload)
                 self._admission.transfer(target, piece, kept, source.id)
-            source.account.move(piece, MOVING, SETTLED)
+            source.account.end(n, SETTLED)
             if source.stored:
                 self._ledger.emit(
                     settled_record(source.id, piece.first, n, records.SETTLED_BY_TRANSFER)

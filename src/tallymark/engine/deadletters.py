@@ -15,7 +15,7 @@ from collections import deque
 from typing import Final, final
 
 from tallymark.engine import records
-from tallymark.engine.account import DEAD_LETTERED, MOVING
+from tallymark.engine.account import DEAD_LETTERED
 from tallymark.engine.annotations import (
     Annotations,
     after_death,
@@ -406,7 +406,7 @@ class DeadLetters:
         piece = letter.piece
         payload = piece.payload
         n = len(piece)
-        queue.account.move(piece, MOVING, DEAD_LETTERED)
+        queue.account.end(n, DEAD_LETTERED)
         if queue.settings.at_least_once:
             self._count(AT_LEAST_ONCE, CONFIRMED, n)
         if queue.stored:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import final
 
 from tallymark.engine import records
-from tallymark.engine.account import DROPPED, MOVING
+from tallymark.engine.account import DROPPED
 from tallymark.engine.agenda import Agenda
 from tallymark.engine.clock import Clock
 from tallymark.engine.deadlines import Deadlines
@@ -92,7 +92,7 @@ class State:
         n = len(piece)
         of_stream = reason == records.DROPPED_RETENTION or reason == records.DROPPED_ARCHIVED
         size = piece.size() if of_stream else 0
-        queue.account.move(piece, MOVING, DROPPED, reason)
+        queue.account.end(n, DROPPED, reason)
         self.store.finish(piece.payload, n)
         if queue.stored:
             self.ledger.emit(dropped_record(queue.id, piece.first, n, reason, size))
