@@ -14,5 +14,3 @@ WallMs = NewType("WallMs", int)
 """Wall time: milliseconds since 1970. What is stored, shown, or named by a client is in it."""
 Position = NewType("Position", int)
 """Place in the journal: segment number << 32, offset. Negative: see message.NOWHERE, ON_ITS_WAY."""
-LeaseSequence = NewType("LeaseSequence", int)
-"""Number of a message in a durable subscription, given when it is leased, never twice."""
