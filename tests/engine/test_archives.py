@@ -182,7 +182,7 @@ def test_a_queue_is_no_stream() -> None:
 
 
 def test_a_row_that_a_newer_version_wrote_is_not_guessed_at() -> None:
-    row = archived(1, 3).to_record(filled(2).vhost.queues["s"])
+    row = archived(1, 3).to_record(filled(2).vhost.queues["s"].id)
     assert (row.kind, row.first, row.count, row.other) == (records.ARCHIVED, 1, 2, 2)
     row.blob = b'{"archive":"a","checksum":"c","place":"p","more":1}'
     with pytest.raises(ValueError, match="expected archive, checksum and place"):

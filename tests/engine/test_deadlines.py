@@ -46,11 +46,11 @@ def test_nq_d1_what_is_forgotten_is_not_held_for_long() -> None:
     for one in alive:
         deadlines.arm(one, 1000)
     for i in range(3 * SWEEP):
-        gone = thing(100 + i)
+        gone = Queue(100 + i, "forgotten", "/", False, 0, False, {})
         deadlines.arm(gone, 1_000_000)
         deadlines.forget(gone)
     del gone
     gc.collect()
-    held = sum(type(one) is Queue and one.id >= 100 for one in gc.get_objects())
+    held = sum(type(one) is Queue and one.name == "forgotten" for one in gc.get_objects())
     assert held <= SWEEP + 1
     assert deadlines.take_due(1000) == alive
