@@ -7,6 +7,7 @@ of n gives a shortest time, which a busy machine only makes longer.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import threading
 import time
@@ -186,3 +187,36 @@ def test_a_request_that_waited_sees_the_time_of_now(tmp_path: Path) -> None:
     with asyncio.Runner(loop_factory=run._loop_factory()) as runner:
         runner.run(with_broker(tmp_path / "data", play))
     assert waited_ms[0] >= 100
+
+
+def test_what_a_request_declares_is_of_the_time_its_body_came(tmp_path: Path) -> None:
+    """The broker is idle while a body is on its way: a queue was taken for one that nobody had used
+    since the header came, and expired at once."""
+    (tmp_path / "data").mkdir()
+    body = json.dumps({"arguments": {"x-expires": 60_000}}).encode()
+    head = (
+        b"PUT /api/queues/%2F/late HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        b"Authorization: Basic " + base64.b64encode(b"guest:guest") + b"\r\n"
+        b"Content-Length: " + str(len(body)).encode() + b"\r\n\r\n"
+    )
+    used_ms: list[int] = []
+
+    async def play(ports: dict[str, int], node: run.Node) -> None:
+        await node.durable()
+        await asyncio.to_thread(until, lambda: node.journal.is_anchored)
+        clock = node.broker.clock
+        node.tell_time()
+        before_ms = clock.now_ms
+        reader, writer = await asyncio.open_connection("127.0.0.1", ports["http_port"])
+        writer.write(head)
+        await asyncio.to_thread(until, lambda: clock.now_ms > before_ms)
+        header_ms, began = clock.now_ms, time.monotonic()
+        await asyncio.to_thread(until, lambda: time.monotonic() - began >= 0.1)
+        writer.write(body)
+        assert b" 201 " in await reader.readline()
+        used_ms.append(node.broker.vhost("/").queues["late"].used_ms - header_ms)
+        writer.close()
+
+    with asyncio.Runner(loop_factory=run._loop_factory()) as runner:
+        runner.run(with_broker(tmp_path / "data", play))
+    assert used_ms[0] >= 90

@@ -273,6 +273,26 @@ def test_a_file_of_limits_that_cannot_be_replaced(tmp_path: Path) -> None:
         obstacle.rmdir()
 
 
+def test_a_file_of_users_that_cannot_be_replaced(tmp_path: Path) -> None:
+    """A virtual host stays with all that is about it: without it, its permissions would have
+    waited for a later one of its name."""
+    with BrokerProcess(tmp_path / "data") as broker:
+        done(broker, "PUT", "users/ann", {"password": "ann", "tags": ""})
+        done(broker, "PUT", "vhosts/old", {})
+        done(broker, "PUT", "permissions/old/ann", FULL)
+        obstacle = broker.data_dir / f"users.json.{broker.pid}.new"
+        obstacle.mkdir()
+        for method, path in (("DELETE", "vhosts/old"), ("DELETE", "permissions/old/ann")):
+            status, error, reason = refused(broker, method, path)
+            assert (status, error) == (500, "internal_error")
+            assert obstacle.name in reason
+        assert get(broker, "vhosts/old")["name"] == "old"
+        obstacle.rmdir()
+        done(broker, "DELETE", "vhosts/old")
+        done(broker, "PUT", "vhosts/old", {})
+        assert refused(broker, "GET", "permissions/old/ann")[0] == 404
+
+
 def test_messages_over_http_count_as_a_connection_and_declarations_do_not(
     broker: BrokerProcess,
 ) -> None:
@@ -284,7 +304,11 @@ def test_messages_over_http_count_as_a_connection_and_declarations_do_not(
     }  # fmt: skip
     for path, body in (("queues/%2F/anns/get", asked),
                        ("exchanges/%2F/amq.default/publish", publish)):  # fmt: skip
-        status, error, reason = refused(broker, "POST", path, body, "ann:ann")
-        assert (status, error) == (401, "not_authorised")
-        assert "limit (0)" in reason
+        for limit, text in (("max-connections", "limit (0)"), ("max-channels", "limit of (0)")):
+            done(broker, "PUT", f"user-limits/ann/{limit}", {"value": 0})
+            status, error, reason = refused(broker, "POST", path, body, "ann:ann")
+            assert (status, error) == (401, "not_authorised")
+            assert text in reason
+            done(broker, "DELETE", f"user-limits/ann/{limit}")
+    done(broker, "PUT", "user-limits/ann/max-connections", {"value": 0})
     assert call(broker, "DELETE", "queues/%2F/anns", None, "ann:ann")[0] == 204

@@ -19,12 +19,15 @@ def test_a_virtual_host_that_ends_while_limits_are_written_leaves_none(tmp_path:
 
     def more(vhosts: Limits, users: Limits) -> None:
         vhosts["stays"] = {"max-queues": 2}
+        users["new"] = {"max-connections": 1}
 
     async def play() -> None:
         await limits.change(both)
+        quotas.users["gone"] = {"max-connections": 1}
         change = asyncio.create_task(limits.change(more))
         await asyncio.sleep(0)  # it is being written
-        limits.forget({"stays"}, {"ann"})
+        limits.forget({"goes", "stays"}, {"ann", "new"})  # a user ends
+        limits.forget({"stays"})  # then the virtual host
         await change
 
     asyncio.run(play())
@@ -32,4 +35,4 @@ def test_a_virtual_host_that_ends_while_limits_are_written_leaves_none(tmp_path:
     load_limits(tmp_path, stored)
     for found in (quotas, stored):
         assert found.vhosts == {"stays": {"max-queues": 2}}
-        assert found.users == {"ann": {"max-connections": 1}}
+        assert found.users == {name: {"max-connections": 1} for name in ("ann", "new")}

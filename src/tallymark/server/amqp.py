@@ -41,21 +41,18 @@ class AmqpClient(Client):
     bridge: AmqpBridge
     category = "amqp"
 
-    def __init__(self, node: Node, settings: Settings | None) -> None:
-        """settings: None where the connection is made otherwise, with a bridge of its own."""
+    def __init__(self, node: Node, settings: Settings) -> None:
         super().__init__(node.clients)
         self._node = node
         self._settings = settings
         self._scram: ScramServer | None = None
         self._keys: ScramKeys | None = None
-        self._start: bytes | None = None if settings is None else b""
+        self._start: bytes | None = b""
         """Bytes read before the client's protocol was known; None: it is known."""
-        self.is_plain = settings is None
         self._common_name = ""
         self.is_encrypted = False
 
     def meet(self, transport: asyncio.Transport) -> Bridge:
-        assert self._settings is not None
         peer, here = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
         self.peer_host = peer[0] if peer else ""
         self.peer = f"{address_text(peer)} -> {address_text(here)}"
@@ -78,7 +75,6 @@ class AmqpClient(Client):
         self._start = None
         self.is_plain = True
         if protocol == AMQP_10:
-            assert self._settings is not None
             bridge = Amqp10(self._node.broker, self._settings.amqp10, self.peer, self._common_name)
             bridge.tick(now_ms())
             self._clients.speaks_otherwise(self, bridge)

@@ -49,7 +49,7 @@ class StoredLimits:
         self._quotas = quotas
         self._on_change = on_change
         self._changing = asyncio.Lock()
-        self._late: tuple[Collection[str], Collection[str]] | None = None
+        self._late: tuple[Collection[str], Collection[str] | None] | None = None
         """Virtual hosts and users to which `forget` waits to leave limits, since a change is being
         written; None: it does not wait."""
 
@@ -72,17 +72,19 @@ class StoredLimits:
             self._quotas.limit(stored.vhosts, stored.users)
             self._on_change()
 
-    def forget(self, vhosts: Collection[str], users: Collection[str]) -> None:
-        """Drop the limits of virtual hosts and users that are not among these. They stay until the
-        next change if the file cannot be replaced."""
+    def forget(self, vhosts: Collection[str], users: Collection[str] | None = None) -> None:
+        """Drop the limits of virtual hosts and users that are not among these; None: those of all
+        users stay. They stay until the next change if the file cannot be replaced."""
         if self._changing.locked():  # the file is being written, with what is to be dropped
+            if users is None and self._late is not None:
+                users = self._late[1]
             self._late = vhosts, users
             return
         self._late = None
         known = self._quotas
         kept = _Stored(
             {name: found for name, found in known.vhosts.items() if name in vhosts},
-            {name: found for name, found in known.users.items() if name in users},
+            {name: found for name, found in known.users.items() if users is None or name in users},
         )
         if (kept.vhosts, kept.users) == (known.vhosts, known.users):
             return

@@ -30,6 +30,7 @@ from tallymark.server.http.requests import (
     check_rights_stayed,
     user_of,
 )
+from tallymark.server.logs import log_of
 from tallymark.server.node import Node
 from tallymark.wire.amqp091.errors import WireError
 
@@ -45,6 +46,8 @@ NOBODY: Final = 0
 """Id of a connection that owns no queue."""
 DIGITS: Final = 20
 """Digits that a number sent as text may have."""
+
+log = log_of("users")
 
 
 def require_policymaker(request: web.Request, vhost: str) -> None:
@@ -217,9 +220,15 @@ class Routes:
     async def change_users(
         self, request: web.Request, change: Callable[[dict[str, User]], None]
     ) -> None:
-        """Change the users, who are given by name. Raises Refused 400."""
-        with refused_by_users():
-            await self.node.users.change(change, user_of(request).name)
+        """Change the users, who are given by name. Raises Refused 400, and 500 where they cannot be
+        stored: nothing has changed."""
+        try:
+            with refused_by_users():
+                await self.node.users.change(change, user_of(request).name)
+        except OSError as error:
+            log.error("users.unwritable", error=str(error))
+            reason = f"users cannot be stored: {error}"
+            raise Refused(500, "internal_error", reason) from error
 
     def check_alarms(self) -> None:
         """Refuse a publish while publishers are paused. Raises Refused 503."""
@@ -237,6 +246,7 @@ class Routes:
         NotFound, AccessRefused: it may not enter."""
         vhost = self.node.broker.vhost(request.match_info["vhost"]).name
         access = self.http.access(request, vhost)
+        self.node.tell_time()  # the body may have come long after the request
         nobody = Connection(NOBODY, vhost, access.user, "http")
         return Operations(self.node.broker, nobody, access)
 
@@ -250,19 +260,19 @@ class Routes:
 
     @contextmanager
     def connected(self, request: web.Request, vhost: str) -> Iterator[Connection]:
-        """Have a connection of the user in a virtual host, which counts as any other. Raises
-        AccessRefused: it has too many."""
+        """Have a connection of the user in a virtual host, which counts as any other, as do its
+        channels. Raises AccessRefused: there are too many."""
         broker = self.node.broker
         name = f"http {request.remote} {request.method}"
         try:
             connection = broker.clients.open_connection(vhost, user_of(request).name, name)
+            try:
+                yield connection
+            finally:
+                broker.clients.close_connection(connection, False)
+                self.node.schedule()
         except NotAllowed as error:
             raise AccessRefused(str(error)) from error
-        try:
-            yield connection
-        finally:
-            broker.clients.close_connection(connection, False)
-            self.node.schedule()
 
     @contextmanager
     def publisher(self, request: web.Request) -> Iterator[LocalPublisher]:

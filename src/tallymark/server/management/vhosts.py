@@ -32,6 +32,15 @@ def make_vhost(node: Node, name: str) -> VirtualHost:
     return made
 
 
+def close_connections(node: Node, name: str) -> None:
+    """Close the connections to a virtual host that is about to end."""
+    for client in list(node.clients):
+        entered = client.bridge.entered if isinstance(client, AmqpClient) else None
+        if entered is not None and entered.vhost == name:
+            client.bridge.shutdown(f"vhost '{name}' is deleted")
+            client.touch()
+
+
 def delete_vhost(node: Node, name: str) -> None:
     """End a virtual host with all that is in it; connections to it are closed.
 
@@ -39,13 +48,9 @@ def delete_vhost(node: Node, name: str) -> None:
     """
     broker = node.broker
     broker.vhost(name)  # there must be one
-    for client in list(node.clients):
-        entered = client.bridge.entered if isinstance(client, AmqpClient) else None
-        if entered is not None and entered.vhost == name:
-            client.bridge.shutdown(f"vhost '{name}' is deleted")
-            client.touch()
+    close_connections(node, name)
     broker.registry.delete_vhost(name)
-    node.limits.forget(broker.vhosts, set(broker.quotas.users))
+    node.limits.forget(broker.vhosts)
 
 
 def vhost_row(vhost: VirtualHost) -> dict[str, Any]:
@@ -114,12 +119,15 @@ class VirtualHosts(Routes):
         await self.change_users(request, change)
 
     async def _delete(self, request: web.Request) -> web.Response:
-        """Permissions in it go with it: a later virtual host of that name begins without."""
+        """Permissions in it go first, so that a later virtual host of that name begins without,
+        also where they cannot be stored: then it stays."""
         require_administrator(request)
         name = request.match_info["vhost"]
-        delete_vhost(self.node, name)
+        self.node.broker.vhost(name)  # there must be one
         if any(name in user.vhosts for user in self.users().values()):
+            close_connections(self.node, name)  # for this reason, not for want of permissions
             await self.change_users(request, lambda users: _forget(users, name))
+        delete_vhost(self.node, name)
         await self.node.durable()
         return web.Response(status=204)
 

@@ -31,7 +31,7 @@ log = log_of("engine")
 
 
 class SlowConsumerWatch:
-    """The watch of one turns."""
+    """The watch of one node."""
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
