@@ -81,7 +81,7 @@ def _broker(node: Node) -> Iterator[Metric]:
         ("published", "Messages published.", broker.publishing.published),
         ("transactions_committed", "Transactions that held something, committed.",
          broker.transactions.committed),
-        ("transactions_rolled_back", "The same, rolled back.",
+        ("transactions_rolled_back", "Transactions that held something, rolled back.",
          broker.transactions.rolled_back),
         ("turns", "Loop turns.", node.turns),
         ("clock_jumps", "Steps of the wall clock of more than 2 s.", broker.clock.jumps),
@@ -98,12 +98,16 @@ def _broker(node: Node) -> Iterator[Metric]:
         ("transactions", "Transactions that have not ended.", len(broker.transactions.open)),
         ("sinks", "Sinks that committed a batch.", len(broker.sinks.sinks)),
         ("sink_staged", "Messages staged for a sink's commit.", broker.sinks.staged),
-        ("sink_staged_bytes", "Bytes of those.", broker.sinks.staged_bytes),
+        (
+            "sink_staged_bytes",
+            "Bytes of the messages staged for a sink's commit.",
+            broker.sinks.staged_bytes,
+        ),
         ("bodies_bytes", "Message bytes in memory.", broker.store.resident_bytes),
         ("journal_pending_bytes", "Bytes waiting for the disk.", journal.pending_bytes),
         (
             "clock_ahead_seconds",
-            "How far such steps have set wall time ahead since the start.",
+            "How far steps of the wall clock have set it ahead since the start.",
             broker.clock.ahead_ms / 1000,
         ),
         ("journal_free_bytes", "Free space on the journal's disk.", journal.free_bytes()),
@@ -154,7 +158,7 @@ def _slow_consumers(node: Node, seen: dict[str, bool]) -> Iterator[Metric]:
     for name, text, count in (
         ("near", "Times that a subscription came near a limit.", watch.near),
         ("found", "Times that a subscription came above a limit.", watch.found),
-        ("failed", "Looks at a subscription, or actions, that failed.", watch.errors),
+        ("failed", "Checks of a subscription, or actions on it, that failed.", watch.errors),
     ):
         yield CounterMetricFamily(f"tallymark_slow_consumers_{name}", text, value=count)
     acted = CounterMetricFamily(
@@ -169,12 +173,13 @@ def _slow_consumers(node: Node, seen: dict[str, bool]) -> Iterator[Metric]:
 
 def _housekeeping(node: Node) -> Iterator[Metric]:
     labels = ["task"]
-    runs = CounterMetricFamily("tallymark_housekeeping_runs", "Runs.", labels=labels)
+    runs = CounterMetricFamily("tallymark_housekeeping_runs", "Runs of a task.", labels=labels)
     errors = CounterMetricFamily(
-        "tallymark_housekeeping_errors", "Runs that failed.", labels=labels
+        "tallymark_housekeeping_errors", "Runs of a task that failed.", labels=labels
     )
     passed_over = CounterMetricFamily(
-        "tallymark_housekeeping_passed_over", "Runs skipped, the one before being at work.",
+        "tallymark_housekeeping_passed_over",
+        "Runs of a task skipped while the one before was at work.",
         labels=labels,
     )  # fmt: skip
     for name, entry in node.tasks.entries.items():
