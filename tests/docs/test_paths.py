@@ -1,5 +1,6 @@
 """Names of files, folders, tests, classes, rules and targets of make in ARCHITECTURE.md and
-docs/internals/ are those of the sources."""
+docs/internals/ are those of the sources; arguments and keys of policies are
+described in docs/."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tallymark.engine.arguments import QUEUE_CHECKS
+from tallymark.engine.policies import KEYS
 from tests.docs.page import ROOT
 
 PAGES = (ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs/internals").glob("*.md")))
@@ -132,3 +135,10 @@ def test_each_rule_has_tests_that_cite_it(page: Path) -> None:
 def test_a_path_that_is_not_there_is_found() -> None:
     words = ["server/nsq/http.py", "stats.py", "quantiles.py", "engine/{queue,gone}.py", "a word"]
     assert list(lost_paths(words)) == ["quantiles.py", "engine/gone.py"]
+
+
+def test_each_argument_of_a_queue_and_key_of_a_policy_is_described() -> None:
+    pages = "".join((ROOT / "docs" / name).read_text() for name in ("policies.md", "streams.md"))
+    words = set(re.findall(r"`([a-z-]+)`", pages))
+    words |= {f"slow-consumer{word}" for word in words if word.startswith("-")}
+    assert (set(QUEUE_CHECKS) | set(KEYS)) - words == set()
