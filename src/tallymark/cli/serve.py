@@ -1,4 +1,5 @@
-"""`tallymark serve` and `tallymark check-config`: their flags are the declarations of config.py."""
+"""`tallymark serve` and `tallymark check-config`: their flags are the declarations of
+server/config/settings.py."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Limits, each checked per slice:
 - the consumer's credit, and its session's where that is shared [LC-3];
-- its turn, where other consumers of its session share a limit and wait in line: see `share_out`;
+- its turn, where other consumers of its session share a limit and wait in line: see `_share_out`;
 - time to live: expired messages leave from the head before each delivery [DL-4];
 - its connection's room for this turn: TURN_BYTES, and none while its socket is full [SC-D6];
 - a quota where several consumers share a queue, so that ten messages do not all go to one of two;
@@ -41,7 +41,7 @@ LARGEST_QUOTA: Final = 32
 
 @final
 class Dispatcher:
-    """Serves queues. Owns the connections' room in this turn and the list of queues to serve."""
+    """Serves the queues of the `Agenda`, as far as the connections have room in this turn."""
 
     __slots__ = (
         "_agenda", "_effects", "_granted", "_handover", "_looked_at", "_marks", "_quarantine",

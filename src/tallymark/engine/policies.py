@@ -70,6 +70,7 @@ def _integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
 
 
+# A check returns whether the value is accepted; those of arguments.py return what is wrong with it.
 # _integer is asked first: in compiled code a value known to be an int is a plain number, true too.
 
 
@@ -89,7 +90,7 @@ def _text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _truth(value: object) -> bool:
+def _boolean(value: object) -> bool:
     return isinstance(value, bool)
 
 
@@ -97,7 +98,7 @@ def _overflow(value: object) -> bool:
     return value in ("drop-head", "reject-publish", "reject-publish-dlx")
 
 
-def _moment(value: object) -> bool:
+def _deliver_after(value: object) -> bool:
     return value in DELIVER_AFTER
 
 
@@ -207,9 +208,9 @@ KEYS: Final[dict[str, Key]] = {
     "message-deduplication": Key(
         _positive, "deduplication window", "1 or more milliseconds"
     ),
-    "deliver-after": Key(_moment, "deliver-after", "one of: " + ", ".join(DELIVER_AFTER)),
+    "deliver-after": Key(_deliver_after, "deliver-after", "one of: " + ", ".join(DELIVER_AFTER)),
     LEDGER: Key(_ledger, "extent of the ledger", f"{EVERYTHING} or {ACCOUNT}"),
-    AUTO_CREATE: Key(_truth, "auto-create", "true or false"),
+    AUTO_CREATE: Key(_boolean, "auto-create", "true or false"),
     POLICY_PREFIX + DEPTH: Key(_not_negative, "slow consumer depth", "0 or more bytes"),
     POLICY_PREFIX + AGE: Key(_not_negative, "slow consumer age", "0 or more milliseconds"),
     POLICY_PREFIX + COUNT: Key(_not_negative, "slow consumer count", "0 or more messages"),

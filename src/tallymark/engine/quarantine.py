@@ -11,7 +11,7 @@ An operator restores the bytes and retries, or drops the messages. A restart ret
 ready messages that still cannot be read are quarantined again. So the ledger has no row about the
 quarantine, only about a drop.
 
-Messages leased to a durable subscription stay leased, since its range must not change [TX-9]:
+Messages leased to a durable subscription stay leased, since its range must not change:
 reading them is refused until the bytes are back, or the messages are dropped.
 """
 

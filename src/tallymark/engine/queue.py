@@ -113,7 +113,7 @@ class Queue(Timed):
         """True if the queue's transitions go to the journal: the queue can outlive this process."""
         self.deleted = False
         self.dirty = False
-        """True while the queue is in the Broker's list of queues to pump."""
+        """True while the queue is in `Agenda.changed`, the queues to serve."""
         self.appended = False
         """True while this stream is in the list of streams that received messages in this turn."""
 
@@ -124,7 +124,7 @@ class Queue(Timed):
         self.loose = 0
         """Count of the newest slices that packing has not examined yet."""
         self.deep = False
-        """True while the queue is in the Broker's list of queues to pack."""
+        """True while the queue is noted by `Backlogs`, to be packed."""
         self.account = Account()
         self.deferrals = Deferrals()
         self.letters: deque[Letter] = deque()

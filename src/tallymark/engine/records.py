@@ -42,7 +42,8 @@ LEASE_SETTLED: Final = 10
 MOVED: Final = 11
 """The cleaner moved payload: other = its old position. Written by the journal itself."""
 COUNTERS: Final = 12
-"""Totals of one queue at this moment, for checkpoints. blob = JSON object, see queue.py."""
+"""Totals of one queue at this moment, for checkpoints. blob = JSON object, see
+Queue.counters."""
 LIVE: Final = 13
 """Checkpoint only: like ENTERED, for messages still in the queue. other = number of deliveries |
 number of failures << 32. flags & LIVE_ACQUIRED: held by `owner` at the checkpoint."""

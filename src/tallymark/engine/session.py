@@ -87,7 +87,7 @@ class Connection:
         self.allowance = 0
         """Bytes that may be delivered to the connection in a turn, above 0. The message that
         reaches the limit is the last one. The owner changes it between turns, for connections in
-        Dispatcher.spent only."""
+        Agenda.spent only."""
         self.room = 0
         """Bytes of the allowance that are unused in this turn."""
         self.handle: object = None

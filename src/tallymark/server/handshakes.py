@@ -2,8 +2,8 @@
 
 The event loop's own listeners tell nothing of a socket before its handshake is through, and would
 keep any number of silent ones. So these accept by themselves: a socket is counted (doors.py), then
-TLS begins on it, with the context of now (tls.py). One whose handshake is under way goes when
-somebody else needs its place.
+TLS begins on it, with the context of now (access/tls.py). One whose handshake is under way goes
+when somebody else needs its place.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Log:
 
 _logs: Final = {category: Log(category) for category in CATEGORIES}
 AUDIT: Final = Log("audit")
-"""Log of audit.py. It is in no list of categories, so that nothing sets its level."""
+"""Log of access/audit.py. It is in no list of categories, so that nothing sets its level."""
 _COLOURS: Final = {"debug": "32", "info": "32", "warning": "33", "error": "31"}
 _EVENT_WIDTH: Final = 30
 

@@ -2,7 +2,7 @@
 
 A block names its messages by ranges: a LEASED row says "lease sequences from 40 on are the messages
 3.. of that payload". Ranges are spread out into columns by arithmetic, the cells' places come from
-the bounds, and cells.py reads what is in them. One core makes more than a million rows a second of
+the bounds, and cells/ reads what is in them. One core makes more than a million rows a second of
 all columns with bodies of 1 KiB.
 """
 

@@ -38,7 +38,7 @@ CAPABILITIES: Final = (
 
 
 def server_properties(platform: str) -> dict[str, object]:
-    """Return the server properties; see identity.py."""
+    """Return the server properties; see bridge/identity.py."""
     capabilities: dict[str, object] = dict.fromkeys(CAPABILITIES, True)
     return {"capabilities": capabilities, **server_identity(platform)}
 

@@ -5,7 +5,7 @@
     EXTERNAL   who the client's certificate says, where TLS has verified one [RFC 4422]
     ANONYMOUS  nobody: who the configuration says, where it says somebody [RFC 4505]
 
-The broker's identity is in identity.py.
+The broker's identity is in bridge/identity.py.
 """
 
 from __future__ import annotations

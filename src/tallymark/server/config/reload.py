@@ -1,8 +1,8 @@
 """Reading the configuration again while the broker runs, by SIGHUP or over HTTP.
 
 Everything is read and checked first; only then what may change at run time changes, at once. Where
-anything is refused nothing changes [SC-A6]. Settings are *live* by their declaration in config.py;
-others that changed are named, and wait for the next start.
+anything is refused nothing changes [SC-A6]. Settings are *live* by their declaration in
+settings.py; others that changed are named, and wait for the next start.
 """
 
 from __future__ import annotations

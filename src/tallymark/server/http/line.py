@@ -7,7 +7,7 @@
     nothing between two requests                   http_idle_timeout
 
 aiohttp knows of these only the last. What a connection has received of a request, and what waits to
-be read of an answer, counts as memory that connections take (buffers.py).
+be read of an answer, counts as memory that connections take (server/buffers.py).
 """
 
 from __future__ import annotations
