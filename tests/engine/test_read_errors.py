@@ -6,7 +6,7 @@ import pytest
 
 from tallymark.engine.session import REJECTED
 from tests.support.engine_rig import Rig, Said
-from tests.support.engine_steps import finish, manual
+from tests.support.engine_steps import finish, manual, reject
 
 NO_MEMORY = 0
 """A budget for bodies that has each read back from the journal."""
@@ -100,3 +100,18 @@ def test_a_limit_that_is_set_meets_a_message_that_cannot_be_read(limits: dict[st
     finish(rig)
     assert rig.ready("q") == [2]
     rig.broker.check()
+
+
+def test_dl_25_a_virtual_host_ends_with_a_letter_that_cannot_be_read() -> None:
+    rig = rig_with(1, dead_letter_exchange="x", dead_letter_strategy="at-least-once")
+    queue = rig.vhost.queues["q"]
+    reject(rig, "q")
+    rig.turn(NO_MEMORY)
+    rig.turn(NO_MEMORY)
+    rig.log.spoiled.add(1)
+    rig.set_policy("q", {"max-length-bytes": 1000})
+    rig.turn(NO_MEMORY)
+    assert (queue.pending, queue.account.quarantined) == (0, 1)
+    rig.broker.registry.delete_vhost(rig.vhost.name)
+    rig.turn(NO_MEMORY)
+    assert rig.broker.queues == {}

@@ -44,7 +44,8 @@ class PendingLetters:
         self._entrance = entrance
         self._quarantine = quarantine
         self.waiting: dict[int, Queue] = {}
-        """Queues with pending letters, by id."""
+        """Queues with pending letters, by id; those that have none any more leave with the next
+        turn."""
 
     def keep(self, queue: Queue, letter: Letter) -> None:
         """Make letters that no target took just now pending, with a record."""
@@ -63,8 +64,10 @@ class PendingLetters:
 
     def look_at_topology(self) -> None:
         """Let the queues with pending letters be attended to whose topology has changed."""
-        for queue in self.waiting.values():
-            if queue.retry.generation != self.generation(queue):
+        for queue in list(self.waiting.values()):
+            if not queue.letters:  # sent, dropped or quarantined; the queue may be gone, too
+                del self.waiting[queue.id]
+            elif queue.retry.generation != self.generation(queue):
                 self._agenda.mark(queue)
 
     def give_up(self, queue: Queue, n: int, reason: int) -> None:
@@ -77,7 +80,6 @@ class PendingLetters:
             queue.retry.at = max(0, queue.retry.at - 1)
         queue.account.move(piece, PENDING, MOVING)
         self._state.drop(queue, piece, reason)
-        self.forget_idle(queue)
 
     def give_up_all(self, queue: Queue, reason: int) -> None:
         """Drop all pending messages: the queue is purged or deleted [DL-25]."""
@@ -95,11 +97,6 @@ class PendingLetters:
         """Emit the PENDING record of a letter."""
         if queue.stored:
             self._ledger.emit(letter_record(queue, letter, letter.piece.payload))
-
-    def forget_idle(self, queue: Queue) -> None:
-        """Take the queue off the list of waiting ones if it has no pending letters."""
-        if not queue.letters:
-            self.waiting.pop(queue.id, None)
 
     def generation(self, queue: Queue) -> int:
         """Return the generation of the topology that the queue's letters meet."""

@@ -69,7 +69,6 @@ class Retries:
             queue.retry.due_ms = self._clock.now_ms + wait
             if queue.retry.generation != generation:
                 self._agenda.mark(queue)
-        self._pending.forget_idle(queue)
 
     def _retry_one(self, queue: Queue, letter: Letter) -> None:
         """Try one letter again. The part that stays pending goes to the end of the queue's
