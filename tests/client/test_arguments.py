@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from enum import IntEnum, StrEnum
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -27,6 +29,9 @@ from tallymark.client import (
     connect,
     filters,
 )
+from tallymark.client.arguments import check_timeout
+from tallymark.client.options import ReceiverOptions, SenderOptions
+from tallymark.client.outcomes import named_outcome
 from tests.support.amqp10_client import connected
 from tests.support.amqp10_peer import Peer
 from tests.support.virtual_loop import quiet, virtual
@@ -69,7 +74,7 @@ RECEIVER = keywords(
     durable=("yes", 1),
     exclusive=("yes", 1),
     filter=("x", ["x"], A_MAPPING),
-    capabilities=("queue", [1], 5),
+    capabilities=("queue", [1], 5, iter(("queue",))),
     properties=("x", 5, A_MAPPING),
     max_unsettled_age=("locks", 0, -1, 1.5, True),
     release_overdue=("no", None),
@@ -314,6 +319,40 @@ def test_connect_message_backoff_and_filters() -> None:
             if wrong is not None:
                 found.append(f"{name}({argument}={value!r}) {wrong}")
     assert found == []
+
+
+class Word(StrEnum):
+    PLAIN = "PLAIN"
+    AUTO = "auto"
+    FIRST = "first"
+    SETTLED = "settled"
+    DATA = "data"
+    REJECT = "reject"
+
+
+class Limit(IntEnum):
+    MINUTE = 60_000
+
+
+def test_members_of_enums_are_the_text_or_number_that_they_are() -> None:
+    connect("amqp://h", sasl=Word.PLAIN)  # type: ignore[arg-type]
+    assert Message(b"x", kind=Word.DATA).encode() == Message(b"x", kind="data").encode()  # type: ignore[arg-type]
+    names: dict[str, Any] = {"address": "q", "name": "n"}
+    ReceiverOptions(
+        credit_mode=Word.AUTO,  # type: ignore[arg-type]
+        rcv_mode=Word.FIRST,  # type: ignore[arg-type]
+        max_unsettled_age=Limit.MINUTE,
+        **names,
+    )
+    SenderOptions(settle_mode=Word.SETTLED, **names)  # type: ignore[arg-type]
+    assert isinstance(named_outcome(Word.REJECT), Rejected)  # type: ignore[arg-type]
+
+
+def test_seconds_may_be_of_any_real_type() -> None:
+    """As numpy's, which come out of tables."""
+    for seconds in (2, 2.5, Fraction(5, 2), Limit.MINUTE):
+        check_timeout("timeout", seconds)  # type: ignore[arg-type]
+        connect("amqp://h", timeout=seconds)  # type: ignore[arg-type]
 
 
 def test_the_frame_size_depends_on_the_protocol() -> None:

@@ -7,8 +7,9 @@ argument's name, the value and what was expected.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar, cast
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from numbers import Real
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -49,11 +50,11 @@ def check_int(name: str, value: object, least: int, most: int | None = None) -> 
 
 
 def check_number(name: str, value: object, least: float, most: float = math.inf) -> None:
-    """Check that the value is a number from `least` to `most`."""
+    """Check that the value is a number from `least` to `most`, of any real type, as numpy's."""
     expected = f"{least:g} or more" if most == math.inf else f"{least:g} to {most:g}"
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, (int, float, Real)):
         raise TypeError(f"{_shown(name, value)}, expected a number, {expected}")
-    if not least <= value <= most:
+    if value < least or not value <= most:  # not a number is neither
         raise ValueError(f"{_shown(name, value)}, expected {expected}")
 
 
@@ -62,15 +63,16 @@ def check_timeout(name: str, value: float | None) -> None:
     passed, and is allowed: callers compute what remains of one."""
     if value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, (int, float, Real)):
         raise TypeError(f"{_shown(name, value)}, expected seconds or None")
     if value != value:  # not a number
         raise ValueError(f"{_shown(name, value)}, expected seconds or None")
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    """Check that the value is one of these; True is not 1."""
-    if not any(value == choice and type(value) is type(choice) for choice in choices):
+    """Check that the value is one of these. Text may be of a subclass of str, as that of an enum;
+    True is not 1."""
+    if not any(value == choice and isinstance(value, type(choice)) for choice in choices):
         listed = ", ".join(repr(choice) for choice in choices)
         raise ValueError(f"{_shown(name, value)}, expected one of {listed}")
 
@@ -93,9 +95,9 @@ def check_fields(name: str, value: object, *, optional: bool = True) -> None:
 
 
 def check_texts(name: str, value: object) -> None:
-    """Check that the value is a sequence of texts."""
-    items = listed(name, cast(Iterable[object], value), "a tuple of texts")
-    if not all(isinstance(item, str) for item in items):
+    """Check that the value is a collection of texts, which can be read again and again."""
+    is_one = isinstance(value, (str, bytes, bytearray))
+    if is_one or not isinstance(value, Collection) or not all(isinstance(i, str) for i in value):
         raise TypeError(f"{_shown(name, value)}, expected a tuple of texts")
 
 

@@ -177,7 +177,8 @@ class ReceiverOptions:
         if self.credit_mode == "manual" and self.credit_on != "settlement":
             raise ValueError("credit_on belongs to credit_mode='auto': by hand, you decide")
         age = self.max_unsettled_age
-        if age is not None and age != "lock" and (type(age) is not int or age < 1):
+        is_age = isinstance(age, int) and not isinstance(age, bool) and age >= 1
+        if age is not None and age != "lock" and not is_age:
             raise ValueError(f"max_unsettled_age={age!r}, expected milliseconds above 0, or 'lock'")
         if self.dynamic and self.address is not None:
             raise ValueError(
