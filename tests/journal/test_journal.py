@@ -150,6 +150,15 @@ def test_one_sync_covers_many_turns(disk: Disk) -> None:
     disk.journal.close()
 
 
+def test_an_opener_that_fails_leaves_the_folder_to_the_next(tmp_path: Path) -> None:
+    anchor = tmp_path / "tail.json"
+    anchor.mkdir()  # cannot be read
+    with pytest.raises(IsADirectoryError):
+        Journal(tmp_path, lambda: None, lambda error: None)
+    anchor.rmdir()
+    Journal(tmp_path, lambda: None, lambda error: None).close()
+
+
 def test_a_second_opener_is_told_who_has_the_folder(disk: Disk) -> None:
     disk.start()
     with pytest.raises(FolderInUse, match=f"in use by process {os.getpid()}") as refused:

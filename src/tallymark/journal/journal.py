@@ -98,13 +98,13 @@ class Journal:
         self._lock = FolderLock(folder)
         try:
             found = Folder(folder)
+            self._recovery = Recovery(found, accept_loss)
         except OSError:
             self._lock.release()
             raise
         files = self._files = files if files is not None else Files()
         self._folder = folder
         self._segment_bytes = segment_bytes
-        self._recovery = Recovery(found, accept_loss)
         self._stock = Stock(found)
         self._spares = Spares(folder, files, segment_bytes, found.spares)
         self._writer = Writer(folder, files, self._spares, sync, interval_ms, on_synced, on_failure)
