@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Event
 from typing import Any, cast
 
 import pytest
@@ -61,6 +62,17 @@ def test_another_failure_is_the_query_s_own() -> None:
     query, starts = begun("the broker is gone", None)
     assert starts == 1
     assert "the broker is gone" in str(query.exception())
+
+
+def test_a_command_that_is_stopped_waits_for_no_sources_and_starts_nothing_again() -> None:
+    stop = Event()
+    stop.set()
+    waiting = Query(None, looks=1)
+    assert cast(Any, begin(lambda: cast(Any, waiting), stop)) is waiting
+    assert waiting.status["message"].startswith("Initializing")
+    failed = Query(TOO_BUSY, looks=0)
+    starts = iter([failed])
+    assert cast(Any, begin(lambda: cast(Any, next(starts)), stop)) is failed
 
 
 def test_it_is_not_started_for_ever() -> None:

@@ -105,9 +105,14 @@ def read_queue(
     return reader.options(**(options or {})).load()
 
 
-def land(messages: DataFrame, to: Path | str, trigger: str = AVAILABLE_NOW) -> StreamingQuery:
+def land(
+    messages: DataFrame,
+    to: Path | str,
+    trigger: str = AVAILABLE_NOW,
+    stop: Event | None = None,
+) -> StreamingQuery:
     """Start writing a stream of messages (it needs `timestamp`) as Parquet under `to`; see `begin`
-    for a busy machine.
+    for a busy machine, and for `stop`.
 
     Settled in the broker when committed; the checkpoint lies in `to`/_checkpoint and belongs to one
     subscription for ever.
@@ -123,7 +128,7 @@ def land(messages: DataFrame, to: Path | str, trigger: str = AVAILABLE_NOW) -> S
         .option("checkpointLocation", str(Path(to) / CHECKPOINT))
         .trigger(**trigger_arguments(trigger))
     )
-    return begin(writer.start)
+    return begin(writer.start, stop)
 
 
 def land_batches(
@@ -131,6 +136,7 @@ def land_batches(
     to: Path | str,
     landing: Callable[[DataFrame, int], None],
     trigger: str = AVAILABLE_NOW,
+    stop: Event | None = None,
 ) -> StreamingQuery:
     """Land each batch through a Landing: to Delta, with bodies as columns; otherwise as `land`."""
     writer = (
@@ -138,7 +144,7 @@ def land_batches(
         .option("checkpointLocation", str(Path(to) / CHECKPOINT))
         .trigger(**trigger_arguments(trigger))
     )
-    return begin(writer.start)
+    return begin(writer.start, stop)
 
 
 def follow(query: StreamingQuery, stop: Event | None = None) -> Iterator[Batch]:
@@ -414,15 +420,17 @@ def _begin(
     schema: str | None,
     quarantine: Path | None,
     reader: Reader,
+    stop: Event,
 ) -> StreamingQuery:
     """Start the query that lands these messages."""
     from tallymark.spark.batches import PARQUET, Landing
     from tallymark.spark.bodies import Schema
 
     if format == PARQUET and schema is None:
-        return land(messages, to, trigger)
+        return land(messages, to, trigger, stop)
     bodies = None if schema is None else Schema(schema, to)
-    return land_batches(messages, to, Landing(to, format, reader, bodies, quarantine), trigger)
+    landing = Landing(to, format, reader, bodies, quarantine)
+    return land_batches(messages, to, landing, trigger, stop)
 
 
 def main(
@@ -470,7 +478,7 @@ def main(
             return 0
         messages = read_queue(spark, queue, subscription, options=options, **given)
         reader = Reader(queue=queue, subscription=subscription, **given)
-        query = _begin(messages, to, trigger, format, schema, quarantine, reader)
+        query = _begin(messages, to, trigger, format, schema, quarantine, reader, stop)
         watch(query, to, display, stop)
         return 0
 
