@@ -137,7 +137,7 @@ figures: $(VENV)/.dependencies  ## files, lines, largest class, import circles, 
 siege: install  ## hostile behaviours beside another client: docs/siege.md is written (ARGS=--both)
 	$(BIN)/python bench/siege.py --out docs/siege.md $(ARGS)
 
-build: $(VENV)/.dependencies  ## wheel and sdist in dist/
+build: $(VENV)/.dependencies  ## wheel in dist/
 	rm -rf build/lib* build/bdist*
 	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist .
 

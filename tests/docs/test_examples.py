@@ -3,6 +3,7 @@ the text are looked up: there is such a command, with such options."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -76,6 +77,24 @@ def test_the_examples_of_a_page_run_as_printed(page: str) -> None:
 @pytest.mark.parametrize("page", WITH_SPARK)
 def test_the_examples_with_spark_run_as_printed(page: str) -> None:
     run_page(page, "--spark")
+
+
+# Imports
+
+
+@pytest.mark.parametrize("page", DOCUMENTS)
+def test_what_examples_import_is_there(page: str) -> None:
+    """Read from the sources: examples with Spark are run by `make test-long` only."""
+    for module, names in re.findall(
+        r"^ *from (tallymark[\w.]*) import ([\w, ]+)", (ROOT / page).read_text(), re.MULTILINE
+    ):
+        spec = importlib.util.find_spec(module)
+        assert spec is not None, f"{page}: no module {module}"
+        assert spec.origin is not None
+        words = set(re.findall(r"\w+", Path(spec.origin).read_text()))
+        folder = Path(spec.origin).parent
+        for name in map(str.strip, names.split(",")):
+            assert name in words or (folder / f"{name}.py").exists(), f"{page}: {module}.{name}"
 
 
 # Commands
