@@ -29,11 +29,10 @@ MOST: Final = 1 << 31
 class Archives:
     """Operations on the archives of streams."""
 
-    __slots__ = ("_clock", "_ledger", "_state")
+    __slots__ = ("_ledger", "_state")
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._clock = state.clock
         self._ledger = state.ledger
 
     def record(self, queue: Queue, made: Archived) -> bool:

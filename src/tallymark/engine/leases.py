@@ -41,8 +41,8 @@ class Leases:
     """Operations on all durable subscriptions of the broker."""
 
     __slots__ = (
-        "_agenda", "_dispatcher", "_quarantine", "_settlement", "_upkeep", "clock", "epochs",
-        "ledger", "store", "subscriptions",
+        "_agenda", "_dispatcher", "_quarantine", "_settlement", "_upkeep", "epochs", "ledger",
+        "store", "subscriptions",
     )  # fmt: skip
 
     def __init__(
@@ -54,7 +54,6 @@ class Leases:
         quarantine: Quarantine,
     ) -> None:
         self._agenda = state.agenda
-        self.clock = state.clock
         self.store = state.store
         self.ledger = state.ledger
         self._dispatcher = dispatcher

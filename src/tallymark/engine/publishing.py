@@ -50,7 +50,7 @@ class Publishing:
     """The commands by which messages are published."""
 
     __slots__ = (
-        "_admission", "_agenda", "_backlogs", "_clock", "_durability", "_effects", "held",
+        "_admission", "_agenda", "_backlogs", "_durability", "_effects", "held",
         "_ledger", "_sinks", "_state", "_store", "_transactions", "published",
     )  # fmt: skip
 
@@ -64,7 +64,6 @@ class Publishing:
         sinks: Sinks,
     ) -> None:
         self._agenda = state.agenda
-        self._clock = state.clock
         self._effects = state.effects
         self._ledger = state.ledger
         self._state = state

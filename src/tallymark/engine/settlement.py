@@ -39,10 +39,9 @@ from tallymark.engine.state import State
 class Settlement:
     """Settles tags of sessions."""
 
-    __slots__ = ("_entrance", "_letters", "agenda", "clock", "ledger", "state", "store")
+    __slots__ = ("_entrance", "_letters", "agenda", "clock", "ledger", "store")
 
     def __init__(self, state: State, entrance: Entrance, letters: DeadLetters) -> None:
-        self.state = state
         self.agenda = state.agenda
         self.clock = state.clock
         self.ledger = state.ledger

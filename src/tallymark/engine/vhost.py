@@ -63,8 +63,7 @@ class VirtualHost:
     ) -> None:
         self.name = name
         self.ledger = ledger
-        """List to which definitions are appended. The reader must clear this list or set another
-        one."""
+        """Ledger to which definitions are emitted."""
         self.next_queue_id = next_queue_id
         self.clock = clock
         self.name_seed = b""
