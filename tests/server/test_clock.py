@@ -192,6 +192,23 @@ def test_what_is_stored_is_told_from_wall_time_at_a_restart(
 
 
 @needs_faketime
+def test_messages_that_are_delayed_are_listed_by_the_clock_after_a_jump(
+    broker: BrokerProcess, clock: SetClock
+) -> None:
+    with channel_of(broker) as channel:
+        channel.queue_declare("q")
+        delayed = pika.BasicProperties(headers={"x-delay": HOUR_S * 1000})
+        channel.basic_publish("", "q", b"", delayed)
+        until(lambda: broker.queues()["q"]["deferred"] == 1)
+        clock.set(DAY_S)
+        until(lambda: jumps(broker)[0] == 1)
+        due = time.time() + DAY_S + HOUR_S
+        _, row = broker.http("GET", "/api/queues/%2F/q")
+        for name in ("next_delayed_at", "last_delayed_at"):
+            assert abs(row[name] / 1000 - due) < HOUR_S / 2, name
+
+
+@needs_faketime
 @pytest.mark.parametrize("ahead_s", [-HOUR_S, DAY_S], ids=["hour back", "day ahead"])
 def test_what_was_stored_before_a_jump_is_told_by_the_clock_after_it_behind_a_crash(
     broker: BrokerProcess, clock: SetClock, ahead_s: int

@@ -102,7 +102,7 @@ def queue_row(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any]:
         "message_bytes_unacknowledged": held_bytes,
     }
     if queue.deferrals:
-        row["next_delayed_at"] = queue.deferrals.next_due()
+        row["next_delayed_at"] = node.broker.clock.to_wall(queue.deferrals.next_due())
     if queue.settings.is_quorum or queue.settings.is_stream:
         row |= {"leader": node_name(), "members": [node_name()], "online": [node_name()]}
     if queue.settings.is_stream:
@@ -123,7 +123,7 @@ def queue_details(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any
     consumers = [consumer_row(consumer) for consumer in consumers_of(queue)]
     row = {**queue_row(node, vhost, queue), "consumer_details": consumers}
     if queue.deferrals:
-        row["last_delayed_at"] = queue.deferrals.last_due()
+        row["last_delayed_at"] = node.broker.clock.to_wall(queue.deferrals.last_due())
     return row
 
 
