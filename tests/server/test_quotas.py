@@ -282,8 +282,12 @@ def test_a_file_of_users_that_cannot_be_replaced(tmp_path: Path) -> None:
         done(broker, "PUT", "permissions/old/ann", FULL)
         obstacle = broker.data_dir / f"users.json.{broker.pid}.new"
         obstacle.mkdir()
-        for method, path in (("DELETE", "vhosts/old"), ("DELETE", "permissions/old/ann")):
-            status, error, reason = refused(broker, method, path)
+        users = [{"name": "ann", "password": "new", "tags": []}]
+        for method, path, body in (
+            ("DELETE", "vhosts/old", None), ("DELETE", "permissions/old/ann", None),
+            ("POST", "definitions", {"users": users}),
+        ):  # fmt: skip
+            status, error, reason = refused(broker, method, path, body)
             assert (status, error) == (500, "internal_error")
             assert obstacle.name in reason
         assert get(broker, "vhosts/old")["name"] == "old"

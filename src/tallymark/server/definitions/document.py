@@ -157,7 +157,8 @@ async def import_definitions(
 
     Raises:
         DefinitionsRefused: something in them is wrong; nothing has changed.
-        UsersError: the users cannot be read or written; nothing has changed.
+        UsersError: the users cannot be read; nothing has changed.
+        OSError: they cannot be stored; nothing has changed.
     """
     users = node.users.current()
     if not users and not at_start:

@@ -24,7 +24,7 @@ from tallymark.server.http.requests import (
     require_administrator,
     user_of,
 )
-from tallymark.server.management.requests import Routes, uploaded_fields
+from tallymark.server.management.requests import Routes, refused_by_users, uploaded_fields
 
 
 class Definitions(Routes):
@@ -61,8 +61,10 @@ class Definitions(Routes):
         value = (await uploaded_fields(request)).value
         async with self._importing:
             try:
-                imported = await import_definitions(self.node, value, user_of(request).name, vhost)
-            except (DefinitionsRefused, UsersError) as error:
+                with refused_by_users():
+                    by = user_of(request).name
+                    imported = await import_definitions(self.node, value, by, vhost)
+            except DefinitionsRefused as error:
                 raise Refused(400, "bad_request", str(error)) from error
         found = {"imported": imported.counts, "unsupported": imported.unsupported}
         if imported.failed:

@@ -171,11 +171,15 @@ def fields_in(raw: bytes) -> Fields:
 
 @contextmanager
 def refused_by_users() -> Iterator[None]:
-    """Answer a UsersError as Refused 400."""
+    """Answer a UsersError as Refused 400, and users that cannot be stored as Refused 500: then
+    nothing has changed."""
     try:
         yield
     except UsersError as error:
         raise Refused(400, "bad_request", str(error)) from error
+    except OSError as error:
+        log.error("users.unwritable", error=str(error))
+        raise Refused(500, "internal_error", f"users cannot be stored: {error}") from error
 
 
 class Routes:
@@ -220,15 +224,9 @@ class Routes:
     async def change_users(
         self, request: web.Request, change: Callable[[dict[str, User]], None]
     ) -> None:
-        """Change the users, who are given by name. Raises Refused 400, and 500 where they cannot be
-        stored: nothing has changed."""
-        try:
-            with refused_by_users():
-                await self.node.users.change(change, user_of(request).name)
-        except OSError as error:
-            log.error("users.unwritable", error=str(error))
-            reason = f"users cannot be stored: {error}"
-            raise Refused(500, "internal_error", reason) from error
+        """Change the users, who are given by name. Raises Refused 400 and 500."""
+        with refused_by_users():
+            await self.node.users.change(change, user_of(request).name)
 
     def check_alarms(self) -> None:
         """Refuse a publish while publishers are paused. Raises Refused 503."""
