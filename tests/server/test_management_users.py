@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import pytest
 from pika.exceptions import AMQPError
 
 from tallymark.server.access.user import UsersError, hashed_user, make_user
+from tests.server.lines import until_closed
 from tests.server.management import FULL, call, connect, done, get, names, refused
+from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 
 SHA256 = "rabbit_password_hashing_sha256"
@@ -305,3 +308,25 @@ def test_a_permission_for_every_virtual_host_becomes_one_for_each(tmp_path: Path
         assert refused(broker, "PUT", "queues/shop/q", {})[0] == 401
         assert done(broker, "PUT", "vhosts/new") == 201
         assert done(broker, "PUT", "queues/new/q") == 201, "who makes it may use it"
+
+
+def test_a_virtual_host_that_ends_while_a_body_comes_gets_no_permission(tmp_path: Path) -> None:
+    """The permission waited for a later virtual host of that name."""
+    with BrokerProcess(tmp_path / "data") as broker:
+        done(broker, "PUT", "users/bob", {"password": "bob", "tags": ""})
+        done(broker, "PUT", "vhosts/short", {})
+        body = json.dumps(FULL).encode()
+        address = ("127.0.0.1", broker.http_port)
+        with socket.create_connection(address, timeout=PATIENCE_S) as late:
+            late.sendall(
+                b"PUT /api/permissions/short/bob HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+                b"Authorization: Basic " + base64.b64encode(b"guest:guest") + b"\r\n"
+                b"Expect: 100-continue\r\nConnection: close\r\n"
+                b"Content-Length: " + str(len(body)).encode() + b"\r\n\r\n"
+            )
+            assert late.recv(4096).startswith(b"HTTP/1.1 100 ")
+            done(broker, "DELETE", "vhosts/short")
+            late.sendall(body)
+            assert until_closed(late).startswith(b"HTTP/1.1 404 ")
+        done(broker, "PUT", "vhosts/short", {})
+        assert refused(broker, "GET", "permissions/short/bob")[0] == 404

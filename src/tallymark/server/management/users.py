@@ -194,11 +194,9 @@ class UsersAndPermissions(Routes):
         raise NotFound(f"user '{user.name}' has no permissions in vhost '{vhost}'")
 
     async def _put_permission(self, request: web.Request) -> web.Response:
-        user, vhost, fields = (
-            self._user(request),
-            self.vhost(request).name,
-            await fields_of(request),
-        )
+        require_administrator(request)
+        fields = await fields_of(request)
+        user, vhost = self._user(request), self.vhost(request).name
         permission = Permission(fields.text("configure"), fields.text("write"), fields.text("read"))
         with refused_by_users():
             check_permission(vhost, permission)
@@ -222,6 +220,7 @@ class UsersAndPermissions(Routes):
             current = users.get(user.name)
             if current is None:
                 raise UsersError(f"user {user.name!r} was deleted meanwhile")
+            self.vhost(request)  # raises NotFound where it was deleted meanwhile
             vhosts = dict(current.vhosts)
             everywhere = vhosts.pop("*", None)
             if everywhere is not None:
