@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Annotated, Any, Final, get_type_hints
 
@@ -71,12 +71,17 @@ TLS_FILES: Final = {
 """Environment variables and options of every command that asks a broker over HTTP."""
 
 
+def _apps(app: typer.Typer) -> Iterator[typer.Typer]:
+    """Yield the app and every app of commands within it."""
+    yield app
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            yield from _apps(group.typer_instance)
+
+
 def _with_tls_files(app: typer.Typer) -> None:
     """Have each command with --url take TLS_FILES. Options take the place of their environment
     variables, so that Spark's workers are told the same way."""
-    for group in app.registered_groups:
-        if group.typer_instance is not None:
-            _with_tls_files(group.typer_instance)
     for command in app.registered_commands:
         found = command.callback
         if found is not None and "url" in inspect.signature(found).parameters:
@@ -135,5 +140,7 @@ def build(name: str | None = None) -> typer.Typer:
         elif module not in done:
             done.add(module)
             found.add_to(app)
-    _with_tls_files(app)
+    for one in _apps(app):
+        one.rich_markup_mode = None  # a name in brackets is text: [/KEY] would be markup
+        _with_tls_files(one)
     return app
