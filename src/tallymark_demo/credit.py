@@ -37,7 +37,7 @@ from tallymark.spark.client import counted
 from tallymark_demo.stage import CheckFailed, Stage, table_of
 
 if TYPE_CHECKING:
-    from tallymark.client.options import CreditOn
+    from tallymark.client.arguments import CreditOn
     from tallymark.client.turn import Opening
 
 HANDOVER: Final = "demo.handover"

@@ -21,7 +21,7 @@ from tallymark.client import (
     TimedOut,
     connect,
 )
-from tallymark.client.options import parse
+from tallymark.client.arguments import parse
 from tallymark.wire.amqp091.limits import Limits
 from tallymark.wire.amqp091.methods import (
     BasicAck,

@@ -29,8 +29,7 @@ from tallymark.client import (
     connect,
     filters,
 )
-from tallymark.client.arguments import check_timeout
-from tallymark.client.options import ReceiverOptions, SenderOptions
+from tallymark.client.arguments import ReceiverOptions, SenderOptions, check_timeout
 from tallymark.client.outcomes import named_outcome
 from tests.support.amqp10_client import connected
 from tests.support.amqp10_peer import Peer

@@ -17,9 +17,9 @@ from tallymark.client import (
     LoginRefused,
     connect,
 )
+from tallymark.client.arguments import Endpoint, parse
 from tallymark.client.events import CallbackFailed, ConnectionChange, ConnectionChanged, Event
 from tallymark.client.events import Event as ClientEvent
-from tallymark.client.options import Endpoint, parse
 from tallymark.wire.amqp10.events import CloseReceived, OpenReceived, SaslReceived
 from tallymark.wire.amqp10.limits import Limits
 from tallymark.wire.amqp10.outcomes import Error
@@ -328,7 +328,7 @@ def test_options_are_checked_before_anything_happens() -> None:
         connect("amqp://h", sasl="MD5")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="ssl for amqp://h:5672, expected an amqps:// address"):
         connect("amqp://h", ssl=ssl.create_default_context())
-    from tallymark.client.options import ReceiverOptions, SenderOptions
+    from tallymark.client.arguments import ReceiverOptions, SenderOptions
 
     good = ReceiverOptions(address="q", name="n")
     for change, text in (

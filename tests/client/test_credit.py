@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tallymark.client.arguments import CREDIT_MAX
 from tallymark.client.credit import NOTHING, Window
-from tallymark.client.options import CREDIT_MAX
 
 
 class Rule(Protocol):

@@ -22,8 +22,8 @@ from tallymark.client import (
     Scope,
     SessionClosed,
 )
+from tallymark.client.arguments import Endpoint
 from tallymark.client.events import ConnectionChange, ConnectionChanged, SettlementFailed
-from tallymark.client.options import Endpoint
 from tallymark.wire.amqp10.events import (
     CreditReceived,
     Event,

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from tallymark.bridge.amqp091.connection import Amqp091
 from tallymark.client import Connection, Session, connect
-from tallymark.client.options import Endpoint
+from tallymark.client.arguments import Endpoint
 from tallymark.wire.amqp091.frames import (
     BODY,
     HEADER,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from tallymark.client.options import Endpoint
+from tallymark.client.arguments import Endpoint
 from tallymark.wire.amqp10.connection import Connection
 from tallymark.wire.amqp10.events import (
     CloseReceived,

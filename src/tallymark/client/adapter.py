@@ -35,8 +35,8 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
+from tallymark.client.arguments import ReceiverOptions, SenderOptions
 from tallymark.client.errors import ClientError, NotPossible, TransactionError
-from tallymark.client.options import ReceiverOptions, SenderOptions
 from tallymark.client.outcomes import Outcome
 from tallymark.client.received import MessageOwner, ReceivedMessage
 from tallymark.client.topology import Request

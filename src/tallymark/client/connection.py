@@ -19,12 +19,17 @@ from tallymark.client.adapter import Adapter, ConnectionOwner
 from tallymark.client.amqp091.adapter import Amqp091
 from tallymark.client.amqp10.adapter import Amqp10
 from tallymark.client.arguments import (
+    ANSWER_S,
+    ConnectionOptions,
+    Endpoint,
+    Sasl,
     check_call,
     check_fields,
     check_text,
     check_timeout,
     check_type,
     listed,
+    parse,
 )
 from tallymark.client.dispatcher import Dispatcher
 from tallymark.client.errors import (
@@ -46,7 +51,6 @@ from tallymark.client.events import (
     Reporter,
 )
 from tallymark.client.gate import State
-from tallymark.client.options import ANSWER_S, ConnectionOptions, Endpoint, Sasl, parse
 from tallymark.client.session import Session, SessionHost
 from tallymark.client.topology import DeclareQueue, QueueState, Request
 from tallymark.client.transport import Backoff, Line, LineOwner, Management, Reconnector

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias, final
 
 from tallymark.client.adapter import ReceiverOwner, ReceiverPort, SessionPort
+from tallymark.client.arguments import ReceiverOptions
 from tallymark.client.credit import Flow, Window
 from tallymark.client.deliveries import Deliveries
 from tallymark.client.errors import ClientError, NotPossible, TimedOut
@@ -19,7 +20,6 @@ from tallymark.client.events import CreditDecided, Decision, Event
 from tallymark.client.inbox import Inbox
 from tallymark.client.leaks import LeakWatch
 from tallymark.client.link import Link
-from tallymark.client.options import ReceiverOptions
 from tallymark.client.outcomes import (
     ACCEPTED,
     RELEASED,

@@ -17,10 +17,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, final
 
 from tallymark.client.adapter import ReceiverPort
+from tallymark.client.arguments import CREDIT_MAX
 from tallymark.client.deliveries import Deliveries
 from tallymark.client.errors import ClientError, Closed
 from tallymark.client.events import Decision
-from tallymark.client.options import CREDIT_MAX
 from tallymark.client.turn import Waiter, answer_to, resolve
 
 NOTHING: Final = -1

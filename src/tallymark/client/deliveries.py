@@ -15,12 +15,12 @@ from typing import Final, NamedTuple, final
 
 from tallymark.client.adapter import ReceiverOwner, SenderOwner, SessionOwner, SessionPort
 from tallymark.client.arguments import (
+    ANSWER_S,
     check_type,
 )
 from tallymark.client.errors import ClientError, NotPossible, SessionClosed, TimedOut
 from tallymark.client.events import CallbackFailed, Reporter
 from tallymark.client.gate import Gate, State
-from tallymark.client.options import ANSWER_S
 from tallymark.client.outcomes import ACCEPTED, Outcome
 from tallymark.client.topology import Topology
 from tallymark.client.transaction import Coordinator, Transaction, Work

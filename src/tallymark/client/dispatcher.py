@@ -32,6 +32,7 @@ from contextlib import suppress
 from typing import Any, final
 
 from tallymark.client.adapter import SessionPort
+from tallymark.client.arguments import ANSWER_S
 from tallymark.client.deliveries import Deliveries, ranges_of
 from tallymark.client.errors import (
     ClientError,
@@ -45,7 +46,6 @@ from tallymark.client.errors import (
 )
 from tallymark.client.events import Reporter, TransactionFailed
 from tallymark.client.gate import Gate
-from tallymark.client.options import ANSWER_S
 from tallymark.client.transaction import Stage, Transaction, Work, rolled_back
 from tallymark.client.turn import Turn, Waiter, answer_to, resolve
 

@@ -11,6 +11,7 @@ import asyncio
 import math
 from typing import Final, final
 
+from tallymark.client.arguments import ReceiverOptions
 from tallymark.client.deliveries import Deliveries
 from tallymark.client.errors import ClientError
 from tallymark.client.events import (
@@ -21,7 +22,6 @@ from tallymark.client.events import (
     Unsettled,
 )
 from tallymark.client.inbox import Inbox
-from tallymark.client.options import ReceiverOptions
 from tallymark.client.outcomes import RELEASED
 from tallymark.client.received import BUFFERED, HELD, MessageOwner, ReceivedMessage
 

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Self, TypeAlias, final
 
 from tallymark.client.arguments import (
+    OnError,
+    OnSuccess,
     check_call,
     check_choice,
     check_int,
@@ -29,7 +31,6 @@ from tallymark.client.errors import (
     TransactionError,
 )
 from tallymark.client.events import HandlerFailed, SettlementFailed, Unsettled
-from tallymark.client.options import OnError, OnSuccess
 from tallymark.client.outcomes import (
     RELEASED,
     Outcome,

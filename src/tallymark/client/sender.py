@@ -14,6 +14,7 @@ from typing import Final, TypeAlias, final
 
 from tallymark.client.adapter import SenderOwner, SenderPort, SessionPort
 from tallymark.client.arguments import (
+    SenderOptions,
     check_flag,
     check_timeout,
     listed,
@@ -30,7 +31,6 @@ from tallymark.client.errors import (
 )
 from tallymark.client.link import Link
 from tallymark.client.message import Message
-from tallymark.client.options import SenderOptions
 from tallymark.client.outcomes import Modified, Outcome, Rejected, Released
 from tallymark.client.topology import Declaring
 from tallymark.client.transaction import Transaction, Work

@@ -9,6 +9,12 @@ from collections.abc import Mapping
 from typing import Literal, TypeVar, final
 
 from tallymark.client.arguments import (
+    CreditMode,
+    CreditOn,
+    ReceiverOptions,
+    ReceiverSettleMode,
+    SenderOptions,
+    SenderSettleMode,
     check_call,
     check_flag,
 )
@@ -17,14 +23,6 @@ from tallymark.client.deliveries import ErrorCallback
 from tallymark.client.dispatcher import Dispatcher
 from tallymark.client.errors import SessionClosed, TimedOut
 from tallymark.client.gate import State
-from tallymark.client.options import (
-    CreditMode,
-    CreditOn,
-    ReceiverOptions,
-    ReceiverSettleMode,
-    SenderOptions,
-    SenderSettleMode,
-)
 from tallymark.client.receiver import Receiver
 from tallymark.client.sender import Producer, Sender
 from tallymark.client.topology import Declaring, QueueState, Request

@@ -11,7 +11,14 @@ from tallymark.client.adapter import SessionOwner
 from tallymark.client.errors import CONDITIONS, ClientError, NotPossible
 from tallymark.client.outcomes import Outcome
 from tallymark.wire.amqp091.client import ClientChannel, ClientConnection
-from tallymark.wire.amqp091.methods import BasicPublish, ChannelClose, ConnectionClose, Method
+from tallymark.wire.amqp091.methods import (
+    BasicPublish,
+    ChannelClose,
+    ConnectionClose,
+    Method,
+    QueueDeclare,
+    QueueDeclareOk,
+)
 
 E = TypeVar("E", bound=ClientError)
 
@@ -110,6 +117,38 @@ class Channels:
         self._arrivals = []
         for session in arrivals:
             session.deliver_arrived()
+
+
+@final
+class Probe(ChannelUser):
+    """Question whether a queue is there, on a channel of its own: one that is not costs that
+    channel."""
+
+    def __init__(
+        self,
+        channels: Channels,
+        declare: QueueDeclare,
+        found: Callable[[str], None],
+        refused: Callable[[ChannelClose], None],
+    ) -> None:
+        """Ask with `declare`; `found` is called with the queue's name, or `refused`."""
+        self._found = found
+        self._refused = refused
+        self._wire = channels.wire
+        self._channel = channels.open(self)
+        self._wire.send_method(self._channel, declare)
+
+    def method(self, method: Method) -> None:
+        if isinstance(method, QueueDeclareOk):
+            self._wire.send_method(self._channel, ChannelClose(200, "the queue is there"))
+            self._found(method.queue)
+
+    def content(self, method: Method, section: bytes, body: bytes) -> None:
+        """Ignore content: none comes on this channel."""
+
+    def closed(self, close: ChannelClose | None) -> None:
+        if close is not None:
+            self._refused(close)
 
 
 class SessionChannel(ChannelUser):

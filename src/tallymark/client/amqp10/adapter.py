@@ -22,6 +22,7 @@ from tallymark.client.amqp10.session import (
     fields_of,
     outcome_of,
 )
+from tallymark.client.arguments import ConnectionOptions, Endpoint
 from tallymark.client.errors import (
     NO_USE_TRYING,
     ClientError,
@@ -34,7 +35,6 @@ from tallymark.client.errors import (
     NotPossible,
     SessionClosed,
 )
-from tallymark.client.options import ConnectionOptions, Endpoint
 from tallymark.client.received import ReceivedMessage
 from tallymark.wire.amqp10.connection import Connection
 from tallymark.wire.amqp10.ends import LinkEnd

@@ -26,6 +26,7 @@ from tallymark.client.adapter import (
     SessionOwner,
     SessionPort,
 )
+from tallymark.client.arguments import ReceiverOptions, SenderOptions
 from tallymark.client.errors import (
     ClientError,
     Closed,
@@ -34,7 +35,6 @@ from tallymark.client.errors import (
     NotPossible,
     TransactionError,
 )
-from tallymark.client.options import ReceiverOptions, SenderOptions
 from tallymark.client.outcomes import RELEASED, Modified, Outcome, Released
 from tallymark.client.transaction import Work, caused, rolled_back
 from tallymark.wire.amqp10.ends import LinkEnd
