@@ -27,6 +27,8 @@ COMMANDS: Final = {
     "definitions": ("definitions", "Export and import users, policies and topology."),
     "feature": ("feature", "Feature flags: which newer stored forms are written."),
     "user": ("user", "Users of a broker, stored in its data folder."),
+    "backup": ("backup", "Copy a data folder while its broker runs."),
+    "restore": ("backup", "Copy a backup to a new data folder."),
     "journal": ("journal", "A data folder's journal."),
     "pipeline": ("pipeline", "Data pipelines: Spark over queues and the ledger."),
 }

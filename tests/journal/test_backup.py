@@ -1,0 +1,260 @@
+"""A backup is the folder of one moment, whatever the journal does meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tallymark.journal import backup as backups
+from tallymark.journal.backup import MANIFEST, NotABackup, back_up, restore
+from tallymark.journal.layout import header_at
+from tallymark.journal.verify import verify
+from tests.journal.builders import TIME, Disk, all_shown, entering
+from tests.journal.test_cleaning import checkpoint, fill, settle
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Disk:
+    return Disk(tmp_path / "data")
+
+
+def opened(folder: Path) -> list[tuple[object, ...]]:
+    """What a start on the folder finds."""
+    disk = Disk(folder)
+    found = all_shown(disk.open())
+    disk.journal.start()
+    disk.journal.close()
+    return found
+
+
+def test_a_backup_beside_the_writer_has_all_that_was_on_disk(disk: Disk, tmp_path: Path) -> None:
+    disk.start()
+    fill(disk, 1, 10)
+    disk.wait()
+    taken = back_up(disk.folder, tmp_path / "backup")
+    assert taken.position == disk.journal.durable
+    fill(disk, 11, 10)
+    disk.wait()
+    disk.journal.close()
+
+    restored = restore(tmp_path / "backup", tmp_path / "restored")
+    assert restored.files == taken.files
+    found = opened(tmp_path / "restored")
+    assert found == opened(disk.folder)[: len(found)]
+    assert len(found) == 20, "ten messages: a payload and an entry each"
+
+
+def test_sealed_segments_are_linked_and_what_is_written_to_is_not(
+    disk: Disk, tmp_path: Path
+) -> None:
+    disk.start()
+    fill(disk, 1, 10)
+    disk.wait()
+    back_up(disk.folder, tmp_path / "backup")
+    *sealed, written = disk.segments()
+    assert len(sealed) == 2
+    for path in sealed:
+        assert path.samefile(tmp_path / "backup" / path.name)
+    copy = tmp_path / "backup" / written.name
+    assert not written.samefile(copy)
+    before = copy.read_bytes()
+    fill(disk, 11, 1)
+    disk.wait()
+    assert copy.read_bytes() == before
+    disk.journal.close()
+
+
+def test_on_another_file_system_files_are_copied(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(errno.EXDEV, "cross-device link", str(source))
+
+    monkeypatch.setattr(os, "link", refuse)
+    disk.start()
+    fill(disk, 1, 10)
+    disk.wait()
+    back_up(disk.folder, tmp_path / "backup")
+    disk.journal.close()
+    first = disk.segments()[0]
+    copy = tmp_path / "backup" / first.name
+    assert copy.read_bytes() == first.read_bytes()
+    assert not copy.samefile(first)
+    assert copy.stat().st_mode & 0o777 == 0o600
+    assert len(opened(tmp_path / "backup")) == 20
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, work: Callable[[], None]) -> list[str]:
+    """Have this done before the first file is linked; return the names that were asked for."""
+    asked: list[str] = []
+    link = os.link
+
+    def first(source: Path, target: Path) -> None:
+        asked.append(source.name)
+        if len(asked) == 1:
+            work()
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", first)
+    return asked
+
+
+def test_a_segment_that_is_stripped_meanwhile_is_there_as_its_ledger(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.start()
+    made = fill(disk, 1, 10)
+    disk.wait()
+
+    def strip() -> None:
+        settle(disk, made[:4])
+        checkpoint(disk, made[4:])
+        disk.clean()
+        assert disk.names(".ledger")
+
+    asked = meanwhile(monkeypatch, strip)
+    back_up(disk.folder, tmp_path / "backup")
+    disk.journal.close()
+    assert asked.count(asked[0]) == 1
+    names = sorted(path.name for path in (tmp_path / "backup").iterdir())
+    assert [name for name in names if name.endswith(".ledger")] == disk.names(".ledger")
+    assert [name for name in names if name.endswith(".checkpoint")] == disk.names(".checkpoint")
+    assert asked[0] not in names, "its bytes were let go of, and so is the link"
+    report = verify(tmp_path / "backup")
+    assert report.is_sound, report.problems
+    assert opened(tmp_path / "backup") == opened(disk.folder)
+
+
+def test_segments_that_begin_meanwhile_are_in_it(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.start()
+    fill(disk, 1, 10)
+    disk.wait()
+
+    def go_on() -> None:
+        fill(disk, 11, 20)
+        disk.wait()
+
+    meanwhile(monkeypatch, go_on)
+    taken = back_up(disk.folder, tmp_path / "backup")
+    assert taken.position == disk.journal.durable
+    disk.journal.close()
+    assert len(opened(tmp_path / "backup")) == 60
+
+
+def test_a_folder_that_never_stands_still_is_given_up(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.start()
+    fill(disk, 1, 10)
+    disk.wait()
+    monkeypatch.setattr(backups, "PASSES", 3)
+    listed = backups._listed
+    passes = []
+
+    def other(folder: Path) -> dict[str, int]:
+        passes.append(folder)
+        return {**listed(folder), "0000000099-00000000.segment": len(passes)}
+
+    monkeypatch.setattr(backups, "_listed", other)
+    with pytest.raises(OSError, match="3 passes"):
+        back_up(disk.folder, tmp_path / "backup")
+    disk.journal.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_blocks_behind_one_that_was_not_yet_written_are_left_out(
+    disk: Disk, tmp_path: Path
+) -> None:
+    """A copy reads the beginning before and the end after they were written: a block is missing
+    that a later one says is on disk, which a start would call corrupt."""
+    disk.start(segment_bytes=1 << 20)
+    ends = []
+    for number in range(1, 5):
+        disk.journal.commit(entering(number), TIME)
+        disk.wait()
+        ends.append(disk.journal.end & 0xFFFFFFFF)
+    disk.journal.close(clean=False)
+    (segment,) = disk.segments()
+    with open(segment, "r+b") as file:
+        file.seek(ends[1])
+        file.write(bytes(ends[2] - ends[1]))
+    assert header_at(segment.read_bytes(), ends[2]) is not None
+    taken = back_up(disk.folder, tmp_path / "backup")
+    assert taken.position & 0xFFFFFFFF == ends[1]
+    assert verify(tmp_path / "backup").is_sound
+    assert len(opened(tmp_path / "backup")) == 4
+
+
+def test_quarantine_and_settings_are_in_it_and_the_lock_is_not(disk: Disk, tmp_path: Path) -> None:
+    disk.start()
+    fill(disk, 1, 1)
+    disk.wait()
+    (disk.folder / "users.json").write_text("{}")
+    (disk.folder / "quarantine").mkdir()
+    (disk.folder / "quarantine" / "0000000001-00000000.segment").write_bytes(b"found corrupt")
+    taken = back_up(disk.folder, tmp_path / "backup")
+    disk.journal.close()
+    assert {"users.json", "quarantine/0000000001-00000000.segment"} < taken.files.keys()
+    assert "lock" not in taken.files
+    assert not any(name.startswith("spare-") for name in taken.files)
+    restore(tmp_path / "backup", tmp_path / "restored")
+    kept = tmp_path / "restored" / "quarantine" / "0000000001-00000000.segment"
+    assert kept.read_bytes() == b"found corrupt"
+    for path in (tmp_path / "restored").rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0, path
+    assert not (tmp_path / "restored" / MANIFEST).exists()
+
+
+def test_targets_that_hold_something_are_refused(disk: Disk, tmp_path: Path) -> None:
+    disk.start()
+    fill(disk, 1, 1)
+    disk.wait()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("mine")
+    (tmp_path / "empty").mkdir()
+    back_up(disk.folder, tmp_path / "empty")
+    for refused in (lambda: back_up(disk.folder, tmp_path / "full"),
+                    lambda: restore(tmp_path / "empty", tmp_path / "full")):  # fmt: skip
+        with pytest.raises(FileExistsError, match="empty folder"):
+            refused()
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["mine"]
+    disk.journal.close()
+
+
+def test_folders_that_are_no_journal_or_no_whole_backup_are_named(
+    disk: Disk, tmp_path: Path
+) -> None:
+    with pytest.raises(FileNotFoundError):
+        back_up(tmp_path / "nowhere", tmp_path / "backup")
+    (tmp_path / "other").mkdir()
+    with pytest.raises(FileNotFoundError, match="no journal"):
+        back_up(tmp_path / "other", tmp_path / "backup")
+    with pytest.raises(NotABackup, match=r"there is no backup\.json"):
+        restore(tmp_path / "other", tmp_path / "restored")
+    disk.start()
+    fill(disk, 1, 10)
+    disk.wait()
+    back_up(disk.folder, tmp_path / "backup")
+    disk.journal.close()
+    first = disk.segments()[0].name
+    (tmp_path / "backup" / first).rename(tmp_path / first)
+    with pytest.raises(NotABackup, match=f"{first} is missing"):
+        restore(tmp_path / "backup", tmp_path / "restored")
+    (tmp_path / "backup" / first).write_bytes(b"short")
+    with pytest.raises(NotABackup, match=f"{first} has 5 bytes, expected"):
+        restore(tmp_path / "backup", tmp_path / "restored")
+    manifest = tmp_path / "backup" / MANIFEST
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "tallymark_backup": 9}))
+    with pytest.raises(NotABackup, match="format 9, expected 1"):
+        restore(tmp_path / "backup", tmp_path / "restored")
+    manifest.write_text("{")
+    with pytest.raises(NotABackup, match="cannot be read"):
+        restore(tmp_path / "backup", tmp_path / "restored")
+    assert not (tmp_path / "restored").exists()
