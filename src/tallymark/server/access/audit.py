@@ -33,6 +33,7 @@ CHANGES: Final = (
     "/api/operator-policies", "/api/parameters", "/api/global-parameters", "/api/vhosts",
     "/api/definitions", "/api/connections", "/api/user-limits", "/api/vhost-limits",
     "/api/tallymark/log-levels", "/api/tallymark/config", "/api/tallymark/features",
+    "/api/feature-flags", "/api/all-configuration",
 )  # fmt: skip
 """Path prefixes of audited HTTP requests; those that only read are not audited."""
 LONGEST: Final = 200

@@ -26,6 +26,7 @@ from tallymark.server.nsq.client import NsqClient
 from tallymark.server.places import place_of
 
 ONE: Final = "/api/connections/{name}"
+OF_USER: Final = "/api/connections/username/{user}"
 REASON: Final = "Closed via management plugin"
 
 Listed: TypeAlias = AmqpClient | NsqClient
@@ -50,6 +51,8 @@ class Connections(Routes):
         router = app.router
         for path in ("/api/connections", "/api/vhosts/{vhost}/connections"):
             router.add_get(path, self._connections)
+        router.add_get(OF_USER, self._connections_of)
+        router.add_delete(OF_USER, self._close_all)
         router.add_get(ONE, self._connection)
         router.add_delete(ONE, self._close)
         router.add_get(ONE + "/channels", self._channels_of)
@@ -91,7 +94,27 @@ class Connections(Routes):
 
         A user who is no administrator may close only its own connections.
         """
-        client = self._found(request)
+        self._end(request, self._found(request))
+        return web.Response(status=204)
+
+    async def _connections_of(self, request: web.Request) -> web.Response:
+        return listed(request, (row_of(client) for client in self._seen_of(request)))
+
+    async def _close_all(self, request: web.Request) -> web.Response:
+        """Close all connections of a user, as one is closed."""
+        for client in self._seen_of(request):
+            self._end(request, client)
+        return web.Response(status=204)
+
+    def _seen_of(self, request: web.Request) -> list[Listed]:
+        """Return the connections of the user that the path names, as far as the asking user sees
+        them."""
+        name = request.match_info["user"]
+        seen = ((client, place_of(client)) for client in self._seen(request))
+        return [client for client, place in seen if place is not None and place[1] == name]
+
+    def _end(self, request: web.Request, client: Listed) -> None:
+        """Close a connection. Raises AccessRefused."""
         user, place = user_of(request), place_of(client)
         assert place is not None, client.peer
         if not user.administrator and place[1] != user.name:
@@ -106,7 +129,6 @@ class Connections(Routes):
         )  # fmt: skip
         client.bridge.shutdown(reason)
         client.touch()
-        return web.Response(status=204)
 
     async def _channels_of(self, request: web.Request) -> web.Response:
         return listed(request, channel_rows_of(self._found(request)))

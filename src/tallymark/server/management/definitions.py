@@ -36,7 +36,7 @@ class Definitions(Routes):
         """Lock of imports: each is planned against the result of the one before."""
 
     def add_to(self, app: web.Application) -> None:
-        for path in ("/api/definitions", "/api/definitions/{vhost}"):
+        for path in ("/api/definitions", "/api/definitions/{vhost}", "/api/all-configuration"):
             app.router.add_get(path, self._export)
             app.router.add_post(path, self._import)
 

@@ -1,5 +1,5 @@
 """The broker as a whole over HTTP, as RabbitMQ's management interface has it: overview, the one
-node, health checks, and lists that are always empty here."""
+node, health checks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,6 @@ from tallymark.server.management.rows import counted, queue_totals
 from tallymark.server.node import node_name
 from tallymark.server.places import place_of
 
-EMPTY: Final = (
-    "topic-permissions", "parameters", "parameters/{component}", "parameters/{component}/{vhost}",
-    "global-parameters", "federation-links", "shovels",
-)  # fmt: skip
-"""Lists that RabbitMQ has and this broker has not: they have no rows here."""
 SINGLE: Final = ("virtual-hosts", "node-is-mirror-sync-critical", "node-is-quorum-critical")
 """Health checks that only a cluster, or a virtual host that failed by itself, can fail."""
 ALARMS: Final = ("alarms", "local-alarms")
@@ -35,9 +30,6 @@ class Overview(Routes):
         router.add_get("/api/cluster-name", self._cluster_name)
         router.add_get("/api/nodes", self._nodes)
         router.add_get("/api/nodes/{name}", self._node)
-        router.add_get("/api/extensions", self._extensions)
-        for path in EMPTY:
-            router.add_get(f"/api/{path}", self._empty)
         for name in ALARMS:
             router.add_get(f"/api/health/checks/{name}", self._alarms)
         for name in SINGLE:
@@ -143,13 +135,6 @@ class Overview(Routes):
         if request.match_info["name"] != node_name():
             raise web.HTTPNotFound
         return shown(request, self._node_row())
-
-    async def _extensions(self, request: web.Request) -> web.Response:
-        """Return an empty list: there is no web page to extend."""
-        return answer([])
-
-    async def _empty(self, request: web.Request) -> web.Response:
-        return listed(request, [])
 
     # -- health
 

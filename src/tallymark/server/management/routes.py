@@ -9,6 +9,7 @@
     connections   connections, channels, consumers
     policies      policies, operator policies
     definitions   export and import of everything
+    cluster       what matters where there are several nodes, or plugins
 
 docs/management.md says what differs from RabbitMQ's.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from tallymark.server.http.requests import HttpContext
+from tallymark.server.management.cluster import Cluster
 from tallymark.server.management.connections import Connections
 from tallymark.server.management.definitions import Definitions
 from tallymark.server.management.limits import LimitRoutes
@@ -40,3 +42,4 @@ def add_management(http: HttpContext, app: web.Application) -> None:
     Policies(http, operator=False).add_to(app)
     Policies(http, operator=True).add_to(app)
     Definitions(http).add_to(app)
+    Cluster(http).add_to(app)

@@ -88,6 +88,7 @@ class UsersAndPermissions(Routes):
         router = app.router
         router.add_get("/api/whoami", self._whoami)
         router.add_get("/api/users", self._list)
+        router.add_get("/api/users/without-permissions", self._without_permissions)
         router.add_post("/api/users/bulk-delete", self._delete_some)
         router.add_get(ONE_USER, self._get)
         router.add_put(ONE_USER, self._put)
@@ -127,6 +128,12 @@ class UsersAndPermissions(Routes):
     async def _list(self, request: web.Request) -> web.Response:
         require_administrator(request)
         return listed(request, (self._row(user) for user in self.users().values()))
+
+    async def _without_permissions(self, request: web.Request) -> web.Response:
+        """List the users that may enter no virtual host."""
+        require_administrator(request)
+        users = [user for user in self.users().values() if not user.vhosts]
+        return listed(request, (self._row(user) for user in users))
 
     async def _get(self, request: web.Request) -> web.Response:
         return shown(request, self._row(self._user(request)))

@@ -1,0 +1,93 @@
+"""Paths of RabbitMQ's for clusters, mirrored queues and plugins.
+
+Here is one node without plugins: lists are empty, and what would move something between nodes has
+nothing to do.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import web
+
+from tallymark.bridge.operations import queue_of
+from tallymark.engine.errors import NotFound
+from tallymark.server.http.requests import Refused, answer, require_administrator
+from tallymark.server.management.requests import Routes, fields_of, listed
+from tallymark.server.management.topology import ONE_QUEUE
+from tallymark.server.node import node_name
+
+EMPTY: Final = (
+    "topic-permissions", "users/{user}/topic-permissions", "vhosts/{vhost}/topic-permissions",
+    "parameters", "parameters/{component}", "parameters/{component}/{vhost}",
+    "global-parameters", "federation-links", "federation-links/{vhost}", "shovels",
+)  # fmt: skip
+"""Lists that RabbitMQ has and this broker has not: they have no rows here."""
+NOTHING: Final = (
+    "topic-permissions/{vhost}/{user}", "parameters/{component}/{vhost}/{name}",
+    "global-parameters/{name}",
+)  # fmt: skip
+"""Single things out of those lists: there is none."""
+ACTIONS: Final = ("sync", "cancel_sync")
+"""Actions on the mirrors of a queue."""
+
+
+class Cluster(Routes):
+    """Routes that matter where there are several nodes, or plugins."""
+
+    def add_to(self, app: web.Application) -> None:
+        router = app.router
+        for path in EMPTY:
+            router.add_get(f"/api/{path}", self._empty)
+        for path in NOTHING:
+            router.add_get(f"/api/{path}", self._nothing)
+        router.add_get("/api/auth", self._auth)
+        router.add_get("/api/extensions", self._extensions)
+        router.add_post("/api/rebalance/queues", self._rebalance)
+        router.add_post("/api/vhosts/{vhost}/start/{node}", self._start)
+        router.add_post(ONE_QUEUE + "/actions", self._act)
+
+    async def _empty(self, request: web.Request) -> web.Response:
+        """Raises NotFound where the path names a virtual host or user that is not there, and
+        AccessRefused as elsewhere."""
+        if "vhost" in request.match_info:
+            self.vhost(request)
+        if "user" in request.match_info:
+            require_administrator(request)
+            self.user(request)
+        return listed(request, [])
+
+    async def _nothing(self, request: web.Request) -> web.Response:
+        raise NotFound(f"{request.path}: there is none, as there are no plugins")
+
+    async def _auth(self, request: web.Request) -> web.Response:
+        """Tell web pages that there is no server to log in at."""
+        return answer({"enable_uaa": False, "uaa_client_id": "", "uaa_location": ""})
+
+    async def _extensions(self, request: web.Request) -> web.Response:
+        """Return an empty list: there is no web page to extend."""
+        return answer([])
+
+    async def _rebalance(self, request: web.Request) -> web.Response:
+        """All queues are on the one node there is."""
+        require_administrator(request)
+        return web.Response(status=204)
+
+    async def _start(self, request: web.Request) -> web.Response:
+        """A virtual host that is there runs. Raises Refused 400 for another node."""
+        require_administrator(request)
+        self.vhost(request)
+        node = request.match_info["node"]
+        if node != node_name():
+            reason = f"node is {node!r}, expected {node_name()!r}, the only one"
+            raise Refused(400, "bad_request", reason)
+        return web.Response(status=204)
+
+    async def _act(self, request: web.Request) -> web.Response:
+        """Queues have no mirrors to synchronise. Raises NotFound, Refused 400 for other actions."""
+        require_administrator(request)
+        fields = await fields_of(request)
+        queue_of(self.vhost(request), request.match_info["name"])
+        if fields.text("action") not in ACTIONS:
+            raise fields.wrong("action", " or ".join(ACTIONS))
+        return web.Response(status=204)
