@@ -25,7 +25,7 @@ from tallymark.spark import reconcile
 from tallymark.spark.client import BrokerRefused, BrokerUnreachable
 from tallymark.spark.command import cause
 from tallymark.spark.java import JavaNotFound
-from tallymark.spark.ledger import LedgerIncomplete
+from tallymark.spark.ledger_files import LedgerIncomplete
 from tallymark.spark.reconcile_table import show
 from tallymark.spark.session import SparkDidNotStart
 from tallymark_demo.broker import BrokerDidNotStart, BrokerProcess

@@ -12,7 +12,7 @@ import pytest
 
 from tallymark.engine import records
 from tallymark.engine.records import Record
-from tallymark.spark import ledger
+from tallymark.spark import ledger, ledger_files
 from tests.journal.builders import TIME, Disk, entering, payload
 from tests.journal.test_formats import FORMATS
 
@@ -174,7 +174,7 @@ def test_a_file_that_is_gone_when_it_is_read_was_let_go_of(tmp_path: Path) -> No
     folder = shutil.copytree(FORMATS / "before_dead_letters", tmp_path / "data")
     parts = [part for part in ledger.plan(folder) if part.source == ledger.JOURNAL]
     parts[0].file.path.unlink()
-    with pytest.raises(ledger.LedgerLetGo, match="ledger_retention is over"):
+    with pytest.raises(ledger_files.LedgerLetGo, match="ledger_retention is over"):
         list(ledger.read_file(parts[0]))
     assert parts[0].file not in [part.file for part in ledger.plan(folder)]
 
@@ -186,8 +186,8 @@ def test_a_file_that_is_gone_when_it_is_read_was_let_go_of(tmp_path: Path) -> No
 def test_an_account_begins_behind_the_last_gap(
     numbers: list[int], expected: list[int], tmp_path: Path
 ) -> None:
-    files = [ledger.LedgerFile(tmp_path / str(number), number, 0) for number in numbers]
-    assert [file.number for file in ledger.since_the_last_gap(files)] == expected
+    files = [ledger_files.LedgerFile(tmp_path / str(number), number, 0) for number in numbers]
+    assert [file.number for file in ledger_files.since_the_last_gap(files)] == expected
 
 
 def test_dl_20_the_ledger_of_an_earlier_version_is_read() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tallymark.spark import ledger
+from tallymark.spark import ledger, ledger_files
 from tallymark.spark.account import Beyond, Reconciliation
 from tallymark.spark.client import BrokerUnreachable, Client, Endpoint
 from tallymark.spark.land import CannotLand, preflight, trigger_arguments
@@ -173,7 +173,7 @@ def test_a_folder_without_a_journal(tmp_path: Path) -> None:
 
 def test_no_checkpoint_yet_names_the_broker_that_uses_the_folder(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as fresh:
-        assert ledger.checkpoints(fresh.data_dir) == [], "else this test shows nothing"
+        assert ledger_files.checkpoints(fresh.data_dir) == [], "else this test shows nothing"
         assert ledger.user_of(fresh.data_dir) == fresh.pid
         line = said(run("pipeline", "reconcile", "--data-dir", str(fresh.data_dir)), 1)
         assert f"no checkpoint yet; a broker (pid {fresh.pid}) is using this folder" in line
@@ -193,14 +193,16 @@ def test_what_the_journal_holds_past_the_checkpoint(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         publish(broker, "q", 0, 5)
         broker.http("POST", "/api/tallymark/ledger/checkpoint", {})
-        until(lambda: bool(ledger.checkpoints(broker.data_dir)), what="the checkpoint written")
-        state = ledger.find_checkpoint(broker.data_dir, None)
+        until(
+            lambda: bool(ledger_files.checkpoints(broker.data_dir)), what="the checkpoint written"
+        )
+        state = ledger_files.find_checkpoint(broker.data_dir, None)
         publish(broker, "q", 5, 5)
         found = ledger.beyond(broker.data_dir, state.number)
         assert found is not None
         assert found[0] >= 1
         assert found[1] >= ledger.time_of(state)
-    state = ledger.find_checkpoint(tmp_path / "data", None)
+    state = ledger_files.find_checkpoint(tmp_path / "data", None)
     assert ledger.beyond(tmp_path / "data", state.number) is None, "the stop wrote a checkpoint"
 
 

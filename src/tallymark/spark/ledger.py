@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import fcntl
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, final
@@ -24,7 +22,16 @@ from tallymark.engine import records
 from tallymark.engine.annotations import Annotations
 from tallymark.journal import layout, segment
 from tallymark.spark.blocks import ROW, Block, block_at
-from tallymark.spark.client import CannotRun
+from tallymark.spark.ledger_files import (
+    READ_AGAIN,
+    LedgerFile,
+    LedgerIncomplete,
+    find_checkpoint,
+    ledger_files,
+    read_whole,
+    since_the_last_gap,
+)
+from tallymark.spark.reasons import REASONS
 
 JOURNAL: Final = "journal"
 CHECKPOINT: Final = "checkpoint"
@@ -77,57 +84,11 @@ SCHEMA: Final = pa.schema(
     ]
 )
 
-_RETURNED: Final = {
-    records.RETURNED_BY_CLIENT: "client",
-    records.RETURNED_BY_CLOSE: "close",
-    records.RETURNED_BY_LOSS: "loss",
-    records.RETURNED_BY_RELEASE: "release",
-    records.RETURNED_BY_TIMEOUT: "timeout",
-}
-REASONS: Final = {
-    records.SETTLED: {
-        records.SETTLED_BY_CLIENT: "client",
-        records.SETTLED_ON_SEND: "on_send",
-        records.SETTLED_BY_BATCH: "batch",
-        records.SETTLED_BY_TRANSFER: "transfer",
-        records.SETTLED_BY_REDRIVE: "redrive",
-    },
-    records.RETURNED: _RETURNED,
-    records.DEFERRED: _RETURNED,
-    records.DROPPED: records.DROP_REASONS,
-    records.DEAD_LETTERED: records.DEATHS,
-    records.PENDING: records.DEATHS,
-    records.STAGED: records.OUTCOMES,
-    records.SINK_ENDED: records.SINK_ENDS,
-    records.SLOW: records.SLOW_EVENTS,
-    records.CONSUMER: records.CONSUMER_EVENTS,
-}
 QUIET: Final = (records.MARK, records.CONSUMER)
 """Kinds of rows that record no event of a message or a queue."""
 WITH_PRIORITY: Final = (records.ENTERED, records.LEASED, records.LIVE)
 """Kinds whose `reason` is a priority."""
 BATCH_ROWS: Final = 32_768
-READ_AGAIN: Final = 3
-"""Number of times that a file which looks damaged is read: it may have been written meanwhile."""
-
-
-class LedgerIncomplete(CannotRun):
-    """The files lack rows up to the position asked for."""
-
-
-class LedgerLetGo(LedgerIncomplete):
-    """A file that was listed is gone: the broker keeps ledgers for `ledger_retention`. Files listed
-    anew are whole again."""
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerFile:
-    """One file with rows."""
-
-    path: Path
-    number: int
-    """Segment number; the position for a checkpoint."""
-    salt: int
 
 
 class FilePartition(InputPartition):
@@ -135,34 +96,6 @@ class FilePartition(InputPartition):
         self.file = file
         self.source = source
         self.upto = upto
-
-
-def ledger_files(folder: Path, upto: int | None = None) -> list[LedgerFile]:
-    """The segment and ledger files of a data folder that begin below position `upto`, by number."""
-    found: dict[int, LedgerFile] = {}
-    for path in sorted(journal_folder(folder).iterdir()):
-        name = segment.parsed_name(path.name)
-        # While the cleaner replaces a segment by its ledger file both may be there: same rows.
-        if name is not None and (upto is None or name[0] <= upto >> 32):
-            found[name[0]] = LedgerFile(path, *name)
-    return [found[number] for number in sorted(found)]
-
-
-def checkpoints(folder: Path) -> list[LedgerFile]:
-    """The checkpoint files, newest first."""
-    found = []
-    for path in journal_folder(folder).iterdir():
-        position = segment.parsed_checkpoint(path.name)
-        if position is not None:
-            found.append(LedgerFile(path, position, 0))
-    return sorted(found, key=lambda file: file.number, reverse=True)
-
-
-def journal_folder(folder: Path) -> Path:
-    """Return the folder of the journal's files. Raises FileNotFoundError."""
-    if folder.is_dir() and any(segment.parsed_name(path.name) for path in folder.iterdir()):
-        return folder
-    raise FileNotFoundError(f"{folder}: no journal here, expected files like 0000000001-*.segment")
 
 
 class LedgerReader(DataSourceReader):
@@ -202,14 +135,6 @@ def plan(
     ]
 
 
-def since_the_last_gap(files: list[LedgerFile]) -> list[LedgerFile]:
-    """Return the last of the files, by number, whose numbers follow one another."""
-    begin = len(files) - 1
-    while begin > 0 and files[begin - 1].number == files[begin].number - 1:
-        begin -= 1
-    return files[max(begin, 0) :]
-
-
 def read_file(partition: FilePartition) -> Iterator[pa.RecordBatch]:
     """The rows of one file. Raises LedgerIncomplete when it is damaged below the position."""
     if partition.source == CHECKPOINT:
@@ -217,18 +142,6 @@ def read_file(partition: FilePartition) -> Iterator[pa.RecordBatch]:
     else:
         data, headers = _journal_blocks(partition.file, partition.upto)
     return _batches(data, headers, partition)
-
-
-def find_checkpoint(folder: Path, upto: int | None) -> LedgerFile:
-    """The checkpoint at position `upto`, or the newest sound one. Raises LedgerIncomplete."""
-    found = checkpoints(folder)
-    for file in found:
-        # A running broker removes old ones while we look.
-        with suppress(FileNotFoundError):
-            if upto in (None, file.number) and segment.is_sound_checkpoint(file.path.read_bytes()):
-                return file
-    what = "no sound checkpoint" if upto is None else f"no sound checkpoint at position {upto:#x}"
-    raise LedgerIncomplete(f"{folder}: {what} among {[file.path.name for file in found]}")
 
 
 def time_of(checkpoint: LedgerFile) -> datetime:
@@ -247,7 +160,7 @@ def beyond(folder: Path, position: int) -> tuple[int, datetime] | None:
     for file in ledger_files(folder):
         if file.number < position >> 32:
             continue
-        data = _read(file)
+        data = read_whole(file)
         for header in segment.scan(data, file.number, file.salt)[0]:
             if header.position < position or not header.rows:
                 continue
@@ -282,7 +195,7 @@ def _journal_blocks(file: LedgerFile, upto: int) -> tuple[bytes, list[layout.Hea
     """The sound blocks of a file that lie below `upto`. Raises LedgerIncomplete."""
     needed = upto & 0xFFFF_FFFF if upto >> 32 == file.number else 0
     for _ in range(READ_AGAIN):
-        data = _read(file)
+        data = read_whole(file)
         headers, valid, verdict = segment.scan(data, file.number, file.salt, upto)
         stripped = bool(headers) and headers[0].flags & layout.STRIPPED != 0
         # What lies behind `upto` may be in the middle of being written: it is not judged.
@@ -293,21 +206,6 @@ def _journal_blocks(file: LedgerFile, upto: int) -> tuple[bytes, list[layout.Hea
         f"{file.path}: sound up to offset {valid} of {needed or len(data)}: "
         f"{verdict.reason or verdict.kind}. See `tallymark journal verify`"
     )
-
-
-def _read(file: LedgerFile) -> bytes:
-    try:
-        return file.path.read_bytes()
-    except FileNotFoundError:
-        # The cleaner may have made a .ledger of the .segment since the files were listed.
-        stripped = file.path.with_suffix(".ledger")
-        try:
-            return stripped.read_bytes()
-        except FileNotFoundError:
-            raise LedgerLetGo(
-                f"{stripped}: the broker let go of it while the ledger was read, its "
-                "ledger_retention is over"
-            ) from None
 
 
 def _batches(

@@ -21,7 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from tallymark.spark import ledger
+from tallymark.spark import ledger, ledger_files
 from tallymark.spark.account import (
     STILL_THERE,
     Account,
@@ -41,7 +41,7 @@ from tallymark.spark.client import (
 )
 from tallymark.spark.command import command
 from tallymark.spark.hours import by_hour, with_ids
-from tallymark.spark.ledger import LedgerIncomplete, LedgerLetGo, checkpoints
+from tallymark.spark.ledger_files import LedgerIncomplete, LedgerLetGo, checkpoints
 from tallymark.spark.sweep import drops, intervals, moves, returns, sweep, totals, with_faults
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ def _run(
     spark: SparkSession, data_dir: Path, endpoint: Endpoint | None, hourly: bool
 ) -> Reconciliation:
     asked = None if endpoint is None else _ask_until_written(endpoint, data_dir)
-    state = ledger.find_checkpoint(data_dir, asked[0] if asked else None)
+    state = ledger_files.find_checkpoint(data_dir, asked[0] if asked else None)
     as_of = ledger.time_of(state)
     rows = read_ledger(spark, data_dir, state.number, is_unbroken=True).cache()
     try:
@@ -341,7 +341,7 @@ def main(
 
     def prepare() -> None:
         nonlocal present
-        ledger.journal_folder(data_dir)
+        ledger_files.journal_folder(data_dir)
         if endpoint is not None:
             _check_broker(endpoint, data_dir)
         else:
@@ -372,13 +372,13 @@ def over_ledger(
     for arguments that cannot be right, and whatever `work` raises of its own.
     """
     endpoint = _endpoint(url, user, password)
-    state: ledger.LedgerFile | None = None
+    state: ledger_files.LedgerFile | None = None
 
     def prepare() -> None:
         nonlocal state
-        ledger.journal_folder(data_dir)
+        ledger_files.journal_folder(data_dir)
         upto = None if endpoint is None else asked(endpoint, data_dir)
-        state = ledger.find_checkpoint(data_dir, upto)
+        state = ledger_files.find_checkpoint(data_dir, upto)
 
     def over(spark: SparkSession) -> int:
         assert state is not None
@@ -424,7 +424,7 @@ def _check_checkpoint(data_dir: Path, user: str | None, password: str | None) ->
         url = _default_url(using, user, password) or "http://HOST:PORT of its HTTP interface"
         present = f"use --url {url}"
     try:
-        ledger.find_checkpoint(data_dir, None)
+        ledger_files.find_checkpoint(data_dir, None)
     except LedgerIncomplete:
         if checkpoints(data_dir):
             raise
