@@ -1,24 +1,29 @@
-"""The broker as a whole over HTTP, as RabbitMQ's management interface has it: overview, the one
-node, health checks."""
+"""The broker as a whole over HTTP, as RabbitMQ's management interface has it: overview and the one
+node."""
 
 from __future__ import annotations
 
 import os
-from typing import Any, Final
+from typing import Any
 
 from aiohttp import web
 
 from tallymark.bridge.identity import BROKER, PRODUCT, VERSION
 from tallymark.engine.exchange import TYPES
-from tallymark.server.http.requests import answer
+from tallymark.server.http.requests import HttpContext, answer
 from tallymark.server.management.requests import Routes, listed, shown
 from tallymark.server.management.rows import counted, queue_totals
 from tallymark.server.node import node_name
 from tallymark.server.places import place_of
 
-SINGLE: Final = ("virtual-hosts", "node-is-mirror-sync-critical", "node-is-quorum-critical")
-"""Health checks that only a cluster, or a virtual host that failed by itself, can fail."""
-ALARMS: Final = ("alarms", "local-alarms")
+
+def listeners(http: HttpContext) -> list[tuple[str, str, int]]:
+    """Return protocol, address and port of each listener."""
+    found = [("amqp", host, port) for host, port in http.amqp]
+    found += [("amqp/ssl", host, port) for host, port in http.amqps]
+    found += [("http", host, port) for host, port in http.addresses]
+    found += [("https", host, port) for host, port in http.tls_addresses]
+    return found + [(name, host, port) for name, ends in http.nsq.items() for host, port in ends]
 
 
 class Overview(Routes):
@@ -30,24 +35,6 @@ class Overview(Routes):
         router.add_get("/api/cluster-name", self._cluster_name)
         router.add_get("/api/nodes", self._nodes)
         router.add_get("/api/nodes/{name}", self._node)
-        for name in ALARMS:
-            router.add_get(f"/api/health/checks/{name}", self._alarms)
-        for name in SINGLE:
-            router.add_get(f"/api/health/checks/{name}", self._healthy)
-        router.add_get("/api/health/checks/port-listener/{port}", self._port_listener)
-        router.add_get("/api/health/checks/protocol-listener/{protocol}", self._protocol_listener)
-        router.add_get("/api/healthchecks/node", self._alarms)
-        router.add_get("/api/healthchecks/node/{name}", self._alarms_of)
-
-    def _listeners(self) -> list[tuple[str, str, int]]:
-        """Protocol, address, port."""
-        found = [("amqp", host, port) for host, port in self.http.amqp]
-        found += [("amqp/ssl", host, port) for host, port in self.http.amqps]
-        found += [("http", host, port) for host, port in self.http.addresses]
-        found += [("https", host, port) for host, port in self.http.tls_addresses]
-        return found + [
-            (name, host, port) for name, ends in self.http.nsq.items() for host, port in ends
-        ]
 
     async def _overview(self, request: web.Request) -> web.Response:
         """Show totals of the virtual hosts that the user may see, and the node's listeners and
@@ -86,7 +73,7 @@ class Overview(Routes):
                 },
                 "listeners": [
                     {"node": node_name(), "protocol": protocol, "ip_address": host, "port": port}
-                    for protocol, host, port in self._listeners()
+                    for protocol, host, port in listeners(self.http)
                 ],
                 "contexts": [
                     {
@@ -135,50 +122,6 @@ class Overview(Routes):
         if request.match_info["name"] != node_name():
             raise web.HTTPNotFound
         return shown(request, self._node_row())
-
-    # -- health
-
-    async def _alarms(self, request: web.Request) -> web.Response:
-        alarms = sorted(self.node.alarms.active)
-        if not alarms:
-            return answer({"status": "ok"})
-        found = [{"node": node_name(), "resource": alarm} for alarm in alarms]
-        reason = f"alarms are in effect: {', '.join(alarms)}"
-        return answer({"status": "failed", "reason": reason, "alarms": found}, 503)
-
-    async def _alarms_of(self, request: web.Request) -> web.Response:
-        if request.match_info["name"] != node_name():
-            raise web.HTTPNotFound
-        return await self._alarms(request)
-
-    async def _healthy(self, request: web.Request) -> web.Response:
-        return answer({"status": "ok", "reason": "single node cluster"})
-
-    async def _port_listener(self, request: web.Request) -> web.Response:
-        port = request.match_info["port"]
-        ports = [port for _, _, port in self._listeners()]
-        if port in map(str, ports):
-            return answer({"status": "ok", "port": int(port)})
-        return answer(
-            {"status": "failed", "reason": "No active listener", "missing": port, "ports": ports},
-            503,
-        )
-
-    async def _protocol_listener(self, request: web.Request) -> web.Response:
-        asked = request.match_info["protocol"]
-        protocol = "amqp" if asked in ("amqp", "amqp091", "amqp0.9.1") else asked
-        protocols = sorted({protocol for protocol, _, _ in self._listeners()})
-        if protocol in protocols:
-            return answer({"status": "ok", "protocol": protocol})
-        return answer(
-            {
-                "status": "failed",
-                "reason": "No active listener",
-                "missing": asked,
-                "protocols": protocols,
-            },
-            503,
-        )
 
 
 def _exchange_types() -> list[dict[str, Any]]:

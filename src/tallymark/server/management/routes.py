@@ -1,6 +1,7 @@
 """RabbitMQ's management interface, as of 3.10: all groups of its routes, by module.
 
-    overview      the broker as a whole, health
+    overview      the broker as a whole
+    health        health checks
     vhosts        virtual hosts
     users         users, permissions
     limits        limits of users and virtual hosts
@@ -22,6 +23,7 @@ from tallymark.server.http.requests import HttpContext
 from tallymark.server.management.cluster import Cluster
 from tallymark.server.management.connections import Connections
 from tallymark.server.management.definitions import Definitions
+from tallymark.server.management.health import Health
 from tallymark.server.management.limits import LimitRoutes
 from tallymark.server.management.messages import Messages
 from tallymark.server.management.overview import Overview
@@ -33,6 +35,7 @@ from tallymark.server.management.vhosts import VirtualHosts
 
 def add_management(http: HttpContext, app: web.Application) -> None:
     Overview(http).add_to(app)
+    Health(http).add_to(app)
     VirtualHosts(http).add_to(app)
     UsersAndPermissions(http).add_to(app)
     LimitRoutes(http).add_to(app)

@@ -1,0 +1,74 @@
+"""Health checks over HTTP, as RabbitMQ's management interface has them: 200 and `ok`, or 503 and
+`failed` with a reason."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import web
+
+from tallymark.server.http.requests import answer
+from tallymark.server.management.overview import listeners
+from tallymark.server.management.requests import Routes
+from tallymark.server.node import node_name
+
+SINGLE: Final = ("virtual-hosts", "node-is-mirror-sync-critical", "node-is-quorum-critical")
+"""Health checks that only a cluster, or a virtual host that failed by itself, can fail."""
+ALARMS: Final = ("alarms", "local-alarms")
+
+
+class Health(Routes):
+    """Routes under /api/health/checks and /api/healthchecks."""
+
+    def add_to(self, app: web.Application) -> None:
+        router = app.router
+        for name in ALARMS:
+            router.add_get(f"/api/health/checks/{name}", self._alarms)
+        for name in SINGLE:
+            router.add_get(f"/api/health/checks/{name}", self._healthy)
+        router.add_get("/api/health/checks/port-listener/{port}", self._port_listener)
+        router.add_get("/api/health/checks/protocol-listener/{protocol}", self._protocol_listener)
+        router.add_get("/api/healthchecks/node", self._alarms)
+        router.add_get("/api/healthchecks/node/{name}", self._alarms_of)
+
+    async def _alarms(self, request: web.Request) -> web.Response:
+        alarms = sorted(self.node.alarms.active)
+        if not alarms:
+            return answer({"status": "ok"})
+        found = [{"node": node_name(), "resource": alarm} for alarm in alarms]
+        reason = f"alarms are in effect: {', '.join(alarms)}"
+        return answer({"status": "failed", "reason": reason, "alarms": found}, 503)
+
+    async def _alarms_of(self, request: web.Request) -> web.Response:
+        if request.match_info["name"] != node_name():
+            raise web.HTTPNotFound
+        return await self._alarms(request)
+
+    async def _healthy(self, request: web.Request) -> web.Response:
+        return answer({"status": "ok", "reason": "single node cluster"})
+
+    async def _port_listener(self, request: web.Request) -> web.Response:
+        port = request.match_info["port"]
+        ports = [port for _, _, port in listeners(self.http)]
+        if port in map(str, ports):
+            return answer({"status": "ok", "port": int(port)})
+        return answer(
+            {"status": "failed", "reason": "No active listener", "missing": port, "ports": ports},
+            503,
+        )
+
+    async def _protocol_listener(self, request: web.Request) -> web.Response:
+        asked = request.match_info["protocol"]
+        protocol = "amqp" if asked in ("amqp", "amqp091", "amqp0.9.1") else asked
+        protocols = sorted({protocol for protocol, _, _ in listeners(self.http)})
+        if protocol in protocols:
+            return answer({"status": "ok", "protocol": protocol})
+        return answer(
+            {
+                "status": "failed",
+                "reason": "No active listener",
+                "missing": asked,
+                "protocols": protocols,
+            },
+            503,
+        )
