@@ -3,18 +3,26 @@
 
 from __future__ import annotations
 
-from typing import Final
+import asyncio
+from typing import Any, Final
 
 from aiohttp import web
 
-from tallymark.server.http.requests import answer
+from tallymark.server.access.expiry import NoCertificate, certificate_files, expires_at
+from tallymark.server.clock import wall_ms
+from tallymark.server.http.requests import Refused, answer
 from tallymark.server.management.overview import listeners
-from tallymark.server.management.requests import Routes
+from tallymark.server.management.requests import Routes, is_number
 from tallymark.server.node import node_name
 
 SINGLE: Final = ("virtual-hosts", "node-is-mirror-sync-critical", "node-is-quorum-critical")
 """Health checks that only a cluster, or a virtual host that failed by itself, can fail."""
 ALARMS: Final = ("alarms", "local-alarms")
+DAY_S: Final = 86_400
+UNITS_S: Final = {
+    "days": DAY_S, "weeks": 7 * DAY_S, "months": 30 * DAY_S, "years": 365 * DAY_S,
+}  # fmt: skip
+"""Units of time that a certificate is still to be good for, in seconds, as RabbitMQ counts them."""
 
 
 class Health(Routes):
@@ -28,6 +36,9 @@ class Health(Routes):
             router.add_get(f"/api/health/checks/{name}", self._healthy)
         router.add_get("/api/health/checks/port-listener/{port}", self._port_listener)
         router.add_get("/api/health/checks/protocol-listener/{protocol}", self._protocol_listener)
+        router.add_get(
+            "/api/health/checks/certificate-expiration/{within}/{unit}", self._certificates
+        )
         router.add_get("/api/healthchecks/node", self._alarms)
         router.add_get("/api/healthchecks/node/{name}", self._alarms_of)
 
@@ -72,3 +83,32 @@ class Health(Routes):
             },
             503,
         )
+
+    async def _certificates(self, request: web.Request) -> web.Response:
+        """Fail where a listener's certificate expires within a time, or cannot be read."""
+        within, unit = request.match_info["within"], request.match_info["unit"]
+        if not is_number(within):
+            raise Refused(400, "bad_request", f"within is {within!r}, expected a whole number")
+        if unit not in UNITS_S:
+            raise Refused(400, "bad_request", f"unit is {unit!r}, expected {', '.join(UNITS_S)}")
+        last = wall_ms() // 1000 + int(within) * UNITS_S[unit]
+        found = await asyncio.to_thread(self._expiring, last)
+        if not found:
+            return answer({"status": "ok"})
+        return answer(
+            {"status": "failed", "reason": "Certificates expiring", "expired": found}, 503
+        )
+
+    def _expiring(self, last: int) -> list[dict[str, Any]]:
+        """Return the certificates that are not good after `last`, seconds of wall time. Blocks."""
+        found: list[dict[str, Any]] = []
+        for setting, path in certificate_files(self.node.config).items():
+            row = {"node": node_name(), "setting": setting, "certfile": str(path)}
+            try:
+                expiry = expires_at(path)
+            except NoCertificate as error:
+                found.append({**row, "reason": str(error)})
+                continue
+            if int(expiry.timestamp()) <= last:
+                found.append({**row, "certfile_expires_on": expiry.isoformat()})
+        return found

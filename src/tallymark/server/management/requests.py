@@ -91,7 +91,7 @@ class Fields:
 
     def number(self, name: str, default: int | None = None) -> int:
         found = self.value.get(name, default)
-        if isinstance(found, str) and _is_number(found):
+        if isinstance(found, str) and is_number(found):
             return int(found)
         if not isinstance(found, int) or isinstance(found, bool):
             raise self.wrong(name, "a whole number")
@@ -341,7 +341,7 @@ def _ordinary(row: dict[str, Any]) -> tuple[str, ...]:
 
 def _page(page: str, size: str) -> tuple[int, int]:
     for text, most in ((page, 1 << 31), (size, MOST_ON_A_PAGE)):
-        if not (_is_number(text) and 1 <= int(text) <= most):
+        if not (is_number(text) and 1 <= int(text) <= most):
             raise Refused(
                 400, "invalid_pagination_parameters",
                 f"Invalid pagination parameters: page number {page}, page size {size}, expected "
@@ -350,7 +350,8 @@ def _page(page: str, size: str) -> tuple[int, int]:
     return int(page), int(size)
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Return whether a text is a whole number of at most DIGITS digits."""
     return text.isascii() and text.isdigit() and len(text) <= DIGITS
 
 
