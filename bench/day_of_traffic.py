@@ -32,15 +32,14 @@ from tallymark.bridge.formats import NSQ
 from tallymark.bridge.nsq.format import NsqFormat
 from tallymark.bridge.nsq.topics import Topics
 from tallymark.engine import records
+from tallymark.engine.annotations import Route
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import Deliver, Effect, TimedOut
 from tallymark.engine.errors import PreconditionFailed
-from tallymark.engine.formats import Format
-from tallymark.engine.message import Payload
+from tallymark.engine.message import Format, Payload
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
-from tallymark.engine.restore import Restorer
-from tallymark.engine.route import Route
+from tallymark.engine.restore import Restorer, live_payloads, snapshot
 from tallymark.engine.session import (
     ACCEPTED,
     DISCARDED,
@@ -52,7 +51,6 @@ from tallymark.engine.session import (
     Consumer,
     Session,
 )
-from tallymark.engine.snapshot import live_payloads, snapshot
 from tallymark.engine.streams import FIRST, Start
 from tallymark.journal.journal import Journal
 from tallymark.wire.nsq import kernel as nsq

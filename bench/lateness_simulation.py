@@ -20,7 +20,7 @@ import heapq
 from random import Random
 from typing import Final
 
-from tallymark.engine.deadlines import Deadlines, Timed
+from tallymark.engine.clock import Deadlines, Timed
 from tallymark.engine.session import MERGE_MS
 
 SCAN_MS: Final = 100

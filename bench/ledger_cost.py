@@ -13,12 +13,11 @@ import time
 from array import array
 from typing import Final
 
+from tallymark.engine.annotations import Route
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import Deliver
-from tallymark.engine.formats import Format
-from tallymark.engine.message import Payload
+from tallymark.engine.message import Format, Payload
 from tallymark.engine.policies import QUEUES, Policy
-from tallymark.engine.route import Route
 from tallymark.engine.session import ACCEPTED
 from tallymark.journal.layout import STORED, Packer
 

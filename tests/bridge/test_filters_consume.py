@@ -6,12 +6,11 @@ from array import array
 
 from tallymark.bridge.filters import filters_of
 from tallymark.bridge.formats import AMQP091, NSQ
+from tallymark.engine.annotations import Route
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import Deliver
-from tallymark.engine.formats import Filter
-from tallymark.engine.message import Payload
+from tallymark.engine.message import Filter, Payload
 from tallymark.engine.queue import Queue
-from tallymark.engine.route import Route
 from tallymark.engine.session import Session
 from tallymark.wire.amqp091.properties import Properties as Basic
 from tallymark.wire.amqp10.types import Described, ULong

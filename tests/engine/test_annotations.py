@@ -13,12 +13,12 @@ from tallymark.engine.annotations import (
     REASONS,
     Annotations,
     Death,
+    Route,
     after_death,
     death_headers,
     is_cycle,
     keys_of,
 )
-from tallymark.engine.route import Route
 
 FORMS = (1, 2, 3)
 START_MS = 1_700_000_000_000

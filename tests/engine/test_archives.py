@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tallymark.engine import records, streams
-from tallymark.engine.claims import Archived
 from tallymark.engine.errors import Fenced, PreconditionFailed
 from tallymark.engine.packing import Packing
 from tallymark.engine.queue import Queue
+from tallymark.engine.queue_parts import Archived
 from tests.engine.test_stream_publishers import numbered
 from tests.engine.test_stream_ranges import between
 from tests.engine.test_streams import STREAM

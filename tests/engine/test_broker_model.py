@@ -17,8 +17,8 @@ from itertools import pairwise
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from tallymark.engine.durability import LARGEST_RESERVE
 from tallymark.engine.errors import BrokerError, PreconditionFailed
-from tallymark.engine.marks import LARGEST_RESERVE
 from tallymark.engine.packing import Packing
 from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED, Consumer, Session
 from tests.support.engine_rig import Delivery, Rig, numbers

@@ -7,7 +7,7 @@ import gc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.engine.deadlines import NEVER, SWEEP, Deadlines
+from tallymark.engine.clock import NEVER, SWEEP, Deadlines
 from tallymark.engine.queue import Queue
 
 MOMENT = st.integers(0, 30)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tallymark.engine import records
+from tallymark.engine.restore import snapshot
 from tallymark.engine.session import RETURNED
-from tallymark.engine.snapshot import snapshot
 from tests.support.engine_rig import Rig, Said
 from tests.support.engine_steps import drain, finish, manual, reject
 

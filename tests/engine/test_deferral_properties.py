@@ -11,9 +11,9 @@ import pytest
 
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.errors import BrokerError
-from tallymark.engine.invariants import check_queue
 from tallymark.engine.message import Slice
 from tallymark.engine.packing import Packing
+from tallymark.engine.queue import check_queue
 from tallymark.engine.session import (
     ACCEPTED,
     DISCARDED,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tallymark.engine.errors import AccessRefused, NotAllowed, PreconditionFailed
-from tallymark.engine.invariants import check_queue
+from tallymark.engine.queue import check_queue
 from tallymark.engine.restore import drop_lost
 from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED
 from tests.support.engine_rig import Delivery, Rig

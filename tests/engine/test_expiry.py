@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tallymark.engine.annotations import Annotations
-from tallymark.engine.deadlines import NEVER
+from tallymark.engine.clock import NEVER
 from tallymark.engine.delivery import IN_A_TURN
-from tallymark.engine.formats import Filter
-from tallymark.engine.message import Payload
+from tallymark.engine.message import Filter, Payload
 from tallymark.engine.packing import Packing
 from tallymark.engine.session import ACCEPTED, RETURNED
 from tests.support.engine_rig import START_MS, Rig, Said, numbers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tallymark.engine import records
-from tallymark.engine.marks import REST_MS, SMALLEST_RESERVE
+from tallymark.engine.durability import REST_MS, SMALLEST_RESERVE
 from tallymark.engine.session import ACCEPTED
 from tests.support.engine_rig import Rig
 

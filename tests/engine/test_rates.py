@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.engine.quotas import MAX_PUBLISH_RATE, Quotas
-from tallymark.engine.rates import Bucket
+from tallymark.engine.quotas import MAX_PUBLISH_RATE, Bucket, Quotas
 
 
 def limited(vhost: int = -1, user: int = -1) -> Quotas:

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.errors import Unreadable
-from tallymark.engine.formats import Filter
-from tallymark.engine.message import Payload
+from tallymark.engine.message import Filter, Payload
 from tallymark.engine.packing import Packing
 from tallymark.engine.redrive import MOVED, UNREADABLE
 from tallymark.engine.session import ACCEPTED, DISCARDED, FAILED, REJECTED, RETURNED, Session

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tallymark.engine.errors import AccessRefused, BrokerError, PreconditionFailed
 from tallymark.engine.records import Record
+from tallymark.engine.restore import snapshot
 from tallymark.engine.session import ACCEPTED, REJECTED, RETURNED, Session
-from tallymark.engine.snapshot import snapshot
 from tallymark.engine.subscription import Subscription, subscriptions_of
 from tests.support.engine_rig import MemoryLog, Rig, numbers
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tallymark.engine.annotations import Annotations
-from tallymark.engine.formats import Filter
+from tallymark.engine.message import Filter
 from tallymark.engine.packing import Packing
 from tallymark.engine.slow.consumers import FINE, NEAR, OVER
 from tallymark.engine.slow.rules import Rule, Rules

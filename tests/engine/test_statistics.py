@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallymark.engine import records
-from tallymark.engine.rates import HALF_MS, WINDOW_MS, Pace
-from tallymark.engine.statistics import figures
+from tallymark.engine.consumers import figures
+from tallymark.engine.quotas import HALF_MS, WINDOW_MS, Pace
 from tests.support.slow_rig import Slow
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from tallymark import is_compiled
 from tallymark.engine import store, streams
-from tallymark.engine.claims import Pin
 from tallymark.engine.errors import Fenced, Gone, PreconditionFailed
 from tallymark.engine.message import Slice
 from tallymark.engine.packing import Packing
 from tallymark.engine.queue import Queue
+from tallymark.engine.queue_parts import Pin
 from tallymark.engine.streams import first_offset
 from tests.engine.test_stream_publishers import numbered
 from tests.engine.test_streams import STREAM

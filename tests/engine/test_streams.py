@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tallymark.engine.annotations import Annotations
-from tallymark.engine.deadlines import NEVER
+from tallymark.engine.clock import NEVER
 from tallymark.engine.errors import NotAllowed, PreconditionFailed, Unsupported
 from tallymark.engine.packing import Packing
 from tallymark.engine.session import ACCEPTED, REJECTED, Consumer, Session

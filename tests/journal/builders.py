@@ -7,9 +7,9 @@ from array import array
 from collections.abc import Iterable
 from pathlib import Path
 
+from tallymark.engine.annotations import Route
 from tallymark.engine.message import Payload
 from tallymark.engine.records import ENTERED, PAYLOAD, SETTLED, Record
-from tallymark.engine.route import Route
 from tallymark.journal.files import Files
 from tallymark.journal.journal import Journal
 from tests.support.patience import PATIENCE_S

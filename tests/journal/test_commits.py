@@ -8,12 +8,11 @@ from array import array
 from pathlib import Path
 
 from tallymark.engine import records
+from tallymark.engine.annotations import Route
 from tallymark.engine.broker import Broker
 from tallymark.engine.message import Payload
-from tallymark.engine.restore import Restorer
-from tallymark.engine.route import Route
+from tallymark.engine.restore import Restorer, live_payloads, snapshot
 from tallymark.engine.session import ACCEPTED, REJECTED, Session
-from tallymark.engine.snapshot import live_payloads, snapshot
 from tallymark.engine.staging import Transaction
 from tallymark.journal.journal import Journal
 from tallymark.journal.verify import verify

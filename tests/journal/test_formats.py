@@ -21,10 +21,9 @@ from typing import Any
 import pytest
 
 from tallymark.engine.broker import Broker
-from tallymark.engine.formats import Format
+from tallymark.engine.message import Format
 from tallymark.engine.queue import Queue
-from tallymark.engine.restore import Restorer
-from tallymark.engine.snapshot import live_payloads
+from tallymark.engine.restore import Restorer, live_payloads
 from tallymark.engine.subscription import subscriptions_of
 from tallymark.journal.journal import Journal
 from tallymark.journal.verify import verify

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tallymark.engine.annotations import Route
 from tallymark.engine.message import Payload
 from tallymark.engine.records import (
     COUNTERS,
@@ -24,7 +25,6 @@ from tallymark.engine.records import (
     SETTLED,
     Record,
 )
-from tallymark.engine.route import Route
 from tallymark.journal import layout
 from tallymark.journal.layout import LayoutError, Packer, crc32c, pack
 from tallymark.journal.unpacking import unpack

@@ -7,15 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from tallymark.engine.annotations import Route
 from tallymark.engine.broker import Broker
-from tallymark.engine.formats import Format
-from tallymark.engine.message import Payload, Slice
+from tallymark.engine.message import Format, Payload, Slice
 from tallymark.engine.packing import Packing
 from tallymark.engine.policies import Policy
 from tallymark.engine.queue import Queue
-from tallymark.engine.restore import Restorer, drop_lost, take_apart
-from tallymark.engine.route import Route
-from tallymark.engine.snapshot import live_payloads, packed_in, packed_payloads, snapshot
+from tallymark.engine.restore import (
+    Restorer,
+    drop_lost,
+    live_payloads,
+    packed_in,
+    packed_payloads,
+    snapshot,
+    take_apart,
+)
 from tallymark.journal.journal import Journal
 
 SIZE = 40

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from tallymark.engine.annotations import Route
 from tallymark.engine.message import Payload
 from tallymark.engine.packing import Packing
-from tallymark.engine.route import Route
 from tallymark.engine.session import ACCEPTED
 from tallymark.journal.journal import Journal
 from tallymark.journal.verify import verify

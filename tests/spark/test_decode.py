@@ -15,10 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallymark.engine import records
-from tallymark.engine.annotations import Annotations, Death
+from tallymark.engine.annotations import Annotations, Death, Route
 from tallymark.engine.message import Payload
 from tallymark.engine.records import Record
-from tallymark.engine.route import Route
 from tallymark.journal import layout
 from tallymark.spark import decode, letters, schema
 from tallymark.spark.blocks import blocks as blocks_of

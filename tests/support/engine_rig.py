@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from tallymark.bridge.amqp091.format import Amqp091Format, section_at
 from tallymark.bridge.formats import AMQP091, HOP_LIMIT
 from tallymark.engine import records
-from tallymark.engine.annotations import Annotations
+from tallymark.engine.annotations import Annotations, Route
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import (
     Activated,
@@ -34,17 +34,14 @@ from tallymark.engine.effects import (
     TimedOut,
     TransactionExpired,
 )
-from tallymark.engine.formats import Format
 from tallymark.engine.ledger import expanded
-from tallymark.engine.message import PACKED, Pack, Payload, Slice
+from tallymark.engine.message import PACKED, Format, Pack, Payload, Slice
 from tallymark.engine.policies import QUEUES, Policy
 from tallymark.engine.publishing import Part
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
-from tallymark.engine.restore import Restorer
-from tallymark.engine.route import Route
+from tallymark.engine.restore import Restorer, snapshot
 from tallymark.engine.session import Connection, Consumer, Session
-from tallymark.engine.snapshot import snapshot
 from tallymark.engine.staging import Transaction
 from tallymark.wire.amqp091.properties import Properties, decode_properties
 from tests.support import amqp091

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tallymark.engine.clock import in_wall_time
 from tallymark.engine.ledger import expanded
 from tallymark.engine.message import Payload
 from tallymark.engine.records import MOVED, PAYLOAD, Record
-from tallymark.engine.walltime import in_wall_time
 from tallymark.journal.journal import BytesLost
 from tallymark.journal.layout import (
     CHECKPOINT,

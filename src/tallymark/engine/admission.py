@@ -18,9 +18,9 @@ from tallymark.engine.entrance import Entrance, Seat
 from tallymark.engine.ledger import dropped_record, publishers_record, seen_record
 from tallymark.engine.message import NOWHERE, Payload, Slice
 from tallymark.engine.queue import Queue
-from tallymark.engine.routing import Targets
 from tallymark.engine.settings import DROP_TAIL, REJECT_PUBLISH, REJECT_PUBLISH_DLX
 from tallymark.engine.state import State
+from tallymark.engine.topology import Targets
 
 ENTERED: Final = 0
 REFUSED: Final = 1

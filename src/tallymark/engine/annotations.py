@@ -1,5 +1,5 @@
 """Annotations: the broker's own facts about messages, beside their bytes. They are the messages'
-own TTL, further routing keys, the present route, and the count and causes of their deaths.
+route, their own TTL, further routing keys, and the count and causes of their deaths.
 
 Annotations are immutable and shared by all messages of a slice. One death makes new ones out of the
 old (`after_death`); the history in them is a list, newest death first, and every question about
@@ -29,20 +29,16 @@ import json
 from base64 import b64decode, b64encode
 from typing import Final, final
 
-from tallymark.engine.route import Route
-
 VERSION: Final = 1
 HEADER_FORM: Final = 1
 UNORDERED_FORM: Final = 2
 NEWEST_FORM: Final = 3
-
 REJECTED: Final = "rejected"
 EXPIRED: Final = "expired"
 MAXLEN: Final = "maxlen"
 DELIVERY_LIMIT: Final = "delivery_limit"
 REASONS: Final = (REJECTED, EXPIRED, MAXLEN, DELIVERY_LIMIT)
 """Reasons for which a queue dead-letters a message [DL-1]. Only the first is caused by a client."""
-
 Notes = tuple[tuple[str, bytes], ...]
 """Notes that consumers added to a message when they requeued or rejected it: (key, value encoded in
 AMQP 1.0), sorted by key [FC-20]."""
@@ -223,8 +219,6 @@ class Annotations:
         return made
 
 
-# -- changes
-
 _NOTHING: Final = Annotations()
 """Annotations of messages that have none."""
 
@@ -380,9 +374,6 @@ def death_headers(annotations: Annotations) -> dict[str, str]:
         headers["x-last-death-queue"] = last[1]
         headers["x-last-death-exchange"] = last[2]
     return headers
-
-
-# -- the stored forms
 
 
 def _as_header(death: Death) -> dict[str, object]:
@@ -589,3 +580,14 @@ class _Fields:
 
     def _wrong(self, name: str, value: object, expected: str) -> ValueError:
         return ValueError(f"{self._what}: {name} is {value!r}, expected {expected}")
+
+
+@final
+class Route:
+    """The exchange and routing key a message was published with, as its readers see them."""
+
+    __slots__ = ("exchange", "key")
+
+    def __init__(self, exchange: str, key: str) -> None:
+        self.exchange = exchange
+        self.key = key

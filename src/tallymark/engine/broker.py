@@ -27,33 +27,27 @@ from typing import Final, final
 
 from tallymark.engine import records
 from tallymark.engine.admission import Admission
-from tallymark.engine.archives import Archives
 from tallymark.engine.backlogs import Backlogs
-from tallymark.engine.clients import Clients
+from tallymark.engine.clients import Clients, Consuming
+from tallymark.engine.clock import Timed, in_wall_time
 from tallymark.engine.consumers import Consumers
-from tallymark.engine.consuming import Consuming
-from tallymark.engine.contents import Contents
 from tallymark.engine.deadletters import DeadLetters
-from tallymark.engine.deadlines import Timed
 from tallymark.engine.delivery import Dispatcher
-from tallymark.engine.durability import Durability
+from tallymark.engine.durability import Durability, Marks
 from tallymark.engine.effects import Effect
 from tallymark.engine.entrance import Entrance
-from tallymark.engine.handover import Handover
-from tallymark.engine.invariants import check_queue
+from tallymark.engine.inflight import Handover, Timeouts
 from tallymark.engine.leases import Leases
-from tallymark.engine.marks import Marks
 from tallymark.engine.message import Payload
 from tallymark.engine.pending import PendingLetters
 from tallymark.engine.publishing import Publishing
 from tallymark.engine.quarantine import Quarantine
-from tallymark.engine.queue import Queue
+from tallymark.engine.queue import Queue, check_queue
 from tallymark.engine.quotas import Quotas
-from tallymark.engine.readmission import Readmission
 from tallymark.engine.records import Record
 from tallymark.engine.redrive import Redrives
-from tallymark.engine.registry import Registry
-from tallymark.engine.retries import Retries
+from tallymark.engine.registry import Contents, Registry
+from tallymark.engine.retries import Readmission, Retries
 from tallymark.engine.session import (
     Session,
 )
@@ -62,13 +56,12 @@ from tallymark.engine.sinks import Sink, Sinks, Staging
 from tallymark.engine.slow.consumers import SlowConsumers
 from tallymark.engine.staging import Transaction
 from tallymark.engine.state import State
+from tallymark.engine.streams import Archives
 from tallymark.engine.subscription import Subscription, subscriptions_of
-from tallymark.engine.timeouts import Timeouts
 from tallymark.engine.transactions import Transactions
 from tallymark.engine.units import EngineMs, Position
 from tallymark.engine.upkeep import Upkeep
 from tallymark.engine.vhost import VirtualHost
-from tallymark.engine.walltime import in_wall_time
 
 DEFAULT_VHOST: Final = "/"
 

@@ -1,22 +1,45 @@
-"""Clock: the time that the engine was given last. The engine never asks the operating system.
+"""Time: the broker's clock, its deadlines, and the conversion of what is stored to wall time.
 
-There are two. *Engine time* is for deadlines and ages, and is what everything in memory is noted
-in: it goes with the monotonic clock, so that no step of the wall clock stops or triggers anything
-[NQ-D8]. *Wall time* is for what is stored and shown. At a start the two are the same. From then on
-a small difference is slewed away; a jump of the wall clock becomes `ahead_ms`, which is added to
-whatever leaves (`walltime.py`) and taken off the times that clients name.
-"""
+The engine never asks the operating system: the clock holds the time that it was given last. There
+are two. *Engine time* is for deadlines and ages, and is what everything in memory is noted in: it
+goes with the monotonic clock, so that no step of the wall clock stops or triggers anything [NQ-D8].
+*Wall time* is for what is stored and shown. At a start the two are the same. From then on a small
+difference is slewed away; a jump of the wall clock becomes `ahead_ms`, which is added to whatever
+leaves (`in_wall_time`) and taken off the times that clients name. A restart reads stored times as
+they are: engine time begins there, with wall time.
+
+There is one structure of deadlines for the whole broker [NQ-D1], a heap of (due, thing). A thing's
+deadline mostly moves later or ends early, so nothing is removed from the middle of the heap: a
+thing that comes up is asked for its real deadline, and armed again. An idle thing costs nothing, a
+busy one a comparison. The owner sleeps until `next_due`."""
 
 from __future__ import annotations
 
+import heapq
+import json
+from array import array
 from typing import Final, final
 
+from tallymark.engine import records
+from tallymark.engine.message import Pack, Payload, closed, opened
+from tallymark.engine.records import Record
 from tallymark.engine.units import EngineMs, WallMs
 
 JUMP_MS: Final = 2000
 """Step of the wall clock, in ms, above which it is a jump that engine time does not follow."""
 SLEW: Final = 20
 """Slew rate: engine time is corrected by at most one in this many milliseconds."""
+NEVER: Final = 1 << 62
+SWEEP: Final = 1024
+"""Number of stale entries that are tolerated however few other entries there are."""
+_ANNOTATED = (
+    records.ENTERED,
+    records.LIVE,
+    records.LEASED,
+    records.RETURNED,
+    records.DEFERRED,
+)
+"""Kinds of record whose blob is annotations."""
 
 
 @final
@@ -92,3 +115,176 @@ class Clock:
     def from_wall(self, wall_ms: WallMs) -> EngineMs:
         """Return the engine time of a moment that a client gives in wall time."""
         return EngineMs(wall_ms - self.ahead_ms)
+
+
+class Timed:
+    """Something with a deadline: a queue, a session."""
+
+    __slots__ = ("armed_ms",)
+
+    def __init__(self) -> None:
+        self.armed_ms = NEVER
+        """Time of its earliest entry in the heap; engine time, ms."""
+
+
+@final
+class Deadlines:
+    """The deadlines of a broker (see the module's docstring)."""
+
+    __slots__ = ("_heap", "_number", "_stale")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Timed]] = []
+        self._number = 0
+        """Number of armings so far. It orders things with equal deadlines, so that these are never
+        compared."""
+        self._stale = 0
+        """Count of entries whose thing waits for another time by now."""
+
+    def arm(self, thing: Timed, due_ms: int) -> None:
+        """Make sure that the thing is attended to at `due_ms` or earlier."""
+        if due_ms < thing.armed_ms:
+            if thing.armed_ms < NEVER:
+                self._gone_stale()
+            thing.armed_ms = due_ms
+            self._number += 1
+            heapq.heappush(self._heap, (due_ms, self._number, thing))
+
+    def forget(self, thing: Timed) -> None:
+        """Remove the deadlines of a thing that is gone."""
+        if thing.armed_ms < NEVER:
+            thing.armed_ms = NEVER
+            self._gone_stale()
+
+    def _gone_stale(self) -> None:
+        """Count one more stale entry, and sweep if most are stale."""
+        self._stale += 1
+        if self._stale > SWEEP and self._stale * 2 > len(self._heap):
+            self._heap = [entry for entry in self._heap if entry[2].armed_ms == entry[0]]
+            heapq.heapify(self._heap)
+            self._stale = 0
+
+    def next_due(self) -> int:
+        """Return the time of the next deadline, engine time, ms; NEVER: there is none."""
+        heap = self._heap
+        while heap and heap[0][2].armed_ms != heap[0][0]:
+            heapq.heappop(heap)
+            self._stale -= 1
+        return heap[0][0] if heap else NEVER
+
+    def take_due(self, now_ms: int) -> list[Timed]:
+        """Return all things that are due, disarmed, in order of their deadlines."""
+        heap = self._heap
+        out = []
+        while heap and heap[0][0] <= now_ms:
+            due, _, thing = heapq.heappop(heap)
+            if thing.armed_ms == due:
+                thing.armed_ms = NEVER
+                out.append(thing)
+            else:
+                self._stale -= 1
+        return out
+
+
+def in_wall_time(told: list[Record], ahead_ms: int) -> list[Record]:
+    """Return the records with all times moved by `ahead_ms`. The same list is returned and its
+    records are altered, unless ahead_ms is 0. O(records) then."""
+    if ahead_ms == 0:
+        return told
+    blobs: dict[bytes, bytes] = {}
+    packed: dict[int, Payload] = {}
+    for record in told:
+        kind = record.kind
+        if record.time_ms:
+            record.time_ms = _moved_time(record.time_ms, ahead_ms)
+        payload = record.payload
+        if payload is not None and payload.pack is not None:
+            if id(payload) not in packed:
+                packed[id(payload)] = _moved_pack(payload, ahead_ms)
+            record.payload = packed[id(payload)]
+        if kind in (records.DEFERRED, records.SINK_STAGED):
+            record.other = _moved_time(record.other, ahead_ms)
+        if record.blob:
+            if kind in _ANNOTATED:
+                if record.blob not in blobs:
+                    blobs[record.blob] = _moved_annotations(record.blob, ahead_ms)
+                record.blob = blobs[record.blob]
+            elif kind == records.PENDING:
+                record.blob = _moved_letter(record.blob, ahead_ms)
+            elif kind == records.SINK_STAGED:
+                record.blob = _moved_staging(record.blob, ahead_ms)
+            elif kind == records.DEFINITION:
+                record.blob = _moved_definition(record.blob, ahead_ms)
+    return told
+
+
+def _moved_time(time_ms: int, ahead_ms: int) -> int:
+    """Return a stored time moved by `ahead_ms`, at least 1: a clock may be set back to a time
+    before 1970."""
+    return max(1, time_ms + ahead_ms)
+
+
+def _moved_pack(payload: Payload, ahead_ms: int) -> Payload:
+    """Return a copy of a packed payload for the records; the times of the original stay in engine
+    time."""
+    pack = payload.pack
+    assert pack is not None
+    copy = Payload(
+        payload.format, payload.raw, payload.cuts, payload.route, payload.routes,
+        payload.first_id, _moved_time(payload.arrived_ms, ahead_ms), payload.persistent,
+        payload.largest_frame,
+    )  # fmt: skip
+    copy.position = payload.position
+    arrivals = array("Q", [_moved_time(time_ms, ahead_ms) for time_ms in pack.arrivals])
+    annotations = [
+        closed([_moved_annotations(blob, ahead_ms) if blob else b"" for blob in opened(part)])
+        for part in pack.annotations
+    ]
+    copy.pack = Pack(pack.positions, pack.ids, arrivals, annotations)
+    copy.pack.sums = pack.sums
+    return copy
+
+
+def _moved_annotations(blob: bytes, ahead_ms: int) -> bytes:
+    said: object = json.loads(blob)
+    assert isinstance(said, dict), said
+    return _encoded(_moved(said, ("due", "since"), ahead_ms))
+
+
+def _moved_letter(blob: bytes, ahead_ms: int) -> bytes:
+    said: object = json.loads(blob)
+    assert isinstance(said, dict), said
+    known: object = said["letter"]
+    if isinstance(known, dict):
+        _moved(known, ("due", "since"), ahead_ms)
+    return _encoded(said)
+
+
+def _moved_staging(blob: bytes, ahead_ms: int) -> bytes:
+    said: object = json.loads(blob)
+    assert isinstance(said, dict), said
+    known: object = said.get("known", "")
+    if isinstance(known, str) and known:
+        said["known"] = _moved_annotations(known.encode(), ahead_ms).decode()
+    return _encoded(said)
+
+
+def _moved_definition(blob: bytes, ahead_ms: int) -> bytes:
+    """Return a definition with its times moved; only a sink's has any."""
+    said: object = json.loads(blob)
+    assert isinstance(said, dict), said
+    return _encoded(_moved(said, ("forget_ms",), ahead_ms)) if said.get("op") == "sink" else blob
+
+
+def _moved(said: dict[str, object], keys: tuple[str, ...], ahead_ms: int) -> dict[str, object]:
+    """Return the object with the times under these keys moved. A missing time, or 0, means none."""
+    for key in keys:
+        time_ms = said.get(key, 0)
+        assert isinstance(time_ms, int), (key, time_ms)
+        if time_ms:
+            said[key] = _moved_time(time_ms, ahead_ms)
+    return said
+
+
+def _encoded(said: dict[str, object]) -> bytes:
+    return json.dumps(said, separators=(",", ":")).encode()

@@ -16,7 +16,6 @@ from tallymark.engine.entrance import Entrance
 from tallymark.engine.ledger import Ledger, committed_record, unstaged_record
 from tallymark.engine.message import NOWHERE, Payload
 from tallymark.engine.queue import Queue
-from tallymark.engine.routing import Targets
 from tallymark.engine.session import InFlight, Session
 from tallymark.engine.settlement import Settlement
 from tallymark.engine.staging import (
@@ -32,6 +31,7 @@ from tallymark.engine.staging import (
     unstage,
 )
 from tallymark.engine.state import State
+from tallymark.engine.topology import Targets
 
 
 def no_room_text(queue: Queue, what: str) -> str:

@@ -18,6 +18,7 @@ from tallymark.engine import records
 from tallymark.engine.account import DEAD_LETTERED
 from tallymark.engine.annotations import (
     Annotations,
+    Route,
     after_death,
     death_headers,
     is_cycle,
@@ -31,12 +32,11 @@ from tallymark.engine.message import NOWHERE, Slice
 from tallymark.engine.pending import PendingLetters
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
-from tallymark.engine.route import Route
-from tallymark.engine.routing import Targets
+from tallymark.engine.queue_parts import Letter
 from tallymark.engine.settings import DROP_HEAD, REJECT_PUBLISH_DLX
 from tallymark.engine.state import State
+from tallymark.engine.topology import Targets
 from tallymark.engine.units import EngineMs
-from tallymark.engine.waiting import Letter
 
 HOP_LIMIT_HEADER: Final = b"x-opt-dead-letter-hop-limit"
 CYCLES_TOLD: Final = 10_000

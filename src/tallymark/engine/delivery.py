@@ -16,9 +16,9 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Final, final
 
+from tallymark.engine.durability import Marks
 from tallymark.engine.effects import Deliver, Drained, Effect
-from tallymark.engine.handover import Handover
-from tallymark.engine.marks import Marks
+from tallymark.engine.inflight import Handover
 from tallymark.engine.message import Slice
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue

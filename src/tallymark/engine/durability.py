@@ -1,26 +1,183 @@
-"""Durability: the confirms, high-water marks, stream messages and external waiters that wait for
-the disk.
+"""Durability: what waits for the disk, and the high-water marks that deliveries wait for.
 
-Everything asked for in a turn waits for the end of that turn's block; positions only grow, so one
-queue of waits serves all. Confirms leave in publish order, several at once as one [rabbitmq
-confirms, multiple].
-"""
+Confirms, marks, stream messages and external waiters: everything asked for in a turn waits for the
+end of that turn's block; positions only grow, so one queue of waits serves all. Confirms leave in
+publish order, several at once as one [rabbitmq confirms, multiple].
+
+Sequences below a queue's high-water mark may have been delivered, as recorded on disk. No message
+is delivered before that, so that after a crash every message that a consumer may have seen has the
+redelivered flag. Messages between the last delivery and the mark are flagged, too, although no
+consumer received them. Their number has two bounds:
+
+- by pace: by what leaves while the disk takes a mark, twice, since a mark is renewed at half way;
+- by credit: nothing leaves beyond what the queue's consumers may be sent without settling anything,
+  and what came back to them lately [LC-3]. A consumer that settles nothing is exact.
+
+The mark of a queue without deliveries is lowered to the last delivery, with the next block that is
+written anyway, or when the whole broker is idle."""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import Final, final
 
-from tallymark.engine.agenda import Returns
 from tallymark.engine.effects import Confirm, Durable, Effect
-from tallymark.engine.marks import Marks, MarkWait
+from tallymark.engine.ledger import mark_record
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import UNLIMITED, Session
-from tallymark.engine.state import State
+from tallymark.engine.state import Returns, State
 from tallymark.engine.units import Position
 
+LARGEST_RESERVE: Final = 8192
+"""Maximum distance between a mark and the sequence that requests it."""
+SMALLEST_RESERVE: Final = 32
+"""Minimum distance between a mark and the sequence that requests it, if credit allows it."""
+NO_CREDIT: Final = -1
+SMALLEST_RETURN: Final = 8
+"""Minimum of the credit that is expected to return where any returned lately: one mark for four
+messages that leave one by one."""
+REST_MS: Final = 250
+"""Time without a delivery after which a mark is lowered; engine time, ms."""
 HELD: Final = "held"
 """Placeholder for the waiter of messages that are delivered once they are on disk."""
+
+
+@final
+class MarkWait:
+    """A queue whose mark is being written to disk."""
+
+    __slots__ = ("budget", "comings", "mark", "queue", "reached")
+
+    def __init__(self, queue: Queue, mark: int, reached: int) -> None:
+        self.queue = queue
+        self.mark = mark
+        self.reached = reached
+        """Sequence up to which messages had been delivered when the mark was emitted."""
+        self.budget = queue.high_water.budget
+        """Budget of the queue when the mark before this one was emitted."""
+        self.comings = queue.comings
+
+
+@final
+class Marks:
+    """Sets the marks of all queues, and collects those that are being written to disk."""
+
+    __slots__ = ("_clock", "_look_ms", "_ahead", "_ledger", "turns", "waits")
+
+    def __init__(self, state: State) -> None:
+        self._clock = state.clock
+        self._ledger = state.ledger
+        self._ahead: list[Queue] = []
+        """Queues whose mark may be ahead of the last delivery."""
+        self._look_ms = 0
+        """Time at which these queues are examined next, engine time, ms."""
+        self.turns = 0
+        self.waits: list[MarkWait] = []
+        """Marks emitted in this turn."""
+
+    def cover(self, queue: Queue, upto: int, first: int = NO_CREDIT) -> bool:
+        """Ask the journal to mark sequences below `upto` as possibly delivered.
+
+        Returns whether that is on disk already. first: the sequence from which on the credit of the
+        queue's consumers bounds how many messages leave; NO_CREDIT: nothing bounds them.
+        """
+        high = queue.high_water
+        if upto > high.reached:
+            if high.turn != self.turns:
+                high.turn = self.turns
+                high.burst = 0
+            high.burst += upto - high.reached
+            high.reached = upto
+        if upto > high.renew_at:
+            self._renew(queue, upto, first)
+        if upto <= high.durable:
+            return True
+        high.stalled = True
+        return False
+
+    def _renew(self, queue: Queue, upto: int, first: int) -> None:
+        """Set the mark as far ahead of `upto` as pace and credit allow. If credit prevents that, it
+        is not tried again in this turn. O(consumers)."""
+        high = queue.high_water
+        if high.is_capped and high.asked == self.turns and upto <= high.mark:
+            return
+        high.asked = self.turns
+        mark = upto + max(high.reserve, SMALLEST_RESERVE)
+        budget = UNLIMITED
+        high.is_capped = False
+        if first != NO_CREDIT:
+            demand = queue.demand()
+            if demand < UNLIMITED // 2:
+                budget = queue.taken() + demand
+                most = max(upto, first + demand + high.returns)
+                high.is_capped = most < mark
+                mark = min(mark, most)
+        if mark > high.mark:
+            high.mark = mark
+            self._ledger.emit(mark_record(queue.id, mark))
+            self.waits.append(MarkWait(queue, mark, high.reached))
+            high.renew_at = mark - (mark - upto) // 2
+            if not high.is_ahead:
+                high.is_ahead = True
+                high.was_reached = high.reached
+                self._ahead.append(queue)
+        high.budget = budget
+
+    def covered(self, wait: MarkWait) -> None:
+        """Note that the mark of `wait` is on disk, and set how far ahead the next one is.
+
+        The next mark is ahead by the count of the last turn that delivered anything, plus twice the
+        count delivered while this mark was written, since a mark is renewed at half way. It is
+        twice as far ahead as the last one if a delivery had to wait for it. Credit is expected to
+        return at the rate at which it returned meanwhile.
+        """
+        queue = wait.queue
+        high = queue.high_water
+        high.durable = max(high.durable, wait.mark)
+        ahead = 2 * (high.reached - wait.reached) + high.burst
+        if high.stalled:
+            high.stalled = False
+            ahead = max(ahead, 2 * high.reserve)
+        high.reserve = min(max(ahead, SMALLEST_RESERVE), LARGEST_RESERVE)
+        if not high.is_capped:
+            high.renew_at = min(high.renew_at, high.mark - high.reserve // 2)
+        high.returns = 0
+        if wait.budget < UNLIMITED and wait.comings == queue.comings:
+            back = queue.taken() + queue.demand() - wait.budget
+            if 0 < back < LARGEST_RESERVE:
+                high.returns = max(2 * back, SMALLEST_RETURN)
+            elif back > 0:
+                high.returns = LARGEST_RESERVE
+
+    def tighten(self, queue: Queue) -> None:
+        """Lower the mark to the last delivery, when nothing was delivered for a while. Nothing
+        above it is delivered before a new mark is on disk."""
+        high = queue.high_water
+        if queue.stored and high.reached < high.mark == high.durable:
+            high.settle_at(high.reached)
+            high.reserve = high.returns = 0
+            self._ledger.emit(mark_record(queue.id, high.mark))
+
+    def look_around(self) -> None:
+        """Lower the marks of queues without deliveries, with a block that is written anyway.
+
+        A queue whose consumers took all there is keeps its mark: what enters next need not wait.
+        O(1) in most turns; every REST_MS, O(queues that had a mark set ahead).
+        """
+        if not self._ahead or not self._ledger.rows or self._clock.now_ms < self._look_ms:
+            return
+        self._look_ms = self._clock.now_ms + REST_MS
+        ahead, self._ahead = self._ahead, []
+        for queue in ahead:
+            high = queue.high_water
+            rests = high.was_reached == high.reached and high.mark == high.durable
+            high.was_reached = high.reached
+            if rests and (queue.ready or not queue.consumers):
+                self.tighten(queue)
+            if queue.deleted or high.mark <= high.reached:
+                high.is_ahead = False
+            else:
+                self._ahead.append(queue)
 
 
 @final

@@ -8,9 +8,8 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Final, final
 
-from tallymark.engine.checksum import crc32c
 from tallymark.engine.ledger import leased_answer, live_answer, missing_answer, payload_record
-from tallymark.engine.message import Payload, Slice
+from tallymark.engine.message import Payload, Slice, crc32c
 from tallymark.engine.records import Record
 
 BLOCK_BYTES: Final = 4 << 20

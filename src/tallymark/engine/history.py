@@ -14,15 +14,14 @@ from tallymark.engine import records
 from tallymark.engine.account import DEAD_LETTERED, DROPPED, LEASED, MOVING, READY, SETTLED
 from tallymark.engine.annotations import Annotations, ready_since
 from tallymark.engine.arguments import named
-from tallymark.engine.claims import Archived
 from tallymark.engine.intervals import DeferralLog, IntervalSet, LoggedDeferral, Tally
 from tallymark.engine.ledger import Ledger, dropped_record, lost_delivery_record
 from tallymark.engine.message import Slice
 from tallymark.engine.pending import pending_letter
 from tallymark.engine.queue import Queue
+from tallymark.engine.queue_parts import Archived, Letter
 from tallymark.engine.records import Record
 from tallymark.engine.subscription import subscriptions_of
-from tallymark.engine.waiting import Letter
 
 
 @final

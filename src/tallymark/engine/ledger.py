@@ -377,7 +377,7 @@ def publishers_record(queue_id: int, numbers: dict[str, int]) -> Record:
 def archived_record(
     queue_id: int, low: int, high: int, messages: int, place: dict[str, str]
 ) -> Record:
-    """Return the ARCHIVED row of sequences low..high-1 of a stream. place: see archives.py."""
+    """Return the ARCHIVED row of sequences low..high-1 of a stream. place: see streams.py."""
     return Record(
         records.ARCHIVED, queue_id, low, high - low, UNSTAMPED, other=messages, blob=_json(place)
     )
@@ -394,7 +394,7 @@ def consumer_record(
     queue_id: int, consumer: int, event: int, settled: int, about: dict[str, object]
 ) -> Record:
     """Return the CONSUMER row. event: records.CONSUMER_*; settled: messages so far; about: see
-    statistics.py."""
+    consumers.py."""
     return Record(
         records.CONSUMER, queue_id, 0, 0, UNSTAMPED, owner=consumer, other=settled, reason=event,
         blob=_json(about),

@@ -1,4 +1,4 @@
-"""Messages travel in stretches: the route, the payload and the slice.
+"""Messages travel in stretches: the payload, the slice, and the format that can read them.
 
 A *payload* is what arrived together: the raw bytes in the publisher's own wire format and the cut
 positions between messages. It is shared by every queue it was routed to. A *slice* is one queue's
@@ -8,6 +8,12 @@ equal for all of them. Everything the broker does costs per slice, hardly anythi
     payload   raw  |m0      |m1    |m2         |m3 |
               cuts 0        8      14          25  29
     slice     payload, lo=1, hi=3, first=702  ->  m1 is sequence 702, m2 is 703
+
+The engine cannot interpret the bytes. Every wire *format* has a number (`Payload.format`) and an
+object that answers questions about them (`broker.formats`), made by the bridge that knows it. A
+consumer's filter comes from a bridge, too. All methods of both need the bytes in memory
+(`payload.raw`) and raise nothing, whatever a publisher put there: a property that cannot be read is
+not there.
 """
 
 from __future__ import annotations
@@ -17,8 +23,10 @@ from array import array
 from bisect import bisect_left
 from typing import Final, final
 
-from tallymark.engine.annotations import Annotations
-from tallymark.engine.route import Route
+from google_crc32c import extend as _extend
+from mypy_extensions import mypyc_attr
+
+from tallymark.engine.annotations import Annotations, Route
 from tallymark.engine.units import EngineMs
 
 NOWHERE: Final = -1
@@ -343,3 +351,63 @@ class Slice:
         if pack is None or self.entered_ms() >= time_ms:
             return 0
         return bisect_left(pack.entered, time_ms, self.lo, self.hi) - self.lo
+
+
+def crc32c(data: bytes, crc: int = 0) -> int:
+    """CRC-32C of data, continued from `crc`.
+
+    google-crc32c: 28 GB/s on 64 MiB where crc32c 2.9 gave 8; alike (0.12 us) on 200 bytes.
+    """
+    result: int = _extend(crc, data)
+    return result
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Format:
+    """A format that is not known: its messages have no properties."""
+
+    __slots__ = ()
+
+    def priorities(self, payload: Payload, lo: int, hi: int) -> bytes:
+        """Return one byte for each of the messages lo..hi-1: its priority, 0 where it has none."""
+        return bytes(hi - lo)
+
+    def ids(self, payload: Payload, lo: int, hi: int) -> list[str]:
+        """Return the ids that publishers gave the messages lo..hi-1, for deduplication; "" where
+        there is none."""
+        return [""] * (hi - lo)
+
+    def numbered(self, payload: Payload, lo: int, hi: int) -> list[tuple[str, int]]:
+        """Return publisher name and publishing number of each of the messages lo..hi-1, by which a
+        stream recognizes repeated publishes; ("", 0) where there are none. An empty list: no
+        message has any."""
+        return []
+
+    def headers(self, payload: Payload, i: int) -> dict[str, object]:
+        """Return the headers of message i, for routing by headers."""
+        return {}
+
+    def hop_limit(self, payload: Payload, i: int) -> int:
+        """Return how many deaths the publisher of message i allows, 0..255 [DL-D1]; -1: not set."""
+        return -1
+
+    def bodies(self, payload: Payload) -> array[int]:
+        """Return array('Q') of count + 1 running totals, from 0, of the body bytes of the messages,
+        which a queue's limit on bytes counts."""
+        return array("Q", payload.cuts)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Filter:
+    """A filter that every message matches. Other filters are made by the bridges, which can decode
+    messages.
+
+    A filter is pure: the same message gets the same answer every time.
+    """
+
+    __slots__ = ()
+
+    def matches(self, payload: Payload, i: int, known: Annotations | None) -> bool:
+        """Return whether message i matches; its bytes are in memory. Raises nothing, whatever a
+        publisher wrote: a message that cannot be decoded does not match."""
+        return True

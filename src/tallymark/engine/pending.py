@@ -21,10 +21,10 @@ from tallymark.engine.ledger import pending_record
 from tallymark.engine.message import Payload, Slice
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
+from tallymark.engine.queue_parts import Letter
 from tallymark.engine.records import Record
 from tallymark.engine.state import State
 from tallymark.engine.units import EngineMs
-from tallymark.engine.waiting import Letter
 
 RETRY_MS: Final = 1000
 """Delay between two attempts at pending letters, ms; a change of topology causes one at once."""

@@ -21,7 +21,6 @@ from tallymark.engine.ledger import (
 from tallymark.engine.message import ON_ITS_WAY, Payload
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
-from tallymark.engine.routing import Targets
 from tallymark.engine.session import (
     Connection,
     Session,
@@ -30,6 +29,7 @@ from tallymark.engine.session import (
 from tallymark.engine.sinks import Committed, Sinks
 from tallymark.engine.staging import Transaction
 from tallymark.engine.state import State
+from tallymark.engine.topology import Targets
 from tallymark.engine.transactions import Transactions
 
 

@@ -24,9 +24,9 @@ from tallymark.engine.effects import Signal
 from tallymark.engine.errors import Unreadable
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
+from tallymark.engine.queue_parts import Letter, Quarantined
 from tallymark.engine.state import State
 from tallymark.engine.subscription import Subscription
-from tallymark.engine.waiting import Letter, Quarantined
 
 TOLD: Final = 100
 """Maximum number of alarms about one queue until its quarantine is empty: a lost file would fill
@@ -35,7 +35,7 @@ the log."""
 
 @final
 class Quarantine:
-    """Puts messages aside. readmission.py takes them out again."""
+    """Puts messages aside. retries.py takes them out again."""
 
     __slots__ = ("_agenda", "_effects", "_told", "pauses", "store")
 

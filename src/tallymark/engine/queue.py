@@ -1,6 +1,7 @@
 """A queue: its ready messages, and the account of every message that ever entered it.
 
-Ready messages lie in lanes, one per priority; order within a lane is ready.py's.
+Ready messages lie in lanes, one per priority; order within a lane is ready.py's. What else a queue
+has, one rule each, is in queue_parts.py.
 
 The account is account.py's. "Of no bucket" are messages on their way from one to another.
 """
@@ -20,16 +21,23 @@ from tallymark.engine.account import (
     Account,
 )
 from tallymark.engine.annotations import Annotations, ready_since
-from tallymark.engine.claims import Retention
-from tallymark.engine.deadlines import Timed
-from tallymark.engine.deduplication import Deduplication
-from tallymark.engine.high_water import DiskHold, HighWater
+from tallymark.engine.clock import Timed
 from tallymark.engine.ledger import SettledRows
 from tallymark.engine.message import Payload, Slice
+from tallymark.engine.queue_parts import (
+    Deduplication,
+    Deferrals,
+    Deferred,
+    DiskHold,
+    HighWater,
+    Letter,
+    Quarantined,
+    Retention,
+    Retry,
+)
 from tallymark.engine.ready import Ready, give_back, highest
 from tallymark.engine.settings import Settings
 from tallymark.engine.units import EngineMs
-from tallymark.engine.waiting import Deferrals, Deferred, Letter, Quarantined, Retry
 
 
 class QueueConsumer:
@@ -476,3 +484,31 @@ class Queue(Timed):
             terms["kept_from"] = self.retention.kept_from
             terms["let_go_bytes"] = self.retention.let_go_bytes
         return terms
+
+
+def check_queue(queue: Queue) -> None:
+    """Assert that the account balances and says what is there [LC-5]. O(slices)."""
+    account = queue.account
+    account.check()
+    pieces = queue.slices()
+    assert account.ready == sum(len(p) for p in pieces), (queue.name, account.ready)
+    assert account.ready_bytes == sum(p.size() for p in pieces), queue.name
+    for priority, lane in enumerate(queue.lanes):
+        last = 0
+        for piece in lane.slices():
+            place = piece.first + piece.shift
+            assert piece.priority == priority, (queue.name, piece.priority, priority)
+            assert place > last, (queue.name, place, last)
+            last = place + len(piece) - 1
+        assert last <= queue.entered + queue.shift, (queue.name, last)
+    waiting = [entry.piece for entry in queue.deferrals]
+    assert account.deferred == sum(len(p) for p in waiting), (queue.name, account.deferred)
+    assert account.deferred_bytes == sum(p.size() for p in waiting), queue.name
+    held = [letter.piece for letter in queue.letters]
+    assert account.pending == sum(len(p) for p in held), (queue.name, account.pending)
+    assert account.pending_bytes == sum(p.size() for p in held), queue.name
+    if account.body_bytes >= 0:
+        bodies = sum(p.body_bytes() for p in pieces) + sum(p.body_bytes() for p in held)
+        assert account.body_bytes == bodies, (queue.name, account.body_bytes, bodies)
+    aside = [entry.piece for entry in queue.quarantine]
+    assert account.quarantined == sum(len(p) for p in aside), queue.name

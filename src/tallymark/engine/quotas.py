@@ -1,8 +1,14 @@
 """Quotas: maximum numbers of connections, sessions and queues, per virtual host and per user
-[rabbitmq limits], and rates at which they may publish. A lowered limit closes nothing that is open.
+[rabbitmq limits], and rates, limited and measured. A lowered limit closes nothing that is open.
 
 Connections and sessions of a user are counted. The broker's own connections have no user, nor do
 NSQ's without authentication.
+
+A limited rate is a bucket of one second's messages, filled by time and emptied by publishes. A read
+of a client's socket is counted whole, so the bucket may go below empty; its publishers rest until
+it is not. So nothing is refused, nothing is looked at per message, and over any time no more is
+published than the rate and the burst of one second allow, but for the last read. Amounts in a
+bucket are in thousandths of a message: a rate of n a second is n of them per millisecond.
 """
 
 from __future__ import annotations
@@ -10,8 +16,14 @@ from __future__ import annotations
 from typing import Final, final
 
 from tallymark.engine.errors import NotAllowed, PreconditionFailed
-from tallymark.engine.rates import Bucket
 
+WINDOW_MS: Final = 10_000
+"""Window of a rate, ms."""
+HALF_MS: Final = WINDOW_MS // 2
+SHORTEST_MS: Final = 1_000
+"""Shortest time that a rate is computed over, ms: activity in less time is spread over this
+long."""
+SCALE: Final = 1000
 MAX_CONNECTIONS: Final = "max-connections"
 MAX_QUEUES: Final = "max-queues"
 MAX_CHANNELS: Final = "max-channels"
@@ -19,13 +31,73 @@ MAX_PUBLISH_RATE: Final = "max-publish-rate"
 """Messages a second; ours, beside RabbitMQ's names."""
 OF_VHOSTS: Final = (MAX_CONNECTIONS, MAX_QUEUES, MAX_PUBLISH_RATE)
 OF_USERS: Final = (MAX_CONNECTIONS, MAX_CHANNELS, MAX_PUBLISH_RATE)
-
 NEVER_MS: Final = 3_600_000
 """Rest of a publisher whose rate is 0; the limit is looked at again when it changes, or after
 that."""
-
 Limits = dict[str, dict[str, int]]
 """Limits by virtual host or user, then by name; a negative number means no limit."""
+
+
+@final
+class Bucket:
+    """The state of one limit. Times are engine time, milliseconds."""
+
+    __slots__ = ("_at_ms", "_level")
+
+    def __init__(self, rate: int, now_ms: int) -> None:
+        self._level = rate * SCALE
+        self._at_ms = now_ms
+
+    def spend(self, rate: int, count: int, now_ms: int) -> None:
+        """Count messages that were published."""
+        self._fill(rate, now_ms)
+        self._level -= count * SCALE
+
+    def due(self, rate: int, now_ms: int) -> int:
+        """Return when publishers may go on: now, or later."""
+        self._fill(rate, now_ms)
+        return now_ms if self._level >= 0 else now_ms - self._level // rate
+
+    def _fill(self, rate: int, now_ms: int) -> None:
+        passed = max(0, now_ms - self._at_ms)
+        self._at_ms = now_ms
+        self._level = min(rate * SCALE, self._level + passed * rate)
+
+
+@final
+class Pace:
+    """Counter that remembers two earlier readings, half a window or more apart. A rate is measured
+    from one of them, between half a window and a whole one ago. Nothing happens by time alone."""
+
+    __slots__ = ("_at_done", "_at_ms", "_before_done", "_before_ms", "done", "last_ms")
+
+    def __init__(self, now_ms: int) -> None:
+        self.done = 0
+        self.last_ms = 0
+        """Time of the last activity, ms; 0: none yet."""
+        self._at_ms = self._before_ms = now_ms
+        self._at_done = self._before_done = 0
+
+    def add(self, n: int, now_ms: int) -> None:
+        """Count n more."""
+        if now_ms - self._at_ms >= HALF_MS:
+            self._before_ms, self._before_done = self._at_ms, self._at_done
+            if now_ms - self.last_ms >= WINDOW_MS:
+                self._before_ms, self._before_done = now_ms - WINDOW_MS, self.done
+            self._at_ms, self._at_done = now_ms, self.done
+        self.done += n
+        self.last_ms = now_ms
+
+    def rate(self, now_ms: int) -> float:
+        """Return messages per second; 0 if nothing was counted for a whole window."""
+        if not self.done or now_ms - self.last_ms >= WINDOW_MS:
+            return 0.0
+        since, done = self._before_ms, self._before_done
+        if now_ms - since > WINDOW_MS and now_ms - self._at_ms >= HALF_MS:
+            since, done = self._at_ms, self._at_done
+        if now_ms - since > WINDOW_MS:
+            since = now_ms - WINDOW_MS
+        return (self.done - done) * 1000 / max(now_ms - since, SHORTEST_MS)
 
 
 @final

@@ -75,7 +75,7 @@ PUBLISHERS: Final = 23
 publisher."""
 ARCHIVED: Final = 30
 """Archived range of a stream: other messages within count sequences from first on are archived.
-blob = JSON object, see archives.py."""
+blob = JSON object, see streams.py."""
 
 SLOW: Final = 21
 """State of a subscription to topics: it came near a limit, exceeded one, was acted on, or is below
@@ -83,7 +83,7 @@ its limits again [SC-4]: reason = SLOW_*. owner = its consumer's id; blob = JSON
 limits, names, action. first and count are 0: the record concerns no single messages."""
 CONSUMER: Final = 22
 """Progress of consumer `owner` of a queue: reason = CONSUMER_*. other = messages it settled so far;
-blob = JSON object, see statistics.py. first and count are 0."""
+blob = JSON object, see consumers.py. first and count are 0."""
 
 SINK_STAGED: Final = 24
 """Messages staged under `owner`, to be published by a commit of their sink. payload; first = index
@@ -291,7 +291,7 @@ class Record:
         self.count = count
         self.time_ms = time_ms
         """Time of the transition, milliseconds since 1970: wall time once stored, engine time
-        before (walltime.py)."""
+        before (clock.py)."""
         self.payload = payload
         self.lo = lo
         self.owner = owner

@@ -21,7 +21,7 @@ from typing import Final, final
 
 from tallymark.engine import records
 from tallymark.engine.account import READY, SETTLED
-from tallymark.engine.annotations import Annotations, Death, Notes
+from tallymark.engine.annotations import Annotations, Death, Notes, Route
 from tallymark.engine.arguments import named
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.errors import Unsupported
@@ -30,11 +30,10 @@ from tallymark.engine.intervals import IntervalSet
 from tallymark.engine.ledger import settled_record
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
-from tallymark.engine.route import Route
-from tallymark.engine.routing import Targets
 from tallymark.engine.settings import DROP_HEAD
 from tallymark.engine.state import State
 from tallymark.engine.subscription import subscriptions_of
+from tallymark.engine.topology import Targets
 from tallymark.engine.transactions import Transactions
 
 MOVED: Final = "moved"

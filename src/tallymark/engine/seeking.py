@@ -16,14 +16,14 @@ from array import array
 from typing import Final, final
 
 from tallymark.engine.account import MOVING, READY
+from tallymark.engine.annotations import Route
+from tallymark.engine.durability import Marks
 from tallymark.engine.effects import Deliver
-from tallymark.engine.handover import Handover
-from tallymark.engine.marks import Marks
+from tallymark.engine.inflight import Handover
 from tallymark.engine.message import Payload, Slice
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
 from tallymark.engine.ready import Ready
-from tallymark.engine.route import Route
 from tallymark.engine.session import Consumer, InFlight, seekers_of
 from tallymark.engine.state import State
 from tallymark.engine.upkeep import Upkeep

@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from typing import Final, cast, final
 
-from tallymark.engine.deadlines import Timed
+from tallymark.engine.clock import Timed
 from tallymark.engine.errors import PreconditionFailed
-from tallymark.engine.formats import Filter
-from tallymark.engine.message import Slice
+from tallymark.engine.message import Filter, Slice
 from tallymark.engine.queue import Queue, QueueConsumer
-from tallymark.engine.rates import Pace
+from tallymark.engine.quotas import Pace
 
 UNLIMITED: Final = 1 << 62
 MERGE_MS: Final = 20

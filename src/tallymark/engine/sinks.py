@@ -23,8 +23,8 @@ from typing import Final, final
 from tallymark.engine import records
 from tallymark.engine.admission import Admission, CommitCheck
 from tallymark.engine.annotations import Annotations, deferred_until, keys_of, ready_since
+from tallymark.engine.clock import Timed
 from tallymark.engine.commit import no_room_text
-from tallymark.engine.deadlines import Timed
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.errors import (
     Fenced,
@@ -36,8 +36,8 @@ from tallymark.engine.errors import (
 from tallymark.engine.ledger import defined_record, sink_ended_record, sink_staged_record
 from tallymark.engine.message import Payload
 from tallymark.engine.records import Record
-from tallymark.engine.routing import Targets
 from tallymark.engine.state import State
+from tallymark.engine.topology import Targets
 from tallymark.engine.units import EngineMs
 from tallymark.engine.vhost import VirtualHost
 

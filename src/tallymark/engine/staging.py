@@ -13,13 +13,12 @@ from array import array
 from typing import Final, final
 
 from tallymark.engine.account import ACQUIRED, STAGED
-from tallymark.engine.annotations import Annotations, Notes, keys_of
-from tallymark.engine.deadlines import Timed
+from tallymark.engine.annotations import Annotations, Notes, Route, keys_of
+from tallymark.engine.clock import Timed
 from tallymark.engine.errors import PreconditionFailed, ResourceExhausted
 from tallymark.engine.message import Payload
-from tallymark.engine.route import Route
-from tallymark.engine.routing import Targets
 from tallymark.engine.session import InFlight, Session
+from tallymark.engine.topology import Targets
 
 RUN_BYTES: Final = 64 * 1024
 """Size in bytes at which a run is closed to further messages."""

@@ -1,7 +1,9 @@
 """State: what the managers of one broker share, and nothing that only one of them knows.
 
-Every manager is made of the State and of the managers below it. What it has to tell one above it
-is noted here, mostly in the agenda, and looked at in the turn.
+Every manager is made of the State and of the managers below it. What it has to tell one above it is
+noted here, mostly in the agenda, and looked at in the turn: whoever changes a queue or a session
+says so there, and knows nothing of those who look at it. The Dispatcher serves queues
+(delivery.py), Durability waits for the disk (durability.py), the Broker records what was settled.
 """
 
 from __future__ import annotations
@@ -11,16 +13,13 @@ from typing import final
 
 from tallymark.engine import records
 from tallymark.engine.account import DROPPED
-from tallymark.engine.agenda import Agenda
-from tallymark.engine.clock import Clock
-from tallymark.engine.deadlines import Deadlines
+from tallymark.engine.clock import Clock, Deadlines
 from tallymark.engine.effects import Effect
 from tallymark.engine.errors import NotFound
-from tallymark.engine.formats import Format
 from tallymark.engine.ledger import Ledger, dropped_record
-from tallymark.engine.message import Payload, Slice
+from tallymark.engine.message import Format, Payload, Slice
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import Connection
+from tallymark.engine.session import Connection, Session
 from tallymark.engine.store import Store
 from tallymark.engine.vhost import VirtualHost
 
@@ -96,3 +95,132 @@ class State:
         self.store.finish(piece.payload, n)
         if queue.stored:
             self.ledger.emit(dropped_record(queue.id, piece.first, n, reason, size))
+
+
+@final
+class Returns:
+    """Messages of a queue that were given back in one turn, and that the disk does not know of."""
+
+    __slots__ = ("queue", "sequences")
+
+    def __init__(self, queue: Queue, sequences: list[int]) -> None:
+        self.queue = queue
+        self.sequences = sequences
+
+    def end(self) -> None:
+        """Let the messages be delivered, but those that were given back again since."""
+        returning = self.queue.disk_hold.returning
+        for at in self.sequences:
+            if returning.get(at) is self:
+                del returning[at]
+
+
+@final
+class Agenda:
+    """Lists of the queues, sessions and connections that the turn looks at."""
+
+    __slots__ = (
+        "appended",
+        "changed",
+        "commits",
+        "held",
+        "offers",
+        "returns",
+        "settling",
+        "spent",
+        "syncs_first",
+    )
+
+    def __init__(self) -> None:
+        self.changed: list[Queue] = []
+        """Queues to serve in the coming turn."""
+        self.offers: list[Session] = []
+        """Sessions with free shared limit and consumers that wait for it."""
+        self.spent: list[Connection] = []
+        """Connections that have used some of their room in this turn."""
+        self.settling: list[Queue] = []
+        """Queues with settled ranges that have no records yet."""
+        self.appended: list[Queue] = []
+        """Streams that received messages in this turn. Readers see the messages once they are on
+        disk."""
+        self.held: list[Queue] = []
+        """Queues that received messages in this turn which are delivered only once they are on
+        disk."""
+        self.returns: list[Returns] = []
+        """Messages given back in this turn that are delivered again only once that is on disk."""
+        self.commits = False
+        """True while entering messages belong to an atomic commit: of a transaction or of a sink's
+        batch."""
+        self.syncs_first = False
+        """True if all persistent messages wait for the disk before delivery, in queues without a
+        setting of their own."""
+
+    def mark(self, queue: Queue) -> None:
+        """Put the queue in the list of queues to serve."""
+        if not queue.dirty:
+            queue.dirty = True
+            self.changed.append(queue)
+
+    def mark_session(self, session: Session) -> None:
+        """Put the queues of the session's consumers in the list, as they may have credit now."""
+        for consumer in session.consumers.values():
+            if consumer.queue.ready:
+                self.mark(consumer.queue)
+        self.offer(session)
+
+    def offer(self, session: Session) -> None:
+        """Note that part of the session's shared limit may be free. O(1): queues are examined when
+        it is distributed."""
+        if session.line and not session.is_offered:
+            session.is_offered = True
+            self.offers.append(session)
+
+    def spend(self, connection: Connection, size: int) -> None:
+        """Subtract bytes from the connection's room in this turn."""
+        if connection.room == connection.allowance:
+            self.spent.append(connection)
+        connection.room -= size
+
+    # -- waits for the disk
+
+    def note_append(self, queue: Queue) -> None:
+        """Put the stream in the list of streams with new messages. Readers see these only once they
+        are on disk, so that an offset that a reader has seen never gets another message after a
+        crash."""
+        if not queue.appended:
+            queue.appended = True
+            self.appended.append(queue)
+
+    def entered(self, queue: Queue, first: int, kept: bool, is_moved: bool) -> None:
+        """Decide whether messages from sequence `first` on, which just entered, wait for the disk
+        before delivery. Those of a commit, or from another queue, do: a crash might undo the commit
+        or the move. Other persistent messages follow the queue's setting.
+
+        kept: the journal keeps them. is_moved: they come from another queue.
+        """
+        if self.commits or is_moved or (kept and self._syncs_first(queue)):
+            self._hold(queue, first)
+
+    def given_back(self, queue: Queue, pieces: list[Slice]) -> None:
+        """Hold messages back that were just given back to a stored queue, where its deliveries wait
+        for the disk: after a crash their attempts go on from what was delivered."""
+        if self._syncs_first(queue):
+            sequences = [at for one in pieces for at in range(one.first, one.first + len(one))]
+            returns = Returns(queue, sequences)
+            for at in sequences:
+                queue.disk_hold.returning[at] = returns
+            self.returns.append(returns)
+
+    def _syncs_first(self, queue: Queue) -> bool:
+        """Return whether the queue delivers persistent messages only once they are on disk."""
+        after = queue.settings.after_sync
+        return after > 0 or (after < 0 and self.syncs_first)
+
+    def _hold(self, queue: Queue, first: int) -> None:
+        """Deliver sequences from `first` on only when the records of this turn are on disk."""
+        if first < queue.disk_hold.shown:
+            queue.disk_hold.shown = first
+        if not queue.disk_hold.is_held:
+            queue.disk_hold.is_held = True
+            queue.disk_hold.turns += 1
+            self.held.append(queue)

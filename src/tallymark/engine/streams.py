@@ -1,5 +1,5 @@
-"""Streams: where a reader begins [rabbitmq x-stream-offset], and ranges for short-lived readers:
-Spark's tasks, a page of an HTTP client.
+"""Streams: where a reader begins [rabbitmq x-stream-offset], ranges for readers that live
+shortly (a task of Spark, a page of HTTP), and ranges that were archived and may be deleted.
 
 A message's *offset* is its sequence less one: the first that ever entered has offset 0. It never
 changes, and never is another message's. The numbers of ranges here are sequences, low..high-1. A
@@ -10,6 +10,11 @@ Retention waits for no reader: reading a range of which it has deleted a part ra
 result is never silently shorter. A reader that must be able to read a range again pins it. Messages
 that retention deletes from then on leave the stream, its account and all other readers as usual,
 and stay readable under the pin.
+
+An archiver reports a range when its copy is safe. `Archives.record` checks the claim against the
+content of the stream and stores it durably. `Archives.release` deletes messages below the end of
+the archive, and never more than what was archived. A stream has one archive, with an id of its own,
+which grows at its end. Between two ranges no message may be missing that the stream still retains.
 """
 
 from __future__ import annotations
@@ -17,13 +22,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Final, final
 
+from tallymark.engine import records
 from tallymark.engine.arguments import age_ms, erlang_term, named, type_name
-from tallymark.engine.claims import Pin
 from tallymark.engine.clock import Clock
 from tallymark.engine.errors import Fenced, Gone, PreconditionFailed, Unsupported
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
+from tallymark.engine.queue_parts import Archived, Pin
 from tallymark.engine.session import Consumer
+from tallymark.engine.state import State
 from tallymark.engine.store import Store
 from tallymark.engine.units import WallMs
 
@@ -33,6 +40,10 @@ NEXT: Final = "next"
 OFFSET: Final = "offset"
 TIME: Final = "time"
 AGO: Final = "ago"
+IN_A_TURN: Final = 1000
+"""Number of slices deleted in one turn."""
+MOST: Final = 1 << 31
+"""Maximum number of sequences in one range."""
 
 
 @final
@@ -214,3 +225,91 @@ def not_of_streams(what: str, queue: Queue) -> Unsupported:
     """Return RabbitMQ's error for an operation that streams do not support."""
     where = named("queue", queue.name, queue.vhost)
     return Unsupported(f"{what} not supported by stream queues {where}")
+
+
+@final
+class Archives:
+    """Operations on the archives of streams."""
+
+    __slots__ = ("_ledger", "_state")
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._ledger = state.ledger
+
+    def record(self, queue: Queue, made: Archived) -> bool:
+        """Record a range as archived. False: it was recorded before. Messages deleted by retention
+        are not counted again.
+
+        Raises:
+            Fenced: the stream's archive has another id.
+            PreconditionFailed: it is no stream; the range leaves out messages that are kept, or
+            was archived before with another content, or ends behind what readers may see; or it
+            does not have as many messages as the stream.
+        """
+        check_stream(queue, 0)
+        what = named("stream", queue.name, queue.vhost)
+        known = queue.retention.archive
+        if known is not None and known.archive != made.archive:
+            raise Fenced(
+                f"the archive of {what} is '{known.archive}' at {known.place}, not '{made.archive}'"
+            )
+        if known is not None and known.same(made):
+            return False
+        low = 1 if known is None else known.high
+        if not low <= made.low <= max(low, queue.retention.kept_from):
+            raise PreconditionFailed(
+                f"archived offsets from {made.low - 1} on of {what}, expected {low - 1}"
+                + (
+                    f" to {queue.retention.kept_from - 1}"
+                    if queue.retention.kept_from > low
+                    else ""
+                )
+            )
+        if not made.low < made.high <= queue.end() or made.high - made.low >= MOST:
+            raise PreconditionFailed(
+                f"archived offsets {made.low - 1} to {made.high - 2} of {what}, expected a range "
+                f"that ends before {queue.end() - 1}"
+            )
+        begin = max(made.low, queue.retention.kept_from)
+        found = 0
+        if begin < made.high:
+            pieces = between(queue, begin, made.high)
+            found = sum([len(piece) for piece in pieces])
+        if found > made.rows or (made.low >= queue.retention.kept_from and found != made.rows):
+            raise PreconditionFailed(
+                f"archived {made.rows} messages of offsets {made.low - 1} to {made.high - 2} of "
+                f"{what}, expected {found}"
+            )
+        queue.retention.archive = made
+        self._ledger.emit(made.to_record(queue.id))
+        return True
+
+    def release(self, queue: Queue, high: int) -> bool:
+        """Delete the archived messages below `high`, a part of them in each turn. False: call again
+        in the next turn.
+
+        Raises:
+            PreconditionFailed: it is no stream, or not all of that was archived.
+        """
+        check_stream(queue, 0)
+        known = queue.retention.archive
+        archived = 1 if known is None else known.high
+        if high > archived:
+            raise PreconditionFailed(
+                f"release of offsets below {high - 1} of "
+                f"{named('stream', queue.name, queue.vhost)}, archived are those below "
+                f"{archived - 1}"
+            )
+        fresh = queue.lanes[0].fresh
+        room = IN_A_TURN
+        while fresh and fresh[0].first < high:
+            if room == 0:
+                return False
+            room -= 1
+            piece = queue.let_go(min(len(fresh[0]), high - fresh[0].first))
+            for pin in queue.retention.pins:
+                pin.keep(piece, self._state.store)
+            self._state.drop(queue, piece, records.DROPPED_ARCHIVED)
+        queue.retention.kept_from = max(queue.retention.kept_from, high)
+        return True

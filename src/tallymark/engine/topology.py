@@ -2,7 +2,14 @@
 them, and the routes over them.
 
 A change here is only made: whether it is allowed, and the record of it, are the virtual host's
-(vhost.py). So the definitions in a journal are applied here as they are.
+(vhost.py). So the definitions in a journal are applied here as they are. Whatever changes a policy,
+or enters a queue or exchange, asks for the settings to be put together again; nothing else ever
+replaces `queue.settings` or `exchange.alternate`.
+
+A message visits every exchange once, so circles of bindings end; every queue gets a message once,
+however many ways lead to it. An alternate exchange is taken where an exchange has no matching
+binding at all, as RabbitMQ does: a match that leads to another exchange counts, even if nothing is
+bound there.
 """
 
 from __future__ import annotations
@@ -10,20 +17,40 @@ from __future__ import annotations
 from typing import Final, final
 
 from tallymark.engine import definitions
+from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.exchange import (
+    ALTERNATE,
     DIRECT,
     FANOUT,
     HEADERS,
     TOPIC,
     Binding,
     Exchange,
+    Matches,
     identity_of,
     make_exchange,
 )
-from tallymark.engine.policy_table import PolicyTable
+from tallymark.engine.policies import (
+    ALTERNATE_EXCHANGE,
+    AUTO_CREATE,
+    CLASSIC_QUEUES,
+    DEFAULT_TYPE,
+    EXCHANGES,
+    QUEUES,
+    QUORUM_QUEUES,
+    STREAMS,
+    Policy,
+    in_effect,
+    merged,
+)
 from tallymark.engine.queue import Queue
-from tallymark.engine.routing import Router
+from tallymark.engine.settings import Settings
+from tallymark.engine.table_json import canonical
 
+MAX_TARGETS: Final = 16_384
+"""Maximum number of queue sets remembered per generation."""
+BY_HEADERS: Final = 1
+SINGLY: Final = 2
 PREDECLARED: Final = (
     ("", DIRECT, False),
     ("amq.direct", DIRECT, False),
@@ -35,6 +62,279 @@ PREDECLARED: Final = (
 )
 """Name, type, internal: exchanges that every virtual host has from the start; durable, never
 deleted."""
+
+
+@final
+class PolicyTable:
+    """Applies policies to the queues and exchanges of a virtual host, which owns their tables."""
+
+    __slots__ = ("_exchanges", "_queues", "operator", "user")
+
+    def __init__(self, exchanges: dict[str, Exchange], queues: dict[str, Queue]) -> None:
+        self._exchanges = exchanges
+        self._queues = queues
+        self.user: dict[str, Policy] = {}
+        """Policies by name."""
+        self.operator: dict[str, Policy] = {}
+        """Operator policies by name."""
+
+    def table(self, operator: bool) -> dict[str, Policy]:
+        return self.operator if operator else self.user
+
+    def put(self, policy: Policy, operator: bool) -> bool:
+        """Set a policy under its name; False if it equals the existing one."""
+        table = self.table(operator)
+        current = table.get(policy.name)
+        if current is not None and canonical(current.value()) == canonical(policy.value()):
+            return False
+        table[policy.name] = policy
+        return True
+
+    def of_queue(self, queue: Queue, operator: bool) -> Policy | None:
+        """Return the policy in effect for a queue."""
+        settings = queue.settings
+        kind = STREAMS if settings.is_stream else CLASSIC_QUEUES
+        if settings.is_quorum:
+            kind = QUORUM_QUEUES
+        return in_effect(self.table(operator), kind, queue.name)
+
+    def of_exchange(self, exchange: Exchange) -> Policy | None:
+        """Return the policy in effect for an exchange. Operator policies do not apply to
+        exchanges."""
+        return in_effect(self.user, EXCHANGES, exchange.name)
+
+    def default_type(self, name: str) -> str:
+        """Return the type that policies set for a future queue whose declaration names none; "":
+        none."""
+        policy = in_effect(self.user, QUEUES, name)
+        found = None if policy is None else policy.definition.get(DEFAULT_TYPE)
+        return found if isinstance(found, str) else ""
+
+    def creates(self, name: str) -> bool:
+        """Return whether a policy creates a queue of that name when a client wants to use it."""
+        policy = in_effect(self.user, CLASSIC_QUEUES, name)
+        return policy is not None and policy.definition.get(AUTO_CREATE) is True
+
+    def update_queue(self, queue: Queue) -> bool:
+        """Recompute a queue's settings and apply them; False if they do not change."""
+        given = merged(self.of_queue(queue, False), self.of_queue(queue, True))
+        settings = Settings(queue.arguments, given)
+        if settings.same(queue.settings):
+            return False
+        queue.follow(settings)
+        return True
+
+    def update_exchange(self, exchange: Exchange) -> None:
+        """Recompute the alternate exchange, for messages without a route. The argument overrides
+        policies."""
+        alternate = exchange.arguments.get(ALTERNATE)
+        if alternate is None:
+            policy = self.of_exchange(exchange)
+            if policy is not None:
+                alternate = policy.definition.get(ALTERNATE_EXCHANGE)
+        exchange.alternate = alternate if isinstance(alternate, str) else None
+
+    def update_all(self) -> list[Queue]:
+        """Recompute all settings after a change of policies; return the queues whose settings
+        changed. O(queues x policies)."""
+        for exchange in self._exchanges.values():
+            self.update_exchange(exchange)
+        return [queue for queue in self._queues.values() if self.update_queue(queue)]
+
+    def problems(self) -> list[tuple[str, str]]:
+        """Return names and error texts of policies that fit nothing because their patterns are
+        refused."""
+        return [
+            (policy.name, policy.problem)
+            for operator in (False, True)
+            for policy in self.table(operator).values()
+            if policy.problem
+        ]
+
+    def definitions(self, vhost: str) -> list[bytes]:
+        """Return all policies as definitions."""
+        found = []
+        for operator in (False, True):
+            for policy in self.table(operator).values():
+                found.append(definitions.encode(definitions.of_policy(vhost, policy, operator)))
+        return found
+
+    def apply(self, definition: dict[str, object]) -> None:
+        """Apply a recorded change of a policy. Raises ValueError if it cannot be decoded."""
+        op = definitions.text_of(definition, "op")
+        name = definitions.text_of(definition, "name")
+        if op in (definitions.DELETE_POLICY, definitions.DELETE_OPERATOR_POLICY):
+            self.table(op == definitions.DELETE_OPERATOR_POLICY).pop(name, None)
+        else:
+            try:
+                policy = Policy(
+                    name,
+                    definitions.text_of(definition, "pattern"),
+                    definitions.table_of(definition, "definition"),
+                    definitions.number_of(definition, "priority"),
+                    definitions.text_of(definition, "apply_to"),
+                    was_stored=True,
+                )
+            except PreconditionFailed as error:
+                raise ValueError(
+                    f"policy {name!r}: {error}: written by a newer version?"
+                ) from error
+            self.table(op == definitions.OPERATOR_POLICY)[name] = policy
+        self.update_all()
+
+
+@final
+class Targets:
+    """The result of routing: a set of queues, in order of their ids.
+
+    Shared: while the virtual host's generation holds, routing to the same set of queues gives this
+    same object (unless more than MAX_TARGETS sets are in use, when it may be another, equal one).
+    """
+
+    __slots__ = ("durable", "guarded", "holding", "plain", "queues")
+
+    def __init__(self, queues: list[Queue]) -> None:
+        self.queues = queues
+        self.durable = False
+        """True if any of the queues is durable."""
+        self.guarded = False
+        """True if one of the queues may refuse or drop a message. Publishes must then go in order,
+        so that the right publisher is told."""
+        self.holding = False
+        """True if publishers to one of the queues are to be held back [SC-D7]."""
+        self.plain = True
+        """True if messages only have to be appended to each queue."""
+        for queue in queues:
+            settings = queue.settings
+            if queue.durable:
+                self.durable = True
+            if settings.guarded:
+                self.guarded = True
+            if queue.holds_publishers:
+                self.holding = True
+                self.plain = False
+            if settings.is_stream:
+                self.durable = True
+                self.plain = False
+            if settings.guarded or settings.max_priority > 0 or settings.max_bytes >= 0:
+                self.plain = False
+
+
+@final
+class Router:
+    """Routes over the tables of a virtual host, which it only reads.
+
+    `changed` must be called after every change of those tables.
+    """
+
+    __slots__ = ("_by_id", "_by_set", "_exchanges", "_needs", "_nowhere", "_queues")
+
+    def __init__(self, exchanges: dict[str, Exchange], queues: dict[str, Queue]) -> None:
+        self._exchanges = exchanges
+        self._queues = queues
+        self._nowhere = Targets([])
+        self._by_id: dict[int, Targets] = {}
+        self._by_set: dict[frozenset[int], Targets] = {}
+        self._needs: dict[str, int] = {}
+        """Needs of routing from an exchange, by its name: BY_HEADERS, SINGLY."""
+
+    def changed(self) -> None:
+        """Forget all cached routes."""
+        self._by_id.clear()
+        self._by_set.clear()
+        self._needs.clear()
+
+    def route(
+        self, source: Exchange, keys: list[str], headers: dict[str, object] | None
+    ) -> Targets:
+        """Return the queues that a message reaches from an exchange."""
+        matches = Matches()
+        self._collect(source, keys, headers, matches)
+        if matches.exchanges:
+            seen = {source.name}
+            while matches.exchanges:
+                reached = matches.exchanges.pop()
+                if reached.name not in seen:
+                    seen.add(reached.name)
+                    self._collect(reached, keys, headers, matches)
+        return self._targets(matches.queues)
+
+    def needs_headers(self, source: Exchange) -> bool:
+        """Return whether routing from this exchange may reach one that looks at headers, or that
+        routes each message by itself."""
+        return self._needed(source) != 0
+
+    def routes_singly(self, source: Exchange) -> bool:
+        """Return whether routing from this exchange may reach one that routes each message by
+        itself."""
+        return self._needed(source) & SINGLY != 0
+
+    def _needed(self, source: Exchange) -> int:
+        known = self._needs.get(source.name)
+        if known is None:
+            known = self._reached(source)
+            self._needs[source.name] = known
+        return known
+
+    def _collect(
+        self, source: Exchange, keys: list[str], headers: dict[str, object] | None, into: Matches
+    ) -> None:
+        """Collect one exchange's own matches, or those of its alternate exchange if it has none."""
+        if source.name == "":
+            for key in keys:
+                queue = self._queues.get(key)
+                if queue is not None:
+                    into.queues[queue.id] = queue
+            return
+        before = into.count
+        source.collect(keys, headers, into)
+        if into.count == before and source.alternate is not None:
+            alternate = self._exchanges.get(source.alternate)
+            if alternate is not None:
+                into.exchanges.append(alternate)
+
+    def _targets(self, queues: dict[int, Queue]) -> Targets:
+        if not queues:
+            return self._nowhere
+        if len(queues) == 1:
+            return self._only(next(iter(queues.values())))
+        ids = frozenset(queues)
+        targets = self._by_set.get(ids)
+        if targets is None:
+            if len(self._by_set) >= MAX_TARGETS:
+                self._by_set.clear()
+            targets = Targets([queues[id] for id in sorted(ids)])
+            self._by_set[ids] = targets
+        return targets
+
+    def _only(self, queue: Queue) -> Targets:
+        """Return the set of a single queue, the common case. There are no more of these than
+        queues."""
+        targets = self._by_id.get(queue.id)
+        if targets is None:
+            targets = Targets([queue])
+            self._by_id[queue.id] = targets
+        return targets
+
+    def _reached(self, source: Exchange) -> int:
+        """Return the needs of all exchanges that messages may reach from this one."""
+        needed = 0
+        seen = {source.name}
+        waiting = [source]
+        while waiting:
+            exchange = waiting.pop()
+            if exchange.reads_headers:
+                needed |= BY_HEADERS
+            if exchange.routes_singly:
+                needed |= SINGLY
+            following = [binding.exchange for binding in exchange.bindings.values()]
+            if exchange.alternate is not None:
+                following.append(self._exchanges.get(exchange.alternate))
+            for reached in following:
+                if reached is not None and reached.name not in seen:
+                    seen.add(reached.name)
+                    waiting.append(reached)
+        return needed
 
 
 @final

@@ -36,7 +36,6 @@ from tallymark.engine.errors import RolledBack
 from tallymark.engine.ledger import staged_record
 from tallymark.engine.message import Payload
 from tallymark.engine.queue import Queue
-from tallymark.engine.routing import Targets
 from tallymark.engine.session import InFlight, Session
 from tallymark.engine.settlement import Settlement, counts_as
 from tallymark.engine.staging import (
@@ -50,6 +49,7 @@ from tallymark.engine.staging import (
     unstage,
 )
 from tallymark.engine.state import State
+from tallymark.engine.topology import Targets
 
 AHEAD_BYTES: Final = 1 << 20
 """Bytes of a transaction that wait in memory for its commit. Bytes beyond are written to the

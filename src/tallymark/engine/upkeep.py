@@ -14,18 +14,18 @@ from typing import Final, final
 from tallymark.engine import records
 from tallymark.engine.account import MOVING, READY
 from tallymark.engine.annotations import ready_since
+from tallymark.engine.clock import NEVER
 from tallymark.engine.deadletters import DeadLetters
-from tallymark.engine.deadlines import NEVER
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.message import Slice
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
+from tallymark.engine.queue_parts import Deferred
 from tallymark.engine.ready import Ready
 from tallymark.engine.retries import Retries
 from tallymark.engine.session import UNLIMITED
 from tallymark.engine.settings import DROP_HEAD
 from tallymark.engine.state import State
-from tallymark.engine.waiting import Deferred
 
 IN_A_TURN: Final = 4096
 """Number of slices that may expire or exceed a limit in one turn; other queues are served in

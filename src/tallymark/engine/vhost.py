@@ -46,8 +46,7 @@ from tallymark.engine.exchange import (
 from tallymark.engine.ledger import Ledger, definition_record
 from tallymark.engine.policies import Policy, check_definition
 from tallymark.engine.queue import Queue
-from tallymark.engine.routing import Targets
-from tallymark.engine.topology import Topology
+from tallymark.engine.topology import Targets, Topology
 
 
 @final

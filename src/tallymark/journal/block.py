@@ -7,7 +7,7 @@ from typing import Final, final
 
 from google_crc32c import extend as _extend
 
-from tallymark.engine.checksum import crc32c as crc32c
+from tallymark.engine.message import crc32c as crc32c
 
 MAGIC: Final = b"\xf5TMB"
 FORMAT: Final = 2

@@ -30,12 +30,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, final
 
+from tallymark.engine.clock import in_wall_time
 from tallymark.engine.errors import BytesLost as BytesLost
 from tallymark.engine.ledger import moved_record, payload_record
 from tallymark.engine.message import Payload
 from tallymark.engine.records import Record
 from tallymark.engine.units import EngineMs, Position, WallMs
-from tallymark.engine.walltime import in_wall_time
 from tallymark.journal import anchor as anchors
 from tallymark.journal.anchor import Anchor
 from tallymark.journal.cleaner import Cleaner

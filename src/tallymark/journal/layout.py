@@ -89,9 +89,9 @@ from array import array
 from struct import Struct
 from typing import Final, final
 
+from tallymark.engine.annotations import Route
 from tallymark.engine.message import Payload
 from tallymark.engine.records import PAYLOAD, Record
-from tallymark.engine.route import Route
 from tallymark.journal.block import ALIGN as ALIGN
 from tallymark.journal.block import APART as APART
 from tallymark.journal.block import CHECKED as CHECKED

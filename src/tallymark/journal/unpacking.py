@@ -7,9 +7,9 @@ from collections.abc import Callable
 from struct import error as StructError
 from typing import final
 
+from tallymark.engine.annotations import Route
 from tallymark.engine.message import PACKED, Pack, Payload
 from tallymark.engine.records import MOVED, PAYLOAD, Record
-from tallymark.engine.route import Route
 from tallymark.journal.block import (
     CHECKED,
     HEADER,

@@ -10,8 +10,8 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from tallymark.engine import records
+from tallymark.engine.consumers import progress_record
 from tallymark.engine.session import consumers_of
-from tallymark.engine.statistics import progress_record
 
 if TYPE_CHECKING:
     from tallymark.server.node import Node

@@ -10,7 +10,7 @@ import asyncio
 from typing import Final
 
 from tallymark.engine.records import LIVE_PACKED, Record
-from tallymark.engine.snapshot import live_payloads, packed_in, snapshot, tail_of
+from tallymark.engine.restore import live_payloads, packed_in, snapshot, tail_of
 from tallymark.engine.units import EngineMs, Position
 from tallymark.server.alarms import Alarms
 from tallymark.server.buffers import Buffers

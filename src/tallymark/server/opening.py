@@ -16,8 +16,15 @@ from tallymark.bridge.amqp10.format import Amqp10Format
 from tallymark.bridge.formats import AMQP091, AMQP10, NSQ
 from tallymark.bridge.nsq.format import NsqFormat
 from tallymark.engine.broker import Broker
-from tallymark.engine.restore import Restorer, drop_lost, put_aside, take_apart
-from tallymark.engine.snapshot import live_payloads, missing_since, packed_payloads
+from tallymark.engine.restore import (
+    Restorer,
+    drop_lost,
+    live_payloads,
+    missing_since,
+    packed_payloads,
+    put_aside,
+    take_apart,
+)
 from tallymark.engine.units import Position
 from tallymark.journal.journal import Journal
 from tallymark.server.access.limits import load_limits

@@ -14,8 +14,13 @@ from tallymark.engine.broker import Broker
 from tallymark.engine.errors import BytesLost
 from tallymark.engine.message import Payload, Slice
 from tallymark.engine.queue import Queue
-from tallymark.engine.restore import Restorer, take_apart
-from tallymark.engine.snapshot import live_payloads, missing_since, packed_payloads
+from tallymark.engine.restore import (
+    Restorer,
+    live_payloads,
+    missing_since,
+    packed_payloads,
+    take_apart,
+)
 from tallymark.engine.subscription import subscriptions_of
 from tallymark.journal.layout import LayoutError
 from tallymark.journal.recovery import Folder, Recovery

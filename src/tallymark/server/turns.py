@@ -24,7 +24,7 @@ from typing import Any, Final, Protocol, assert_never
 
 from tallymark.bridge.bridge import Bridge, Waiter
 from tallymark.engine.broker import Broker
-from tallymark.engine.deadlines import NEVER
+from tallymark.engine.clock import NEVER
 from tallymark.engine.effects import (
     Activated,
     Cancelled,

@@ -25,8 +25,7 @@ from tallymark.bridge.formats import (
     PUBLISHING_ID,
     checked_number,
 )
-from tallymark.engine.formats import Format
-from tallymark.engine.message import Payload
+from tallymark.engine.message import Format, Payload
 from tallymark.wire.amqp091.errors import WireError
 from tallymark.wire.amqp091.fields import Reader, Timestamp, decode_table
 

@@ -30,8 +30,8 @@ from tallymark.bridge.bridge import Bridge, Waiter
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.errors import PreconditionFailed, ResourceExhausted, RolledBack
 from tallymark.engine.message import Payload
-from tallymark.engine.routing import Targets
 from tallymark.engine.staging import StagedRun, Transaction
+from tallymark.engine.topology import Targets
 from tallymark.wire.amqp091.events import PublishReceived
 from tallymark.wire.amqp091.methods import (
     TxCommit,

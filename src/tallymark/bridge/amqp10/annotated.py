@@ -21,8 +21,7 @@ from typing import Final, final
 
 from tallymark.bridge.amqp10.front import Entry, Front
 from tallymark.bridge.formats import ACQUIRED_COUNT, DEATH_HEADERS, DELIVERY_COUNT, STREAM_OFFSET
-from tallymark.engine.annotations import Annotations, Death, death_headers
-from tallymark.engine.route import Route
+from tallymark.engine.annotations import Annotations, Death, Route, death_headers
 from tallymark.wire.amqp10 import types
 from tallymark.wire.amqp10.codec import encode
 from tallymark.wire.amqp10.writer import encode_value

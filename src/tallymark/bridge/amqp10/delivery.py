@@ -14,9 +14,8 @@ from tallymark.bridge.amqp10.front import UNREADABLE, Front, lenient_fronts
 from tallymark.bridge.conversion import amqp091_to_amqp10 as from_amqp091
 from tallymark.bridge.conversion import nsq_to_amqp10 as from_nsq
 from tallymark.bridge.formats import AMQP091, AMQP10
-from tallymark.engine.annotations import Annotations
+from tallymark.engine.annotations import Annotations, Route
 from tallymark.engine.message import Payload, Slice
-from tallymark.engine.route import Route
 
 ROUTES_KEPT: Final = 1024
 """Number of routes whose annotations are cached per link."""

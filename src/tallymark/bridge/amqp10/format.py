@@ -32,8 +32,7 @@ from tallymark.bridge.formats import (
     checked_number,
 )
 from tallymark.engine.exchange import property_key
-from tallymark.engine.formats import Format
-from tallymark.engine.message import Payload
+from tallymark.engine.message import Format, Payload
 from tallymark.wire.amqp10 import types
 from tallymark.wire.amqp10.errors import DecodeError
 from tallymark.wire.amqp10.sections import DATA, SEQUENCE, VALUE

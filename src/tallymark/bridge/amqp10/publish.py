@@ -21,10 +21,10 @@ from tallymark.bridge.amqp10.front import Arrival, Arrivals
 from tallymark.bridge.amqp10.stretch import RELEASED, Destination, Stretch, StretchLink
 from tallymark.bridge.amqp10.work import find, unknown
 from tallymark.bridge.permissions import EXCHANGE, WRITE, check_keys
+from tallymark.engine.annotations import Route
 from tallymark.engine.errors import AccessRefused, BrokerError, PreconditionFailed
 from tallymark.engine.queue import Queue
-from tallymark.engine.route import Route
-from tallymark.engine.routing import Targets
+from tallymark.engine.topology import Targets
 from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10.errors import DecodeError
 from tallymark.wire.amqp10.events import TransfersReceived

@@ -24,14 +24,13 @@ from tallymark.bridge.amqp10.front import (
 from tallymark.bridge.amqp10.links import Publisher
 from tallymark.bridge.formats import AMQP10
 from tallymark.bridge.permissions import WRITE, check_keys
-from tallymark.engine.annotations import Annotations
+from tallymark.engine.annotations import Annotations, Route
 from tallymark.engine.arguments import LONGEST_MS
 from tallymark.engine.errors import AccessRefused, ResourceExhausted
 from tallymark.engine.message import Payload
 from tallymark.engine.publishing import Part
-from tallymark.engine.route import Route
-from tallymark.engine.routing import Targets
 from tallymark.engine.staging import AS_DUE, MUST_ARRIVE, StagedRun
+from tallymark.engine.topology import Targets
 from tallymark.engine.units import WallMs
 from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10.errors import DecodeError

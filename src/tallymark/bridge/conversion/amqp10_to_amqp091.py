@@ -44,8 +44,8 @@ from tallymark.bridge.amqp10.sections import (
     value_at,
 )
 from tallymark.bridge.conversion.cells import Frames, content_of, method_of
+from tallymark.engine.annotations import Route
 from tallymark.engine.message import Slice
-from tallymark.engine.route import Route
 from tallymark.wire.amqp091.properties import Properties, encode_properties
 from tallymark.wire.amqp10.errors import DecodeError
 from tallymark.wire.amqp10.sections import DATA, FOOTER

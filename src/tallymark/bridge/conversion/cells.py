@@ -7,8 +7,8 @@ from typing import Final, final
 
 from tallymark.bridge.amqp10.front import Front
 from tallymark.bridge.formats import AMQP091
+from tallymark.engine.annotations import Route
 from tallymark.engine.message import Payload, Slice
-from tallymark.engine.route import Route
 from tallymark.wire.amqp091.frames import BODY, HEADER, METHOD, frame
 from tallymark.wire.amqp091.layouts import encode_method
 from tallymark.wire.amqp091.methods import BasicPublish

@@ -25,7 +25,7 @@ from tallymark.bridge.filters.nodes import And, Constant, FieldValue, In, IsNull
 from tallymark.bridge.filters.parser import Parser
 from tallymark.bridge.filters.properties import application_property_filter, property_filter
 from tallymark.engine.clock import Clock
-from tallymark.engine.formats import Filter
+from tallymark.engine.message import Filter
 from tallymark.wire.amqp10.types import Described
 
 SQL_FILTER: Final = "amqp:sql-filter"

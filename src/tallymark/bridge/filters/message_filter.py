@@ -9,8 +9,7 @@ from tallymark.bridge.filters.nodes import Facts, Node
 from tallymark.bridge.filters.reading import Reader
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.clock import Clock
-from tallymark.engine.formats import Filter
-from tallymark.engine.message import Payload
+from tallymark.engine.message import Filter, Payload
 from tallymark.wire.amqp10.errors import DecodeError
 
 ANSWERS: Final = 256

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from typing import Final, final
 
-from tallymark.engine.deadlines import NEVER
+from tallymark.engine.clock import NEVER
 from tallymark.engine.patterns import Pattern, PatternRefused, compile_pattern
 
 SUBSCRIBE: Final = "subscribe"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import final
 
-from tallymark.engine.formats import Format
-from tallymark.engine.message import Payload
+from tallymark.engine.message import Format, Payload
 from tallymark.wire.nsq.kernel import body_sizes
 
 

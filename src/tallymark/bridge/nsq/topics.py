@@ -24,7 +24,7 @@ from typing import Final, final
 from tallymark.bridge.formats import NSQ
 from tallymark.bridge.operations import NSQ_CHANNEL, NSQ_TOPIC
 from tallymark.bridge.permissions import CONFIGURE, EXCHANGE, QUEUE, READ, WRITE, Access
-from tallymark.engine.annotations import Annotations
+from tallymark.engine.annotations import Annotations, Route
 from tallymark.engine.arguments import named
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import (
@@ -37,10 +37,9 @@ from tallymark.engine.errors import (
 from tallymark.engine.exchange import FANOUT, Exchange
 from tallymark.engine.message import Payload
 from tallymark.engine.queue import Queue
-from tallymark.engine.route import Route
-from tallymark.engine.routing import Targets
 from tallymark.engine.session import Connection, Session
 from tallymark.engine.settings import DROP_TAIL, REJECT_PUBLISH
+from tallymark.engine.topology import Targets
 from tallymark.engine.units import EngineMs
 from tallymark.engine.vhost import VirtualHost
 from tallymark.wire.nsq.names import is_ephemeral

@@ -16,16 +16,16 @@ from bisect import bisect_left
 from collections import deque
 from typing import Final, final
 
-from tallymark.engine.deadlines import NEVER
+from tallymark.engine.clock import NEVER
+from tallymark.engine.consumers import figures
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.exchange import TOPIC
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
-from tallymark.engine.rates import WINDOW_MS
+from tallymark.engine.quotas import WINDOW_MS
 from tallymark.engine.session import Consumer, consumers_of
 from tallymark.engine.slow.rules import AGE, COUNT, DEPTH, RATE, Rule, Rules
 from tallymark.engine.state import State
-from tallymark.engine.statistics import figures
 from tallymark.engine.transactions import Transactions
 from tallymark.engine.units import EngineMs
 from tallymark.engine.vhost import VirtualHost

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tallymark.engine.deadlines import NEVER
+from tallymark.engine.clock import NEVER
 from tallymark.server.access.limits import StoredLimits
 from tallymark.server.access.user import GUEST, TokenUser, User, UsersError, permissions_of
 from tallymark.server.access.users import Users

@@ -14,8 +14,8 @@ from aiohttp import web
 
 from tallymark.bridge.permissions import CONFIGURE, QUEUE
 from tallymark.engine import streams
-from tallymark.engine.claims import Archived
 from tallymark.engine.queue import Queue
+from tallymark.engine.queue_parts import Archived
 from tallymark.engine.streams import first_offset
 from tallymark.server.http.requests import HttpContext, answer, body_of
 

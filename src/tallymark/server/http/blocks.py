@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from aiohttp import web
 
+from tallymark.engine.clock import in_wall_time
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.extents import Excerpts
-from tallymark.engine.walltime import in_wall_time
 from tallymark.journal import layout
 from tallymark.server.http.requests import Refused
 from tallymark.server.logs import log_of

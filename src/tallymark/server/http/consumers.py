@@ -6,9 +6,9 @@ from typing import Any
 
 from aiohttp import web
 
+from tallymark.engine.consumers import figures
 from tallymark.engine.session import Consumer, consumers_of
 from tallymark.engine.slow.consumers import Watched
-from tallymark.engine.statistics import figures
 from tallymark.server.config.reload import ReloadRefused, reload
 from tallymark.server.http.requests import (
     HttpContext,

@@ -21,14 +21,14 @@ from aiohttp import web
 
 from tallymark.engine import streams
 from tallymark.engine.arguments import named
-from tallymark.engine.claims import Pin
+from tallymark.engine.clock import in_wall_time
 from tallymark.engine.errors import Gone, NotFound, Unreadable
 from tallymark.engine.extents import StreamExtents
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
+from tallymark.engine.queue_parts import Pin
 from tallymark.engine.records import Record
 from tallymark.engine.streams import TIME, Start, first_offset, start_of
-from tallymark.engine.walltime import in_wall_time
 from tallymark.journal import layout
 from tallymark.journal.journal import BytesLost
 from tallymark.server.http.extents import (

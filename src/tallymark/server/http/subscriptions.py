@@ -14,12 +14,12 @@ import msgspec
 from aiohttp import web
 
 from tallymark.engine.arguments import named
+from tallymark.engine.clock import in_wall_time
 from tallymark.engine.errors import Gone, NotFound, Unreadable
 from tallymark.engine.extents import PIECES, Excerpts, LeaseExtents
 from tallymark.engine.message import Slice
 from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED
 from tallymark.engine.subscription import Subscription
-from tallymark.engine.walltime import in_wall_time
 from tallymark.journal import layout
 from tallymark.journal.journal import BytesLost
 from tallymark.server.http.blocks import send_blocks

@@ -34,7 +34,7 @@ from tallymark.bridge.amqp10.sections import (
 )
 from tallymark.bridge.conversion.amqp10_to_amqp091 import convert
 from tallymark.bridge.conversion.cells import content_of, method_of
-from tallymark.engine.route import Route
+from tallymark.engine.annotations import Route
 from tallymark.spark import gather
 from tallymark.spark.cells.amqp091 import PROPERTY_NAMES, decode_cells
 from tallymark.spark.gather import Bools, Ints

@@ -1,11 +1,10 @@
-"""Consumer time-outs: overdue messages return to their queue, and their consumers are stopped
-[LC-4].
+"""Messages in flight: put there by a delivery, taken back when they are there for too long [LC-4].
 
-The time a delivery may stay unsettled is the consumer's own argument, else the queue's setting,
-else half an hour; 0 means no limit. Only overdue messages return. Their tags remain valid, so that
-a late settlement is no error and has no effect: the message may have been delivered to another
-consumer [LC-2].
-"""
+Messages that were taken from their queue become a session's own, under new tags. The time that one
+may stay unsettled is the consumer's own argument, else the queue's setting, else half an hour; 0
+means no limit. Only overdue messages return, and their consumers are stopped. Their tags remain
+valid, so that a late settlement is no error and has no effect: the message may have been delivered
+to another consumer [LC-2]."""
 
 from __future__ import annotations
 
@@ -13,10 +12,12 @@ from collections import deque
 from typing import Final, final
 
 from tallymark.engine import records
-from tallymark.engine.deadlines import NEVER
+from tallymark.engine.clock import NEVER
 from tallymark.engine.effects import TimedOut
 from tallymark.engine.errors import PreconditionFailed
+from tallymark.engine.ledger import acquired_record
 from tallymark.engine.message import Slice
+from tallymark.engine.queue import Queue
 from tallymark.engine.session import (
     MERGE_MS,
     RELEASES,
@@ -33,6 +34,75 @@ from tallymark.engine.state import State
 ENTRIES_A_MS: Final = 1000
 """In-flight entries of a session for each millisecond between two searches of it. A session with a
 hundred thousand entries thus costs little, and is 100 ms late at most [NQ-D1]."""
+
+
+@final
+class Handover:
+    """Puts messages in flight."""
+
+    __slots__ = ("_clock", "_deadlines", "_ledger", "_settling", "_store")
+
+    def __init__(self, state: State) -> None:
+        self._clock = state.clock
+        self._deadlines = state.deadlines
+        self._ledger = state.ledger
+        self._settling = state.agenda.settling
+        self._store = state.store
+
+    def acquire(
+        self, session: Session, queue: Queue, piece: Slice, consumer: Consumer | None, no_ack: bool
+    ) -> int:
+        """Add a slice taken from its queue to the session's in-flight entries; return its first
+        tag."""
+        n = piece.hi - piece.lo
+        tag = session.next_tag
+        session.next_tag = tag + n
+        owner = consumer.id if consumer is not None else session.id
+        if no_ack:
+            if queue.settle(piece, piece.lo, piece.hi, owner, records.SETTLED_ON_SEND):
+                self._settling.append(queue)
+            self._store.finish(piece.payload, n)
+            return tag
+        session.unacked += n
+        if consumer is not None:
+            consumer.unacked += n
+        else:
+            session.got += n
+        if queue.stored and queue.settings.records_deliveries:
+            self._ledger.emit(acquired_record(queue.id, piece.first, n, owner, piece.acquired))
+        inflight = session.inflight
+        if inflight:
+            last = inflight[-1]
+            whole = last.slice
+            if (
+                last.consumer is consumer
+                and last.done is None
+                and last.last + 1 == tag
+                and whole.payload is piece.payload
+                and whole.lo + last.last - last.first + 1 == piece.lo
+                and whole.first + piece.lo - whole.lo == piece.first
+                and whole.acquired == piece.acquired
+                and whole.annotations is piece.annotations
+                and whole.failed == piece.failed
+                and whole.priority == piece.priority
+                and whole.shift == piece.shift
+                and last.queue is queue
+                and not last.void
+                and last.since_ms == last.given_ms
+                and last.since_ms + MERGE_MS >= self._clock.now_ms
+            ):
+                whole = whole.part(0, len(whole))
+                whole.hi = piece.hi
+                last.slice = whole
+                last.last = tag + n - 1
+                last.left += n
+                return tag
+        now = self._clock.now_ms
+        inflight.append(InFlight(tag, tag + n - 1, piece, queue, consumer, now))
+        timeout = timeout_of(consumer, queue)
+        if timeout and now + timeout + MERGE_MS < session.armed_ms:
+            self._deadlines.arm(session, now + timeout + MERGE_MS)
+        return tag
 
 
 @final
