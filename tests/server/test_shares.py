@@ -18,6 +18,8 @@ from bench.lean import method
 from tallymark.engine.delivery import TURN_BYTES
 from tallymark.server.client import LEAST_DELIVERY_BYTES
 from tallymark.server.node import Node
+from tallymark.server.nsq.client import CALL_BYTES
+from tallymark.server.postponed import Postponed
 from tallymark.wire.amqp091.frames import HEARTBEAT_FRAME
 from tallymark.wire.line import SHARE
 from tallymark.wire.nsq.commands import MAGIC, NOP, identify, pub, rdy, sub
@@ -158,10 +160,24 @@ def deflate_bomb() -> bytes:
     return squeeze.compress(NOP * (MIB // len(NOP))) + squeeze.flush(zlib.Z_SYNC_FLUSH)
 
 
-@pytest.mark.parametrize(
-    ("kind", "begin", "bomb"),
-    [("snappy", IDENTIFIER, snappy_bomb()), ("deflate", b"", deflate_bomb())],
-)
+BOMBS = [("snappy", IDENTIFIER, snappy_bomb()), ("deflate", b"", deflate_bomb())]
+
+
+async def compressing(port: int, kind: str) -> socket.socket:
+    """A client of NSQ that has agreed on snappy or deflate."""
+    loop = asyncio.get_running_loop()
+    raw = socket.socket()
+    raw.setblocking(False)
+    await loop.sock_connect(raw, ("127.0.0.1", port))
+    about = {"feature_negotiation": True, kind: True}
+    await loop.sock_sendall(raw, MAGIC + identify(json.dumps(about).encode()))
+    seen = b""
+    while f'"{kind}":true'.encode() not in seen:
+        seen += await loop.sock_recv(raw, 65_536)
+    return raw
+
+
+@pytest.mark.parametrize(("kind", "begin", "bomb"), BOMBS)
 def test_compressed_input_is_read_as_slowly_as_it_is_worked_on(
     tmp_path: Path, kind: str, begin: bytes, bomb: bytes
 ) -> None:
@@ -169,15 +185,9 @@ def test_compressed_input_is_read_as_slowly_as_it_is_worked_on(
     read of the socket, and counts that."""
 
     async def play(ports: dict[str, int], node: Node) -> None:
-        loop = asyncio.get_running_loop()
-        raw = socket.socket()
-        raw.setblocking(False)
-        await loop.sock_connect(raw, ("127.0.0.1", ports["nsq_port"]))
-        about = {"feature_negotiation": True, kind: True}
-        await loop.sock_sendall(raw, MAGIC + identify(json.dumps(about).encode()) + begin)
-        seen = b""
-        while f'"{kind}":true'.encode() not in seen:
-            seen += await loop.sock_recv(raw, 65_536)
+        node.clients.postponed = Postponed(node.loop, round_ns=0)
+        raw = await compressing(ports["nsq_port"], kind)
+        raw.send(begin)
         [client] = node.clients
         most = 0
         data = bomb * (2 * MIB // len(bomb))
@@ -188,12 +198,45 @@ def test_compressed_input_is_read_as_slowly_as_it_is_worked_on(
             await asyncio.sleep(0)
             most = max(most, client.input_bytes())
         raw.close()
-        while kind == "deflate" and list(node.clients):
+        reads = node.clients.reads
+        while list(node.clients):
             most = max(most, client.input_bytes())
             await asyncio.sleep(0)
         assert len(bomb) < most < ONE_READ + PIECE_MAX
         # It has gone before hundreds of MiB of its commands were worked on.
         assert client.encoded_bytes > len(bomb)
+        assert (node.clients.reads - reads) * PIECE_MAX < 2 * CALL_BYTES
+
+    asyncio.run(with_broker(tmp_path, play))
+
+
+@pytest.mark.parametrize(("kind", "begin", "bomb"), BOMBS)
+def test_a_round_has_one_share_of_compressed_input(
+    tmp_path: Path, kind: str, begin: bytes, bomb: bytes
+) -> None:
+    """However many clients sent a bomb: sockets are read after each share of one of them."""
+    count = 8
+
+    async def play(ports: dict[str, int], node: Node) -> None:
+        node.clients.postponed = Postponed(node.loop, round_ns=0)
+        held = [await compressing(ports["nsq_port"], kind) for _ in range(count)]
+        for raw in held:
+            raw.send(begin + bomb * (MIB // 4 // len(bomb)))
+        clients = list(node.clients)
+        while True:
+            await asyncio.sleep(0)
+            if all(client.encoded_bytes for client in clients):
+                break
+        for _ in range(20):
+            before = [(client.received_bytes, client.encoded_bytes) for client in clients]
+            await asyncio.sleep(0)
+            decoded = 0
+            for client, (received, encoded) in zip(clients, before, strict=True):
+                decoded += client.received_bytes == received and client.encoded_bytes != encoded
+            assert decoded <= 1
+        assert all(client.encoded_bytes for client in node.clients)
+        for raw in held:
+            raw.close()
 
     asyncio.run(with_broker(tmp_path, play))
 

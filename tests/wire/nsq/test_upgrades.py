@@ -12,6 +12,8 @@ from cramjam import snappy
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tallymark.wire.nsq import deflate
+from tallymark.wire.nsq import snappy as snappy_layer
 from tallymark.wire.nsq.commands import MAGIC, NOP, identify, pub
 from tallymark.wire.nsq.connection import Connection
 from tallymark.wire.nsq.deflate import DeflateDecoder, DeflateEncoder
@@ -137,7 +139,7 @@ both = pytest.mark.parametrize(("encoder", "decoder"), LAYERS, ids=["snappy", "d
 
 def read_all(decoder: Decoder) -> bytes:
     pieces = []
-    while piece := decoder.read():
+    while (piece := decoder.read()) is not None:
         assert len(piece) <= PIECE_MAX
         pieces.append(piece)
     return b"".join(pieces)
@@ -190,10 +192,34 @@ def test_a_small_input_swells_in_pieces() -> None:
     reader = DeflateDecoder()
     reader.feed(bomb)
     total = 0
-    while piece := reader.read():
+    while (piece := reader.read()) is not None:
         assert len(piece) <= PIECE_MAX
         total += len(piece)
     assert total == 30_000_000
+
+
+EMPTY_BLOCK = b"\0\0\0\xff\xff"
+EMPTY_CHUNK = b"\xfe\0\0\0"
+
+
+@pytest.mark.parametrize(
+    ("reader", "raw", "most"),
+    [
+        (DeflateDecoder(), EMPTY_BLOCK * 100_000, deflate.SLICE),
+        (SnappyDecoder(), IDENTIFIER + EMPTY_CHUNK * 100_000, snappy_layer.CHUNKS * 4 + 10),
+    ],
+)
+def test_what_stands_for_nothing_is_decoded_a_part_at_a_time(
+    reader: Decoder, raw: bytes, most: int
+) -> None:
+    reader.feed(raw)
+    held = reader.held_bytes()
+    assert held == len(raw)
+    while (piece := reader.read()) is not None:
+        assert piece == b""
+        assert held - most <= reader.held_bytes() < held
+        held = reader.held_bytes()
+    assert reader.held_bytes() == 0
 
 
 def chunk(kind: int, content: bytes) -> bytes:

@@ -1,6 +1,8 @@
 """NSQ at the socket: bytes between a transport, its layers and its bridge; nothing decided here.
 
-What layers hold of a client waits while the client is not read.
+What layers hold of a client is decoded a share at a time, in the line of postponed input: what
+little compressed input stands for counts like input that came as it is. Meanwhile the client is not
+read.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from tallymark.server.access import audit
 from tallymark.server.access.tls import Tls
 from tallymark.server.access.user import permissions_of
 from tallymark.server.client import LAST_WORDS_S, Client
-from tallymark.server.clock import now_ms
 from tallymark.server.listening import address_text, host_of
 from tallymark.server.nsq.auth import AuthUnavailable
 from tallymark.server.nsq.doors import NsqDoors
@@ -32,11 +33,8 @@ if TYPE_CHECKING:
 
 _numbers: Final = count(1)
 """Numbers that tell apart clients without an address: those that came through the file system."""
-SHARE_BYTES: Final = 256 * 1024
-"""Bytes taken from the layers at a time: the most that one read of a socket gives."""
-
-LOOK_MS: Final = 1000
-"""Milliseconds between two looks whether a client is there whose input waits in the layers."""
+CALL_BYTES: Final = 4 << 20
+"""Bytes of decoded input after which a client is called whose input waits in the layers."""
 
 
 class NsqClient(Client):
@@ -71,10 +69,8 @@ class NsqClient(Client):
         """Runs while the socket takes no more."""
         self._written_bytes = 0
         """Handed to the transport, as they leave the layers."""
-        self._look_at_ms = 0
-        """Monotonic time of the next look whether the client is there."""
-        self._is_drain_due = False
-        """True while the loop is to call `_drain_later`."""
+        self._uncalled_bytes = 0
+        """Bytes decoded since it was last sent a heartbeat to learn whether it is there."""
         self._has_ended = False
         """True once the client sent its end of stream."""
 
@@ -106,64 +102,56 @@ class NsqClient(Client):
         self._drain()
 
     def _drain(self) -> None:
-        """Pass the layers' decoded input to the bridge. What it cannot take now waits in the
-        layers, and the socket is not read until they are empty."""
-        holds_input = self._handshake is None and not self.is_over
-        taken = 0
-        try:
-            while (
-                holds_input
-                and self.takes_input()
-                and not self.bridge.is_behind
-                and not self.is_over
-                and self._handshake is None
-            ):
-                piece = self._layers.read()
-                if not piece:
-                    holds_input = False
-                    break
-                self._clients.received(self, piece)
-                taken += len(piece)
-                if taken >= SHARE_BYTES:
-                    self.let_others()
-        except LayerError as error:
-            holds_input = False
-            self._unreadable(error)
-        if not self.holds_input:
-            self._look_at_ms = now_ms() + LOOK_MS
-        self.holds_input = holds_input and self._handshake is None
+        """Pass a share of the layers' decoded input to the bridge, if it can take any. The rest
+        waits in the layers, and the socket is not read until they are empty."""
+        pieces: list[bytes] = []
+        failure: LayerError | None = None
+        self.holds_input = self._handshake is None and not self.is_over
+        if self.holds_input and self.takes_input() and not self.bridge.is_behind:
+            try:
+                self.holds_input = self._layers.read_share(pieces)
+            except LayerError as error:
+                self.holds_input = False
+                failure = error
+        if pieces:
+            share = b"".join(pieces)
+            self._uncalled_bytes += len(share)
+            self._clients.received(self, share)
+        if failure is not None:
+            self._unreadable(failure)
         self.encoded_bytes = self._layers.held_bytes()
         if self.holds_input or not self.is_reading:
             self.read_or_not()
 
     def go_on_decoding(self) -> None:
-        if not self._is_drain_due:
-            self._is_drain_due = True
-            self._node.loop.call_soon(self._drain_later)
+        self._clients.postponed.add(self)
 
-    def _drain_later(self) -> None:
-        self._is_drain_due = False
-        if self.transport.is_closing() or not self._layers:
-            return
-        if self.holds_input and now_ms() >= self._look_at_ms and not self._is_there():
+    def work_on(self) -> None:
+        if self.bridge.is_behind or not self.holds_input:
+            super().work_on()
+        elif not self.transport.is_closing():
+            try:
+                self._decode_on()
+            except Exception as error:  # as in data_received
+                self.broken(error)
+
+    def _decode_on(self) -> None:
+        if self._is_there():
+            self._drain()
+        else:
             self.bridge.reason = self.bridge.reason or "peer vanished, with input left"
             self.transport.abort()
-            return
-        try:
-            self._drain()
-        except Exception as error:  # as in data_received
-            self.broken(error)
 
     def _is_there(self) -> bool:
-        """Return whether the connection still exists, and send a heartbeat, which is answered with
-        a reset where the client has gone: its end of stream stands behind input that is not read.
-        """
-        self._look_at_ms = now_ms() + LOOK_MS
+        """Return whether the connection still exists. Now and then the client is sent a heartbeat,
+        which is answered with a reset where it has gone: its end of stream stands behind input that
+        is not read."""
         looking = select.poll()
         looking.register(self.transport.get_extra_info("socket").fileno(), 0)
         if looking.poll(0):
             return False
-        if self.bridge.write_timeout_ms:  # the client wants heartbeats
+        if self._uncalled_bytes >= CALL_BYTES and self.bridge.write_timeout_ms:
+            self._uncalled_bytes = 0
             self.put([HEARTBEAT_FRAME])
         return True
 
@@ -296,6 +284,7 @@ class NsqClient(Client):
         self._layers.add(inner)
         inner.feed(bridge.take_unread())
         bridge.upgraded()
+        self.holds_input = True
         self.go_on_decoding()
 
     def _shake_hands(self, layer: TlsLayer) -> None:
@@ -313,6 +302,7 @@ class NsqClient(Client):
             self._time_is_kept()
             self.bridge.upgraded()
             self.touch()
+            self.holds_input = True
             self.go_on_decoding()
 
     def _give_up(self) -> None:

@@ -2,7 +2,7 @@
 
     socket -> TLS -> snappy or deflate -> bridge
 
-What comes in is fed to the outermost layer and read from the innermost, a piece at a time, so that
+What comes in is fed to the outermost layer and read from the innermost, a share at a time, so that
 a small input which stands for a huge output can be read as slowly as it is worked on.
 """
 
@@ -21,14 +21,18 @@ __all__ = ["Compression", "Layer", "LayerError", "Layers", "TlsLayer", "compress
 
 TLS_PIECE: Final = 16_384
 """Bytes that one TLS record can hold."""
+INPUT_SHARE: Final = 16_384
+"""Bytes of input, beyond those that they stand for, after which a share ends: decoding costs,
+too."""
 
 
 class Layer(Protocol):
     def feed(self, data: bytes) -> None:
         """Add input from outside the layer."""
 
-    def read(self) -> bytes:
-        """Return up to PIECE_MAX bytes of decoded input; empty: feed more. Raises LayerError."""
+    def read(self) -> bytes | None:
+        """Decode a part of the input. Return up to PIECE_MAX bytes, or none that it
+        stands for; None: feed more. Raises LayerError."""
 
     def held_bytes(self) -> int:
         """Bytes of input that are not decoded yet."""
@@ -62,11 +66,11 @@ class TlsLayer:
     def feed(self, data: bytes) -> None:
         self._incoming.write(data)
 
-    def read(self) -> bytes:
+    def read(self) -> bytes | None:
         try:
-            return self._tls.read(PIECE_MAX)
+            return self._tls.read(PIECE_MAX) or None
         except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
-            return b""  # closed inside TLS: the socket's end follows
+            return None  # closed inside TLS: the socket's end follows
         except ssl.SSLError as error:
             raise LayerError(f"tls: {error}") from None
 
@@ -109,7 +113,7 @@ class Compression:
     def feed(self, data: bytes) -> None:
         self._decoder.feed(data)
 
-    def read(self) -> bytes:
+    def read(self) -> bytes | None:
         return self._decoder.read()
 
     def held_bytes(self) -> int:
@@ -148,20 +152,32 @@ class Layers:
         """Bytes of input that are not decoded yet."""
         return sum(layer.held_bytes() for layer in self._layers)
 
-    def read(self) -> bytes:
-        """Return the next piece of input for the bridge; empty: feed more. Raises LayerError."""
-        return self._read(len(self._layers) - 1)
+    def read_share(self, pieces: list[bytes]) -> bool:
+        """Add the next share of input for the bridge to `pieces`; return whether there may be more:
+        else feed more. A share is less than 2 * PIECE_MAX bytes, see also INPUT_SHARE. Raises
+        LayerError; what was decoded before is in `pieces`."""
+        innermost = len(self._layers) - 1
+        held = self.held_bytes()
+        size = 0
+        while size < PIECE_MAX and held - self.held_bytes() - size < INPUT_SHARE:
+            piece = self._read(innermost)
+            if piece is None:
+                return False
+            if piece:
+                pieces.append(piece)
+                size += len(piece)
+        return True
 
-    def _read(self, at: int) -> bytes:
+    def _read(self, at: int) -> bytes | None:
         layer = self._layers[at]
-        while True:
-            piece = layer.read()
-            if piece or at == 0:
-                return piece
-            outer = self._read(at - 1)
-            if not outer:
-                return b""
+        piece = layer.read()
+        if piece is not None or at == 0:
+            return piece
+        outer = self._read(at - 1)
+        if outer:
             layer.feed(outer)
+            return layer.read() or b""
+        return outer
 
     def encode(self, data: bytes) -> bytes:
         """Return the bridge's output as the socket sends it."""

@@ -1,7 +1,8 @@
 """Deflate between transport and connection: raw deflate [RFC 1951], flushed at every write.
 
-The decoder gives at most PIECE_MAX bytes at a time, so a small input that stands for a huge output
-costs no memory: feed, then read until it is empty.
+The decoder takes at most SLICE bytes and gives at most PIECE_MAX at a time. So a small input that
+stands for a huge output costs no memory, and a large one that stands for nothing costs little at a
+time: feed, then read until it returns None.
 """
 
 from __future__ import annotations
@@ -48,23 +49,22 @@ class DeflateDecoder:
         """Bytes of input that are not decoded yet."""
         return self._inbox.size() + len(self._inflate.unconsumed_tail)
 
-    def read(self) -> bytes:
-        """Return up to PIECE_MAX decoded bytes; empty: more input is needed. Raises LayerError for
-        input that is not deflate, or follows its end."""
+    def read(self) -> bytes | None:
+        """Return up to PIECE_MAX decoded bytes, or none that a part of the input stands for; None:
+        more input is needed. Raises LayerError for input that is not deflate, or follows its end.
+        """
         inflate = self._inflate
-        while True:
-            source = inflate.unconsumed_tail or self._next_slice()
-            if inflate.eof:
-                if source or inflate.unused_data:
-                    raise LayerError("deflate: bytes behind the end of the stream")
-                return b""
-            try:
-                # Also without input: output may be held back although all input was taken.
-                piece = inflate.decompress(source, PIECE_MAX)
-            except zlib.error as error:
-                raise LayerError(f"deflate: {error}") from None
-            if piece or not source:
-                return piece
+        source = inflate.unconsumed_tail or self._next_slice()
+        if inflate.eof:
+            if source or inflate.unused_data:
+                raise LayerError("deflate: bytes behind the end of the stream")
+            return None
+        try:
+            # Also without input: output may be held back although all input was taken.
+            piece = inflate.decompress(source, PIECE_MAX)
+        except zlib.error as error:
+            raise LayerError(f"deflate: {error}") from None
+        return piece if piece or source else None
 
     def _next_slice(self) -> bytes:
         inbox = self._inbox

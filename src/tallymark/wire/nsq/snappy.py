@@ -24,6 +24,8 @@ PLAIN: Final = 0x01
 FIRST_SKIPPABLE: Final = 0x80
 STREAM: Final = 0xFF
 HEAD: Final = 4
+CHUNKS: Final = 256
+"""Number of chunks without content that are passed over at a time."""
 CHUNK_MAX: Final = 4 + 32 + PIECE_MAX + PIECE_MAX // 6
 """Bytes of the largest content: the checksum, and 64 KiB that do not compress."""
 
@@ -84,11 +86,13 @@ class SnappyDecoder:
         """Bytes of input that are not decoded yet."""
         return self._inbox.size()
 
-    def read(self) -> bytes:
-        """Return up to PIECE_MAX decoded bytes; empty: more input is needed. Raises LayerError for
-        input that is not snappy."""
+    def read(self) -> bytes | None:
+        """Return up to PIECE_MAX decoded bytes, or none that a part of the input stands for; None:
+        more input is needed. Raises LayerError for input that is not snappy."""
         inbox = self._inbox
-        while inbox.gather():
+        for _ in range(CHUNKS):
+            if not inbox.gather():
+                return None
             data = inbox.data
             pos = inbox.pos
             left = len(data) - pos
