@@ -47,6 +47,14 @@ def test_single_things_of_them_are_not_there(broker: BrokerProcess, path: str) -
     assert refused(broker, "GET", path)[:2] == (404, "not_found")
 
 
+def test_a_parameter_is_refused_for_want_of_its_plugin(broker: BrokerProcess) -> None:
+    path, value = "parameters/shovel/%2F/s", {"value": {"src-uri": "amqp://"}}
+    assert "component shovel not found" in refused(broker, "PUT", path, value)[2]
+    assert refused(broker, "DELETE", path)[0] == 404
+    assert refused(broker, "PUT", path, value, "ann:ann")[0] == 401
+    assert refused(broker, "PUT", "parameters/shovel/none/s", value)[0] == 404
+
+
 def test_nobody_sees_other_virtual_hosts_by_way_of_a_plugin(broker: BrokerProcess) -> None:
     assert refused(broker, "GET", "federation-links/%2F", user="bob:bob")[0] == 401
     assert refused(broker, "GET", "users/ann/topic-permissions", user="bob:bob")[0] == 401

@@ -219,6 +219,10 @@ def test_the_broker_as_a_whole(broker: BrokerProcess) -> None:
     (node,) = get(broker, "nodes")
     assert (node["name"], node["running"]) == (overview["node"], True)
     assert node["os_pid"] == str(broker.pid)
+    assert 0 < node["fd_used"] < node["fd_total"]
+    assert 0 < node["proc_used"] < node["proc_total"]
+    assert (node["run_queue"], node["enabled_plugins"], node["being_drained"]) == (0, [], False)
+    assert "PLAIN" in [one["name"] for one in node["auth_mechanisms"]]
     assert get(broker, f"nodes/{node['name']}")["name"] == node["name"]
     assert refused(broker, "GET", "nodes/other")[:2] == (404, "not_found")
     assert get(broker, "cluster-name") == {"name": node["name"]}

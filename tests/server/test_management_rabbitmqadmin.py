@@ -43,14 +43,15 @@ class Admin:
             "-u", name, "-p", password,
         ]  # fmt: skip
 
-    def __call__(self, *arguments: str, vhost: str | None = None) -> str:
-        done = self._run(arguments, vhost)
+    def __call__(self, *arguments: str, vhost: str | None = None, said: str = "") -> str:
+        done = self._run(arguments, vhost, said)
         assert done.returncode == 0, (arguments, done.stderr)
         return done.stdout
 
     def refused(self, *arguments: str) -> str:
-        done = self._run(arguments, None)
+        done = self._run(arguments, None, "")
         assert done.returncode != 0, (arguments, done.stdout)
+        assert "Traceback" not in done.stderr, (arguments, done.stderr)
         return done.stderr
 
     def rows(self, *arguments: str, vhost: str | None = None) -> list[dict[str, str]]:
@@ -59,12 +60,12 @@ class Admin:
         return list(csv.DictReader(io.StringIO(text), delimiter="\t", quoting=csv.QUOTE_NONE))
 
     def _run(
-        self, arguments: tuple[str, ...], vhost: str | None
+        self, arguments: tuple[str, ...], vhost: str | None, said: str
     ) -> subprocess.CompletedProcess[str]:
         within = ["-V", vhost] if vhost is not None else []
         return subprocess.run(
             [*self._command, *within, *arguments],
-            capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+            input=said, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         )  # fmt: skip
 
 
@@ -122,6 +123,61 @@ def test_topology_and_messages(admin: Admin) -> None:
     assert [row["name"] for row in admin.rows("list", "vhosts")] == ["/"]
 
 
+def test_bodies_from_standard_input_and_into_files(admin: Admin, tmp_path: Path) -> None:
+    admin("declare", "queue", "name=bodies")
+    assert "Message published" in admin("publish", "routing_key=bodies", said="from a pipe")
+    assert "NOT routed" in admin("publish", "routing_key=nowhere", "payload=lost")
+    properties = 'properties={"headers": {"a": [1, 2]}, "message_id": "m1"}'
+    admin("publish", "routing_key=bodies", "payload=AAH/", "payload_encoding=base64", properties)
+    file = tmp_path / "body"
+    admin("get", "queue=bodies", f"payload_file={file}", "ackmode=ack_requeue_false")
+    assert file.read_text() == "from a pipe"
+    (row,) = json.loads(admin("-f", "raw_json", "get", "queue=bodies"))
+    assert (row["payload"], row["payload_encoding"]) == ("AAH/", "base64")
+    assert row["properties"] == {"headers": {"a": [1, 2]}, "message_id": "m1"}
+    admin("get", "queue=bodies", "ackmode=reject_requeue_true", "encoding=base64")
+    admin("get", "queue=bodies", "ackmode=reject_requeue_false")
+    assert "No items" in admin("get", "queue=bodies")
+    admin("purge", "queue", "name=bodies")
+    admin("delete", "queue", "name=bodies")
+    for command in (("get", "queue=bodies"), ("purge", "queue", "name=bodies")):
+        assert "Not found" in admin.refused(*command)
+
+
+def test_every_form_of_output_and_order(admin: Admin) -> None:
+    for name in ("one", "two"):
+        admin("declare", "queue", f"name={name}")
+    rows = [{"name": "one", "messages": 0}, {"name": "two", "messages": 0}]
+    for form in ("raw_json", "pretty_json"):
+        assert json.loads(admin("-f", form, "list", "queues", "name", "messages")) == rows
+    assert admin("-f", "bash", "list", "queues", "name").split() == ["one", "two"]
+    assert 'name="one" messages="0"' in admin("-f", "kvp", "list", "queues", "name", "messages")
+    assert "name: two" in admin("-f", "long", "list", "queues", "name")
+    assert "| one " in admin("-f", "table", "list", "queues", "name")
+    ordered = admin.rows("-S", "name", "-R", "list", "queues", "name")
+    assert [row["name"] for row in ordered] == ["two", "one"]
+    (shown,) = admin.rows("show", "overview", "node", "object_totals.queues")
+    assert shown["object_totals.queues"] == "2"
+    for name in ("one", "two"):
+        admin("delete", "queue", f"name={name}")
+
+
+def test_limits_of_virtual_hosts(admin: Admin) -> None:
+    admin("declare", "vhost_limit", "vhost=/", "name=max-queues", "value=500")
+    (row,) = admin.rows("list", "vhost_limits")
+    assert (row["vhost"], json.loads(row["value"])) == ("/", {"max-queues": 500})
+    admin("delete", "vhost_limit", "vhost=/", "name=max-queues")
+    assert "No items" in admin("list", "vhost_limits")
+
+
+def test_parameters_are_refused_as_without_their_plugin(admin: Admin) -> None:
+    assert "component shovel not found" in admin.refused(
+        "declare", "parameter", "component=shovel", "name=s", 'value={"src-queue": "q"}'
+    )
+    assert "Not found" in admin.refused("delete", "parameter", "component=shovel", "name=s")
+    assert "No items" in admin("list", "parameters")
+
+
 def test_users_and_permissions(broker: BrokerProcess, admin: Admin) -> None:
     admin("declare", "user", "name=ann", "password=ann", "tags=management")
     rule = ("configure=^ann", "write=.*", "read=.*")
@@ -159,6 +215,9 @@ def test_a_connection_is_listed_and_closed(broker: BrokerProcess, admin: Admin) 
     assert (row["user"], row["channels"]) == ("guest", "1")
     (consumer,) = admin.rows("list", "consumers")
     assert consumer["consumer_tag"] == "watcher"
+    (held,) = admin.rows("list", "channels")
+    assert (held["name"], held["user"]) == (f"{row['name']} (1)", "guest")
+    assert "Not found" in admin.refused("close", "connection", "name=nosuch")
     admin("close", "connection", f"name={row['name']}")
     eventually(lambda: is_gone(connection), connection)
     assert admin.rows("list", "connections") == []

@@ -13,7 +13,12 @@ from aiohttp import web
 from tallymark.bridge.operations import queue_of
 from tallymark.engine.errors import NotFound
 from tallymark.server.http.requests import Refused, answer, require_administrator
-from tallymark.server.management.requests import Routes, fields_of, listed
+from tallymark.server.management.requests import (
+    Routes,
+    fields_of,
+    listed,
+    require_policymaker,
+)
 from tallymark.server.management.topology import ONE_QUEUE
 from tallymark.server.node import node_name
 
@@ -23,9 +28,9 @@ EMPTY: Final = (
     "global-parameters", "federation-links", "federation-links/{vhost}", "shovels",
 )  # fmt: skip
 """Lists that RabbitMQ has and this broker has not: they have no rows here."""
+PARAMETER: Final = "/api/parameters/{component}/{vhost}/{name}"
 NOTHING: Final = (
-    "topic-permissions/{vhost}/{user}", "parameters/{component}/{vhost}/{name}",
-    "global-parameters/{name}",
+    "/api/topic-permissions/{vhost}/{user}", PARAMETER, "/api/global-parameters/{name}",
 )  # fmt: skip
 """Single things out of those lists: there is none."""
 ACTIONS: Final = ("sync", "cancel_sync")
@@ -40,7 +45,9 @@ class Cluster(Routes):
         for path in EMPTY:
             router.add_get(f"/api/{path}", self._empty)
         for path in NOTHING:
-            router.add_get(f"/api/{path}", self._nothing)
+            router.add_get(path, self._nothing)
+        router.add_put(PARAMETER, self._put_parameter)
+        router.add_delete(PARAMETER, self._nothing)
         router.add_get("/api/auth", self._auth)
         router.add_get("/api/extensions", self._extensions)
         router.add_post("/api/rebalance/queues", self._rebalance)
@@ -59,6 +66,12 @@ class Cluster(Routes):
 
     async def _nothing(self, request: web.Request) -> web.Response:
         raise NotFound(f"{request.path}: there is none, as there are no plugins")
+
+    async def _put_parameter(self, request: web.Request) -> web.Response:
+        """Refuse the parameter as RabbitMQ does where the plugin is missing that it is for."""
+        require_policymaker(request, self.vhost(request).name)
+        component = request.match_info["component"]
+        raise Refused(400, "bad_request", f"Validation failed: component {component} not found")
 
     async def _auth(self, request: web.Request) -> web.Response:
         """Tell web pages that there is no server to log in at."""

@@ -3,8 +3,10 @@ node."""
 
 from __future__ import annotations
 
+import asyncio
 import os
-from typing import Any
+import resource
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -15,6 +17,10 @@ from tallymark.server.management.requests import Routes, listed, shown
 from tallymark.server.management.rows import counted, queue_totals
 from tallymark.server.node import node_name
 from tallymark.server.places import place_of
+
+DESCRIPTORS: Final = "/dev/fd"
+BOUNDLESS: Final = 1 << 20
+"""Stands for a number of files or tasks that nothing limits."""
 
 
 def listeners(http: HttpContext) -> list[tuple[str, str, int]]:
@@ -91,8 +97,11 @@ class Overview(Routes):
     async def _cluster_name(self, request: web.Request) -> web.Response:
         return answer({"name": node_name()})
 
-    def _node_row(self) -> dict[str, Any]:
+    async def _node_row(self) -> dict[str, Any]:
+        """Return the row of the one node. What is nothing without Erlang is there where clients
+        cannot do without it: `run_queue`, `applications`, `enabled_plugins`."""
         node = self.node
+        descriptors = await asyncio.to_thread(_descriptors_open)
         alarms = node.alarms.active
         return {
             "name": node_name(),
@@ -104,6 +113,19 @@ class Overview(Routes):
             "processors": os.cpu_count() or 1,
             "rates_mode": "none",
             "exchange_types": _exchange_types(),
+            "auth_mechanisms": [
+                {"name": name, "description": "", "enabled": True} for name in node.mechanisms()
+            ],
+            "applications": [],
+            "enabled_plugins": [],
+            "config_files": [],
+            "log_files": [],
+            "being_drained": False,
+            "run_queue": 0,
+            "proc_used": len(asyncio.all_tasks()),
+            "proc_total": BOUNDLESS,
+            "fd_used": descriptors,
+            "fd_total": _descriptors_allowed(),
             "mem_used": node.broker.store.resident_bytes,
             "mem_limit": node.config.max_memory,
             "mem_alarm": "memory" in alarms,
@@ -116,12 +138,22 @@ class Overview(Routes):
         }
 
     async def _nodes(self, request: web.Request) -> web.Response:
-        return listed(request, [self._node_row()])
+        return listed(request, [await self._node_row()])
 
     async def _node(self, request: web.Request) -> web.Response:
         if request.match_info["name"] != node_name():
             raise web.HTTPNotFound
-        return shown(request, self._node_row())
+        return shown(request, await self._node_row())
+
+
+def _descriptors_open() -> int:
+    """Return how many files and sockets the process has open. May block."""
+    return len(os.listdir(DESCRIPTORS)) - 1  # without that of the folder itself
+
+
+def _descriptors_allowed() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return BOUNDLESS if soft == resource.RLIM_INFINITY else soft
 
 
 def _exchange_types() -> list[dict[str, Any]]:
