@@ -109,7 +109,7 @@ class Writer:
         self._may_forget()
         verdicts = [(lease, 1, said) for lease, _, said in judged]
         self.client.call(
-            "POST", self._path("verdicts"), {"epoch": self._epoch, "verdicts": verdicts}
+            "POST", self._path("verdicts"), {"fence": self._fence, "verdicts": verdicts}
         )
         self._may_forget()
 
@@ -132,7 +132,7 @@ class Writer:
 
     def _read(self, end: int) -> list[tuple[int, int, int]]:
         """(lease sequence, message, times handed out before) of the batch."""
-        query = {"epoch": self._epoch, "from": self.start, "to": end}
+        query = {"fence": self._fence, "epoch": self._epoch, "from": self.start, "to": end}
         found = []
         for record in unpacking.unpack(self.client.get(self._path("read"), query)):
             if record.kind == LEASED:

@@ -479,7 +479,9 @@ class Http:
         fence, epoch = self._leases[name]
         if reads:
             floor = self._floor(one)
-            return self.ask("GET", f"{one}/read?epoch={epoch}&from={floor}&to={floor}")
+            return self.ask(
+                "GET", f"{one}/read?fence={fence}&epoch={epoch}&from={floor}&to={floor}"
+            )
         wanted = {"fence": fence, "epoch": epoch, "start": self._floor(one), "max_rows": 1}
         return self.ask("POST", f"{one}/lease", wanted)
 

@@ -111,7 +111,7 @@ def test_a_read_carries_priorities_and_histories_also_after_a_crash(broker: Brok
     _, held = broker.http("POST", f"{SUBSCRIPTION}/attach", {})
     lease = {"fence": held["fence"], "epoch": held["epoch"], "start": 0, "max_rows": 5}
     assert broker.http("POST", f"{SUBSCRIPTION}/lease", lease) == (200, {"end": 5})
-    path = f"{SUBSCRIPTION}/read?epoch={held['epoch']}&from=0&to=5"
+    path = f"{SUBSCRIPTION}/read?fence={held['fence']}&epoch={held['epoch']}&from=0&to=5"
     before = rows_of(broker.http_bytes("GET", path)[1], LEASED)
     assert [row.reason for row in before for _ in range(row.count)] == [1, 1, 1, 0, 0]
     assert {tuple(history(row)) for row in before} == {(("work", "rejected", 1),)}

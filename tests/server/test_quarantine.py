@@ -117,8 +117,9 @@ def test_spark_is_never_given_a_flipped_byte_as_good(tmp_path: Path, kind: str) 
             held = broker.http("POST", f"{base}/attach", {})[1]
             wanted = {"fence": held["fence"], "epoch": held["epoch"], "start": 0, "max_rows": 10}
             assert broker.http("POST", f"{base}/lease", wanted)[1]["end"] == 5
-            path = f"{base}/read?epoch={held['epoch']}&from=0&to=5&max_bytes=100000"
-            status, refused = broker.http("GET", f"{base}/read?epoch={held['epoch']}&from=0&to=5")
+            asked = f"{base}/read?fence={held['fence']}&epoch={held['epoch']}&from=0&to=5"
+            path = f"{asked}&max_bytes=100000"
+            status, refused = broker.http("GET", asked)
             assert (status, refused["error"]) == (500, "unreadable")
             assert "messages 2 to 2 of queue 'q'" in refused["reason"]
         link = HTTPConnection("127.0.0.1", broker.http_port)

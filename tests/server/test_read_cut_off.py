@@ -40,7 +40,7 @@ def test_a_range_that_ends_while_it_is_read_cuts_the_answer_off(
         assert status == 200
     assert lease(broker, held, 0) == (200, {"end": COUNT})
     reader = http.client.HTTPConnection("127.0.0.1", broker.http_port, timeout=PATIENCE_S)
-    path = f"{BASE}/read?epoch={held['epoch']}&from=0&to={COUNT}"
+    path = f"{BASE}/read?fence={held['fence']}&epoch={held['epoch']}&from=0&to={COUNT}"
     reader.request("GET", path, headers={"Authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="})
     answer = reader.getresponse()  # more than the sockets hold: the broker waits for us
     assert answer.status == 200

@@ -211,8 +211,8 @@ def test_verdicts_take_effect_with_the_settlement(broker: BrokerProcess) -> None
     which = {"fence": held["fence"], "epoch": held["epoch"]}
     assert broker.http("POST", f"{base}/lease", {**which, "start": 0, "max_rows": 5})[0] == 200
 
-    def judge(*said: tuple[int, int, str], epoch: int = held["epoch"]) -> tuple[int, Any]:
-        return broker.http("POST", f"{base}/verdicts", {"epoch": epoch, "verdicts": said})
+    def judge(*said: tuple[int, int, str], fence: int = held["fence"]) -> tuple[int, Any]:
+        return broker.http("POST", f"{base}/verdicts", {"fence": fence, "verdicts": said})
 
     assert judge((0, 5, "rejected"))[0] == 200
     assert judge((0, 1, "accepted"), (1, 1, "released"), (2, 1, "modified"))[1]["verdicts"] == 4
@@ -222,7 +222,7 @@ def test_verdicts_take_effect_with_the_settlement(broker: BrokerProcess) -> None
         "outcome 'thrown away' of lease sequence 0, expected one of accepted," in answer["reason"]
     )
     assert judge((4, 2, "rejected"))[0] == 400
-    assert judge((0, 1, "rejected"), epoch=held["epoch"] + 1)[0] == 409
+    assert judge((0, 1, "rejected"), fence=held["fence"] + 1)[0] == 409
     broker.kill()
     broker.restart()
     assert broker.queues()["q"]["dead_lettered"] == 0

@@ -53,11 +53,25 @@ def settle(broker: BrokerProcess, held: dict[str, Any], end: int) -> tuple[int, 
     return broker.http("POST", f"{BASE}/settle", body)
 
 
+def rights(held: dict[str, Any]) -> str:
+    """Of a READ, as its query has them."""
+    return f"fence={held['fence']}&epoch={held['epoch']}"
+
+
+def judge(
+    broker: BrokerProcess, held: dict[str, Any], *said: tuple[int, int, str]
+) -> tuple[int, Any]:
+    return broker.http("POST", f"{BASE}/verdicts", {"fence": held["fence"], "verdicts": said})
+
+
+def begin(broker: BrokerProcess, held: dict[str, Any], start: int, end: int) -> tuple[int, Any]:
+    body = {"fence": held["fence"], "epoch": held["epoch"], "start": start, "end": end}
+    return broker.http("POST", f"{BASE}/begin", body)
+
+
 def read(broker: BrokerProcess, held: dict[str, Any], low: int, high: int) -> list[bytes]:
     """The bodies of a range of lease sequences, in order."""
-    status, data = broker.http_bytes(
-        "GET", f"{BASE}/read?epoch={held['epoch']}&from={low}&to={high}"
-    )
+    status, data = broker.http_bytes("GET", f"{BASE}/read?{rights(held)}&from={low}&to={high}")
     assert status == 200, data
     whole = bodies_in(data, LEASED)
     for most in (1, 1 << 20):
@@ -72,7 +86,7 @@ def answers(
     link = HTTPConnection("127.0.0.1", broker.http_port)
     guest = {"Authorization": "Basic " + base64.b64encode(b"guest:guest").decode()}
     while low < high:
-        path = f"{BASE}/read?epoch={held['epoch']}&from={low}&to={high}&max_bytes={most_bytes}"
+        path = f"{BASE}/read?{rights(held)}&from={low}&to={high}&max_bytes={most_bytes}"
         link.request("GET", path, headers=guest)
         with link.getresponse() as response:
             data = response.read()
@@ -159,6 +173,79 @@ def test_a_second_attach_fences_the_first(broker: BrokerProcess) -> None:
     assert lease(broker, second, 0) == (200, {"end": 5})
 
 
+def test_nothing_that_a_fenced_reader_asks_for_is_done(broker: BrokerProcess) -> None:
+    fill(broker, numbered(0, 10))
+    first = attach(broker)
+    assert lease(broker, first, 0) == (200, {"end": 10})
+    second = attach(broker)
+    assert lease(broker, second, 0) == (200, {"end": 10})
+    asked = f"{BASE}/read?{rights(first)}&from=0&to=10"
+    for status, answer in (
+        lease(broker, first, 0),
+        begin(broker, first, 0, 10),
+        broker.http("GET", asked),
+        broker.http("GET", f"{asked}&max_bytes=1000"),
+        judge(broker, first, (0, 10, "rejected")),
+        settle(broker, first, 10),
+        broker.http("GET", f"{BASE}/stat?fence={first['fence']}"),
+    ):
+        assert (status, answer["error"]) == (409, "fenced")
+        assert f"fence {first['fence']} is not the latest, {second['fence']}" in answer["reason"]
+    assert broker.http("GET", f"{BASE}/stat?fence={second['fence']}")[0] == 200
+    assert settle(broker, second, 10) == (200, {"floor": 10})
+    row = broker.queues()["orders"]
+    assert (row["settled"], sum(row["dropped"].values())) == (10, 0)
+
+
+def test_a_fence_of_an_earlier_incarnation_never_comes_again(broker: BrokerProcess) -> None:
+    """A subscription that is dropped and made again hands its messages out anew: what a reader of
+    the earlier one says of them must not count."""
+    fill(broker, numbered(0, 10))
+    first = attach(broker)
+    lease(broker, first, 0)
+    assert broker.http("DELETE", BASE) == (200, {"released": 10})
+    broker.kill()
+    broker.restart()
+    second = attach(broker)
+    assert lease(broker, second, 0) == (200, {"end": 10})
+    assert judge(broker, first, (0, 5, "rejected"))[0] == 409
+    assert settle(broker, second, 10) == (200, {"floor": 10})
+    row = broker.queues()["orders"]
+    assert (row["settled"], sum(row["dropped"].values())) == (10, 0)
+
+
+@pytest.mark.parametrize("how", ["lease", "begin"])
+def test_who_reads_a_batch_again_decides_it_anew(broker: BrokerProcess, how: str) -> None:
+    fill(broker, numbered(0, 10))
+    first = attach(broker)
+    assert lease(broker, first, 0) == (200, {"end": 10})
+    assert judge(broker, first, (0, 10, "rejected"))[0] == 200
+    second = attach(broker)
+    if how == "lease":
+        assert lease(broker, second, 4) == (200, {"end": 10})
+    else:
+        assert begin(broker, second, 4, 10)[0] == 200
+    assert judge(broker, second, (9, 1, "rejected"))[0] == 200
+    assert begin(broker, second, 4, 10)[0] == 200  # repeated: its own verdicts stay
+    broker.kill()
+    broker.restart()
+    third = attach(broker)
+    assert settle(broker, third, 10) == (200, {"floor": 10})
+    row = broker.queues()["orders"]
+    assert row["settled"] == 5
+    assert sum(row["dropped"].values()) == 5, "no dead-letter exchange: 0..3 and 9"
+
+
+def test_a_batch_that_is_not_leased_cannot_begin(broker: BrokerProcess) -> None:
+    fill(broker, numbered(0, 10))
+    held = attach(broker)
+    lease(broker, held, 0, max_rows=8)
+    settle(broker, held, 2)
+    for start, end in ((0, 8), (2, 9), (5, 4)):
+        status, answer = begin(broker, held, start, end)
+        assert (status, answer["error"]) == (400, "bad_request")
+
+
 def test_an_offset_of_another_incarnation_is_refused(broker: BrokerProcess) -> None:
     fill(broker, numbered(0, 5))
     first = attach(broker)
@@ -169,7 +256,7 @@ def test_an_offset_of_another_incarnation_is_refused(broker: BrokerProcess) -> N
     assert second["epoch"] != first["epoch"]
     stale = {**second, "epoch": first["epoch"]}
     assert settle(broker, stale, 0)[0] == 409
-    status, _ = broker.http("GET", f"{BASE}/read?epoch={first['epoch']}&from=0&to=1")
+    status, _ = broker.http("GET", f"{BASE}/read?{rights(stale)}&from=0&to=1")
     assert status == 409
 
 
@@ -179,9 +266,7 @@ def test_what_was_never_leased_or_is_settled_cannot_be_read(broker: BrokerProces
     lease(broker, held, 0)
     settle(broker, held, 3)
     for low, high in ((0, 5), (3, 6)):
-        status, answer = broker.http(
-            "GET", f"{BASE}/read?epoch={held['epoch']}&from={low}&to={high}"
-        )
+        status, answer = broker.http("GET", f"{BASE}/read?{rights(held)}&from={low}&to={high}")
         assert (status, answer["error"]) == (400, "bad_request")
     assert settle(broker, held, 6)[0] == 400
 
@@ -208,7 +293,7 @@ def test_a_large_range_is_sent_in_several_blocks(broker: BrokerProcess) -> None:
     fill(broker, bodies)
     held = attach(broker)
     assert lease(broker, held, 0) == (200, {"end": 6})
-    status, data = broker.http_bytes("GET", f"{BASE}/read?epoch={held['epoch']}&from=0&to=6")
+    status, data = broker.http_bytes("GET", f"{BASE}/read?{rights(held)}&from=0&to=6")
     assert status == 200
     assert len(data) > 18_000_000
     assert bodies_in(data, LEASED) == numbered(0, 6)
@@ -227,7 +312,7 @@ def test_what_lies_behind_other_leases_is_sent_from_its_own_place(broker: Broker
     assert settle(broker, held, 5)[0] == 200
     assert lease(broker, held, 7, max_rows=20) == (200, {"end": 27})
     assert read(broker, held, 5, 27) == numbered(5, 27)
-    stale = f"{BASE}/read?epoch={held['epoch']}&from=4&to=9&max_bytes=10"
+    stale = f"{BASE}/read?{rights(held)}&from=4&to=9&max_bytes=10"
     assert broker.http("GET", stale)[0] == 400
     assert broker.http("GET", stale.replace("from=4", "from=10"))[0] == 400
     assert broker.http("GET", stale.replace(f"epoch={held['epoch']}", "epoch=99"))[0] == 409

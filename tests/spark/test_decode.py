@@ -70,9 +70,12 @@ def entry(payload: Payload) -> Record:
     return Record(records.PAYLOAD, 0, payload.first_id, payload.count, payload.arrived_ms, payload)
 
 
+FENCE = 7
+
+
 def rows_of(block: bytes, names: tuple[str, ...] = schema.ALL) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    for found in decode_answer(block, "q", names):
+    for found in decode_answer(block, "q", names, FENCE):
         found.batch.validate(full=True)
         rows += found.batch.to_pylist(maps_as_pydicts="strict")
     return rows
@@ -385,6 +388,7 @@ def blocks(draw: st.DrawFn, kinds: st.SearchStrategy[bytes]) -> tuple[bytes, lis
                 "queue": "q",
                 "sequence": 500 + lease,
                 "lease_sequence": lease,
+                "lease_fence": FENCE,
                 "broker_message_id": payload.first_id + i,
                 "timestamp": datetime.fromtimestamp(1_700_000_000.123, UTC),
                 "exchange": route.exchange,
@@ -520,6 +524,7 @@ def test_a_browse_shows_letters_too_and_counts_deliveries_without_failures() -> 
     rows = rows_of(layout.pack([entry(payload), *live]))
     assert [row["redelivered"] for row in rows] == [False, True, True]
     assert [row["lease_sequence"] for row in rows] == [None] * 3
+    assert [row["lease_fence"] for row in rows] == [None] * 3
     assert {row["routing_key"] for row in rows} == {"work"}
     assert [death["queue"] for death in rows[2]["deaths"]] == ["retry", "w\ufffd"]
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -130,6 +131,7 @@ def test_the_command_does_the_same_batch_by_batch(
 STOPPED = """
 import sys
 from pathlib import Path
+from typing import Any
 from tallymark.spark.session import build_session, hush
 
 spark = build_session("local[2]", "stopped", silent=True)
@@ -252,3 +254,28 @@ def test_a_row_lies_in_the_folder_of_its_date_in_utc_whoever_lands_it(
     finally:
         spark.conf.set("spark.sql.session.timeZone", ours)
     assert [path.name for path in tmp_path.glob("batch=0/date=*")] == ["date=2026-03-01"]
+
+
+def test_of_two_that_append_one_batch_to_delta_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that hung after it had looked at the table goes on when another has committed."""
+    import deltalake
+    import pyarrow as pa
+
+    from tallymark.spark.delta import append_once
+
+    rows = pa.table({"id": [1, 2]})
+    write = deltalake.write_deltalake
+    came: list[bool] = []
+
+    def hang(*given: Any, **named: Any) -> None:
+        monkeypatch.setattr(deltalake, "write_deltalake", write)
+        came.append(append_once(str(tmp_path), rows, "q", len(came)))
+        write(*given, **named)
+
+    for batch in range(2):  # the first makes the table
+        monkeypatch.setattr(deltalake, "write_deltalake", hang)
+        assert not append_once(str(tmp_path), rows, "q", batch)
+    assert came == [True, True]
+    assert deltalake.DeltaTable(str(tmp_path)).to_pyarrow_table().num_rows == 4

@@ -213,9 +213,20 @@ def test_verdicts_are_checked_before_they_are_sent(spark: SparkSession) -> None:
     rows = spark.range(1)
     with pytest.raises(ValueError, match="column 'lease_sequence' is missing, expected bigint"):
         send_verdicts(rows, "q", "s")
-    judged = rows.selectExpr("id as lease_sequence", "1 as outcome")
+    judged = rows.selectExpr("id as lease_sequence", "'accepted' as outcome")
+    with pytest.raises(ValueError, match="column 'lease_fence' is missing, expected bigint"):
+        send_verdicts(judged, "q", "s")
+    judged = rows.selectExpr("id as lease_sequence", "id as lease_fence", "1 as outcome")
     with pytest.raises(ValueError, match="column 'outcome' is of type int, expected string"):
         send_verdicts(judged, "q", "s")
+
+    two = spark.range(2).selectExpr(
+        "id as lease_sequence", "id as lease_fence", "'accepted' as outcome"
+    )
+    with pytest.raises(
+        ValueError, match=r"column 'lease_fence' is 0 and 1: .* one after the other"
+    ):
+        send_verdicts(two, "q", "s")
 
     def found(*pairs: tuple[int | None, str | None]) -> list[tuple[int, int, str]]:
         numbers = pa.chunked_array([pa.array([a for a, _ in pairs], pa.int64())])

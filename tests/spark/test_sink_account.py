@@ -87,9 +87,9 @@ def first_half(broker: BrokerProcess) -> None:
     holder = ask(broker, "attach")
     mine = {"fence": holder["fence"], "epoch": holder["epoch"]}
     ask(broker, "lease", **mine, start=0, max_rows=50)
-    ask(broker, "verdicts", epoch=holder["epoch"], verdicts=[[0, 50, "rejected"]])
+    ask(broker, "verdicts", fence=holder["fence"], verdicts=[[0, 50, "rejected"]])
     said = [[0, 50, "accepted"], [4, 6, "rejected"], [20, 2, "released"], [28, 2, "modified"]]
-    ask(broker, "verdicts", epoch=holder["epoch"], verdicts=[*said, [40, 5, "rejected"]])
+    ask(broker, "verdicts", fence=holder["fence"], verdicts=[*said, [40, 5, "rejected"]])
     accepted = [*range(4), *range(10, 20), *range(22, 28)]
     writer = sink(broker, 0)
     writer.commit([stage(writer, accepted[:7]), stage(writer, accepted[7:])])
@@ -111,7 +111,7 @@ def second_half(broker: BrokerProcess) -> None:
     mine = {"fence": holder["fence"], "epoch": holder["epoch"]}
     end = ask(broker, "lease", **mine, start=50, max_rows=100)["end"]
     assert end == MESSAGES + 4, "four came back"
-    ask(broker, "verdicts", epoch=holder["epoch"], verdicts=[[end - 1, 1, "rejected"]])
+    ask(broker, "verdicts", fence=holder["fence"], verdicts=[[end - 1, 1, "rejected"]])
     writer = sink(broker, 1)
     for _ in range(2):
         writer.commit([stage(writer, list(range(30)))])

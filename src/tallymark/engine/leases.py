@@ -41,7 +41,7 @@ class Leases:
     """Operations on all durable subscriptions of the broker."""
 
     __slots__ = (
-        "_agenda", "_dispatcher", "_quarantine", "_settlement", "_upkeep", "epochs", "ledger",
+        "_agenda", "_dispatcher", "_quarantine", "_settlement", "_upkeep", "attaches", "ledger",
         "store", "subscriptions",
     )  # fmt: skip
 
@@ -60,8 +60,9 @@ class Leases:
         self._upkeep = upkeep
         self._settlement = settlement
         self._quarantine = quarantine
-        self.epochs = 0
-        """The last epoch assigned; epochs are never reused."""
+        self.attaches = 0
+        """Number of the last attach, which is its fence, and the epoch of a subscription that it
+        made; never reused."""
         self.subscriptions: dict[int, Subscription] = {}
         """Subscriptions by epoch."""
 
@@ -97,13 +98,14 @@ class Leases:
             raise PreconditionFailed(
                 f"queue '{queue.name}' in vhost '{queue.vhost}' in exclusive use"
             )
+        self.attaches += 1
         try:
             subscription = self.find(queue, name)
         except NotFound:
-            self.epochs += 1
-            subscription = Subscription(self.epochs, queue, name)
+            subscription = Subscription(self.attaches, queue, name)
             self._enter(subscription)
-        subscription.fence += 1
+        subscription.fence = self.attaches
+        subscription.begun = False
         subscription.limit_rows = limit_rows or DEFAULT_LIMIT_ROWS
         subscription.limit_bytes = limit_bytes or DEFAULT_LIMIT_BYTES
         queue.had_consumer = True
@@ -128,9 +130,29 @@ class Leases:
             )
         if max_rows <= 0:
             raise PreconditionFailed(f"max_rows is {max_rows}, expected at least 1")
+        self._forget(subscription, start)
         if subscription.next == start:
             self._extend(subscription, max_rows, max_bytes)
         return min(subscription.next, start + max_rows)
+
+    def begin(self, subscription: Subscription, start: int, end: int) -> bool:
+        """Begin to read the batch start..end-1, which is leased; return whether that changed
+        anything: verdicts of an earlier holder are forgotten.
+
+        Raises:
+            PreconditionFailed: some of it is settled, or was never leased, or it ends before it
+            starts.
+        """
+        if end < start:
+            raise PreconditionFailed(f"end is {end}, expected at least start = {start}")
+        subscription.part(start, end, 0)
+        return self._forget(subscription, start)
+
+    def _forget(self, subscription: Subscription, start: int) -> bool:
+        undone = subscription.begin(start)
+        if undone:
+            self.ledger.emit(verdicts_record(subscription.queue.id, subscription.epoch, undone))
+        return bool(undone)
 
     def _extend(self, subscription: Subscription, max_rows: int, max_bytes: int) -> None:
         queue = subscription.queue
@@ -297,9 +319,10 @@ class Leases:
             subscription = Subscription(epoch, queue, str(definition["name"]))
             self._enter(subscription)
         subscription.fence = _number(definition, "fence")
+        subscription.begun = False
         subscription.limit_rows = _number(definition, "limit_rows")
         subscription.limit_bytes = _number(definition, "limit_bytes")
-        self.epochs = max(self.epochs, epoch)
+        self.attaches = max(self.attaches, subscription.fence)
         queue.had_consumer = True
         return subscription
 

@@ -72,7 +72,7 @@ def snapshot(broker: Broker, clean: bool) -> list[Record]:
         "queue": broker.state.queue_ids.last,
         "owner": broker.owner_ids.last,
         "message": broker.state.message_ids.last,
-        "epoch": broker.leases.epochs,
+        "epoch": broker.leases.attaches,
     }
     out.emit(defined_record(ids))
     for vhost in broker.vhosts.values():
@@ -365,10 +365,12 @@ class Restorer:
             broker.state.queue_ids.at_least(definition["queue"])
             broker.owner_ids.at_least(definition["owner"])
             broker.state.message_ids.at_least(definition["message"])
-            broker.leases.epochs = max(broker.leases.epochs, definition["epoch"])
+            broker.leases.attaches = max(broker.leases.attaches, definition["epoch"])
         elif op == "subscription":
             history = self._histories.get(definition["queue_id"])
-            broker.leases.epochs = max(broker.leases.epochs, definition["epoch"])
+            broker.leases.attaches = max(
+                broker.leases.attaches, definition["epoch"], definition["fence"]
+            )
             if history is not None:
                 broker.leases.restore(definition, history.queue)
         elif op == "drop_subscription":

@@ -9,7 +9,10 @@ message: priority, competing consumers, purge.
     verdicts       what is to become of leased messages then, where they are not simply done with
     floor..next    leased, readable again and again
     fence          number of the latest attach; earlier holders are refused
-    epoch          the subscription's incarnation: never the same again under the same name
+    epoch          the subscription's incarnation: the number of its first attach
+
+Attaches are numbered across the broker, and no number comes twice: a fence is of one attach to one
+incarnation of one subscription.
 """
 
 from __future__ import annotations
@@ -47,7 +50,9 @@ class Subscription(QueueSubscription):
         """Number of the subscription in the ledger (the owner of its records); never reused."""
         self.queue = queue
         self.name = name
-        self.fence = 0
+        self.fence = epoch
+        self.begun = False
+        """True once the holder of the fence has begun a batch."""
         self.floor = 0
         self.next = 0
         self.leases: deque[Lease] = deque()
@@ -121,6 +126,20 @@ class Subscription(QueueSubscription):
                 verdicts.pop(sequence, None)
             else:
                 verdicts[sequence] = outcome
+
+    def begin(self, start: int) -> list[tuple[int, int, int]]:
+        """Begin a batch at lease sequence `start`. The first one of a fence forgets the verdicts
+        from there on: earlier holders set them for batches that are read again now.
+
+        Returns what undoes them, as (first lease sequence, count, outcome).
+        """
+        if self.begun:
+            return []
+        self.begun = True
+        stale = {at: ACCEPTED for at in self.verdicts if at >= start}
+        for sequence in stale:
+            del self.verdicts[sequence]
+        return ranges_of(stale)
 
     def settle(self, end: int) -> list[tuple[int, Slice]]:
         """Raise the floor to `end`; returns what that settles, in order, as (outcome, slice) pairs.

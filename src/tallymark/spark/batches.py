@@ -80,6 +80,7 @@ class Landing:
             rows.unpersist()
 
     def _write(self, rows: DataFrame, number: int, to: str) -> None:
+        rows = rows.drop("lease_fence")  # of this run, not of the message
         if self._format == DELTA:
             append_batch(rows, number, to, self._query, ["date"])
         else:

@@ -52,6 +52,7 @@ class _Places:
 
     sequence: Ints
     lease: Ints
+    fence: Ints
     message_id: Ints
     arrived_ms: Ints
     redelivered: Any
@@ -66,13 +67,16 @@ class _Places:
         return _Places(*(getattr(self, name)[index] for name in self.__slots__))
 
 
-def decode_answer(data: bytes, queue: str, names: Sequence[str]) -> Iterator[Messages]:
+def decode_answer(
+    data: bytes, queue: str, names: Sequence[str], fence: int = 0
+) -> Iterator[Messages]:
     """The messages of a READ answer, in its order, as batches of the columns `names`.
 
+    fence: number of the attach that leased messages are read under; 0: none are leased.
     Raises LayoutError when these are not sound blocks; never because of a message's content.
     """
     for block in blocks(data):
-        yield from decode_block(block, queue, names)
+        yield from decode_block(block, queue, names, fence)
 
 
 def decode_offsets(
@@ -107,9 +111,11 @@ def _check_all_told(block: Block, sequence: int) -> int:
     return int(ends[-1]) if len(ends) else sequence
 
 
-def decode_block(block: Block, queue: str, names: Sequence[str]) -> Iterator[Messages]:
+def decode_block(
+    block: Block, queue: str, names: Sequence[str], fence: int = 0
+) -> Iterator[Messages]:
     """The messages of one block whose payloads are in it."""
-    places, table = _find_messages(block)
+    places, table = _find_messages(block, fence)
     if block.header.flags & layout.APART:  # its bytes come from the journal as they lie there
         check_sums(block, pa.py_buffer(block.data))
     yield from _batches(block, pa.py_buffer(block.data), places, table, queue, names)
@@ -161,7 +167,7 @@ def _batches(
         low = high
 
 
-def _find_messages(block: Block) -> tuple[_Places, letters.Table | None]:
+def _find_messages(block: Block, fence: int = 0) -> tuple[_Places, letters.Table | None]:
     rows = block.rows
     payloads = rows[rows["kind"] == PAYLOAD]
     ranges = rows[np.isin(rows["kind"], (LEASED, ENTERED, LIVE)) & (rows["payload"] >= 0)]
@@ -201,6 +207,7 @@ def _find_messages(block: Block) -> tuple[_Places, letters.Table | None]:
     places = _Places(
         sequence=row["first"] + step,
         lease=np.where(leased, row["other"] + step, -1),
+        fence=np.full(len(row), fence),
         message_id=message_id,
         arrived_ms=arrived_ms,
         redelivered=handed_out > 0,
@@ -262,6 +269,7 @@ def _columns(
         "sequence": lambda: pa.array(places.sequence),
         "offset": lambda: pa.array(places.sequence - 1),
         "lease_sequence": lambda: pa.array(places.lease, mask=places.lease < 0),
+        "lease_fence": lambda: pa.array(places.fence, mask=places.lease < 0),
         "broker_message_id": lambda: pa.array(places.message_id),
         "timestamp": lambda: pa.array(places.arrived_ms * 1000, schema.BY_NAME["timestamp"].arrow),
         "exchange": lambda: gather.text(block.routes().take(pa.array(2 * places.route))),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
 NO_VERSION: Final = -1
@@ -45,11 +46,18 @@ class QueryId:
 
 def committed(table: str, application: str) -> int:
     """The last batch that the application committed to the table, or NO_VERSION."""
+    return _committed(_opened(table), application)
+
+
+def _opened(table: str) -> DeltaTable | None:
+    """The table at its newest version; None while there is none."""
     from deltalake import DeltaTable
 
-    if not DeltaTable.is_deltatable(table):
-        return NO_VERSION
-    version = DeltaTable(table).transaction_version(application)
+    return DeltaTable(table) if DeltaTable.is_deltatable(table) else None
+
+
+def _committed(table: DeltaTable | None, application: str) -> int:
+    version = None if table is None else table.transaction_version(application)
     return NO_VERSION if version is None else int(version)
 
 
@@ -61,20 +69,31 @@ def append_once(
     partition_by: list[str] | None = None,
 ) -> bool:
     """Append rows in one commit unless the application has committed this batch, or a later one;
-    whether it was done. The table is made if it is not there. Not for two writers with one
-    application at the same time."""
-    from deltalake import CommitProperties, Transaction, write_deltalake
+    return whether it was done. The table is made if it is not there.
 
-    if committed(table, application) >= batch:
+    Of two that do so at the same time with one application, one appends: a driver that hung may
+    come back when another has taken its place.
+    """
+    from deltalake import CommitProperties, Transaction, write_deltalake
+    from deltalake.exceptions import DeltaError
+
+    seen = _opened(table)
+    if _committed(seen, application) >= batch:
         return False
-    write_deltalake(
-        table,
-        rows,
-        mode="append",
-        partition_by=partition_by,
-        schema_mode="merge",
-        commit_properties=CommitProperties(app_transactions=[Transaction(application, batch)]),
-    )
+    try:
+        # As a change of the version that was looked at: whoever came between is then in conflict.
+        write_deltalake(
+            table if seen is None else seen,
+            rows,
+            mode="error" if seen is None else "append",
+            partition_by=partition_by,
+            schema_mode=None if seen is None else "merge",
+            commit_properties=CommitProperties(app_transactions=[Transaction(application, batch)]),
+        )
+    except DeltaError:
+        if committed(table, application) >= batch:
+            return False
+        raise
     return True
 
 

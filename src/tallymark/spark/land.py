@@ -120,7 +120,8 @@ def land(
     from tallymark.spark.schema import utc_date
 
     writer = (
-        messages.withColumn("date", utc_date("timestamp"))
+        messages.drop("lease_fence")
+        .withColumn("date", utc_date("timestamp"))
         .writeStream.format("parquet")
         .outputMode("append")
         .partitionBy("date")

@@ -59,6 +59,9 @@ COLUMNS: Final = (
         "lease_sequence", "bigint", pa.int64(), "dense number in the subscription; null in a browse"
     ),
     Column(
+        "lease_fence", "bigint", pa.int64(), "attach of the reader, for verdicts; null in a browse"
+    ),
+    Column(
         "broker_message_id", "bigint", pa.int64(), "the broker's own id, equal in all its queues"
     ),
     Column("timestamp", "timestamp", _TIME, "when the broker received it"),
@@ -96,7 +99,11 @@ COLUMNS: Final = (
 BY_NAME: Final = {column.name: column for column in (*COLUMNS, OFFSET)}
 ALL: Final = tuple(column.name for column in COLUMNS)
 """Names of a queue's columns."""
-ALL_OF_STREAM: Final = tuple("offset" if name == "lease_sequence" else name for name in ALL)
+OF_LEASES: Final = ("lease_sequence", "lease_fence")
+"""Columns of messages that were read through a subscription."""
+ALL_OF_STREAM: Final = tuple(
+    "offset" if name == "lease_sequence" else name for name in ALL if name != "lease_fence"
+)
 
 
 def choose(text: str | None, there: tuple[str, ...] = ALL) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from tallymark.spark import schema
-from tallymark.spark.client import Client, api_path
+from tallymark.spark.client import Client, Json, api_path
 from tallymark.spark.decode import decode_answer
 from tallymark.spark.frames import check_columns
 from tallymark.spark.gather import Ints
@@ -117,11 +117,13 @@ def moved_on(subscription: str, start: int, floor: int) -> str:
 class Span(InputPartition):
     """Rows first..end-1 of a subscription's leases or of a browse plan."""
 
-    def __init__(self, first: int, end: int, source: str) -> None:
+    def __init__(self, first: int, end: int, source: str, fence: int = 0) -> None:
         self.first = first
         self.end = end
         self.source = source
         """The epoch of the subscription, or the browse plan."""
+        self.fence = fence
+        """Number of the attach under which the span was planned."""
 
 
 class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -156,7 +158,7 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the target: the messages leased and ready now."""
         self._attach()
-        stat = self._client.call("GET", self._path("stat"))
+        stat = self._client.call("GET", f"{self._path('stat')}?fence={self._fence}")
         self._target = int(stat["next"]) + int(stat["ready"])
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -175,27 +177,22 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             max_rows, wait_ms = min(max_rows, self._target - begin), 0
             if max_rows <= 0:
                 return start
-        answer = self._client.call(
-            "POST",
-            self._path("lease"),
-            {
-                "fence": self._fence,
-                "epoch": self._epoch,
-                "start": begin,
-                "max_rows": max_rows,
-                "max_bytes": max_bytes,
-                "wait_ms": wait_ms,
-            },
-            wait_ms,
-        )
+        wanted = {
+            "start": begin, "max_rows": max_rows, "max_bytes": max_bytes, "wait_ms": wait_ms,
+        }  # fmt: skip
+        answer = self._hold("lease", wanted, wait_ms)
         return self._offset(int(answer["end"]))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the partitions of a batch; also the first call of a query that restarts in mid
         batch."""
         self._attach()
-        spans = self._options.spans(self._begin(start), self._sequence(end))
-        return [Span(first, last, str(self._epoch)) for first, last in spans]
+        begin, stop = self._begin(start), self._sequence(end)
+        # Verdicts of an earlier reader of this batch are forgotten: it is read again now.
+        self._hold("begin", {"start": begin, "end": stop})
+        fence = self._fence or 0
+        spans = self._options.spans(begin, stop)
+        return [Span(first, last, str(self._epoch), fence) for first, last in spans]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Settle `end`; called one batch later, or never."""
@@ -233,8 +230,12 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _settle(self, end: int) -> None:
         # The broker's answer means that the settlement is on disk.
-        body = {"fence": self._fence, "epoch": self._epoch, "end": end}
-        self._client.call("POST", self._path("settle"), body)
+        self._hold("settle", {"end": end})
+
+    def _hold(self, operation: str, wanted: dict[str, int], wait_ms: int = 0) -> Json:
+        """Call as the holder of the subscription. Raises Fenced when another reader attached."""
+        body = {"fence": self._fence, "epoch": self._epoch, **wanted}
+        return self._client.call("POST", self._path(operation), body, wait_ms)
 
     def _path(self, operation: str) -> str:
         options = self._options
@@ -306,13 +307,13 @@ def read_leased(options: SourceOptions, span: Span, path: str) -> Iterator[pa.Re
     # Batches go on as they come: a task that fails later is tried again from its beginning.
     client = shared_client(options.endpoint)
     query: dict[str, object] = {
-        "epoch": span.source, "to": span.end, "max_bytes": ANSWER_BYTES,
+        "fence": span.fence, "epoch": span.source, "to": span.end, "max_bytes": ANSWER_BYTES,
     }  # fmt: skip
     low = span.first
     while low < span.end:
         answer, headers = client.fetch(path, {**query, "from": low})
         end, at = int(headers["Tallymark-Next"]), low
-        for found in decode_answer(answer, options.queue, options.columns):
+        for found in decode_answer(answer, options.queue, options.columns, span.fence):
             if not is_dense(found.lease_sequences, at):
                 raise LookupError(
                     f"{options.endpoint}{path}: lease sequences from {at} on were asked for, the "

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tallymark.spark.client import Client, api_path
 from tallymark.spark.options import SourceOptions
+from tallymark.spark.schema import OF_LEASES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,21 +40,24 @@ def send_verdicts(
     password: str | None = None,
     vhost: str | None = None,
 ) -> dict[str, int]:
-    """Send the broker the outcome of each of these messages (columns `lease_sequence` and
-    `outcome`); they are on the broker's disk when this returns. Return the number of each outcome.
+    """Send the broker the outcome of each of these messages (columns `lease_sequence`,
+    `lease_fence` and `outcome`); they are on the broker's disk when this returns. Return the
+    number of each outcome.
 
     The messages must be of a batch that is not committed yet; those without an outcome are
-    accepted. The two columns are gathered on the driver: 12 bytes a message, about.
+    accepted. The three columns are gathered on the driver: 20 bytes a message, about.
 
     Raises:
         ValueError: a column is missing or of another type, a row has no outcome or none of
-        OUTCOMES, or a message has two.
+        OUTCOMES, a message has two, or messages were not read by one reader.
+        Fenced: another reader attached since the messages were planned.
         BrokerRefused: a message is not leased any more. BrokerUnreachable.
     """
     _check(messages, outcome)
     given = {"url": url, "user": user, "password": password, "vhost": vhost}
     options = SourceOptions.parse({name: value for name, value in given.items() if value})
-    table = messages.select("lease_sequence", messages[outcome].alias("outcome")).toArrow()
+    table = messages.select(*OF_LEASES, messages[outcome].alias("outcome")).toArrow()
+    fence = _fence_of(table.column("lease_fence"))
     found = ranges(table.column("lease_sequence"), table.column("outcome"), outcome)
     counts = dict.fromkeys(OUTCOMES, 0)
     for _, count, said in found:
@@ -64,9 +68,8 @@ def send_verdicts(
         def path(operation: str) -> str:
             return api_path("subscriptions", options.vhost, queue, subscription, operation)
 
-        epoch = client.call("GET", path("stat"))["epoch"]
         for at in range(0, len(found), AT_A_TIME):
-            body = {"epoch": epoch, "verdicts": found[at : at + AT_A_TIME]}
+            body = {"fence": fence, "verdicts": found[at : at + AT_A_TIME]}
             client.call("POST", path("verdicts"), body)
     finally:
         client.close()
@@ -75,10 +78,23 @@ def send_verdicts(
 
 def _check(messages: DataFrame, outcome: str) -> None:
     kinds = {field.name: field.dataType.simpleString() for field in messages.schema.fields}
-    for name, expected in (("lease_sequence", "bigint"), (outcome, "string")):
+    for name, expected in (*((name, "bigint") for name in OF_LEASES), (outcome, "string")):
         if kinds.get(name) != expected:
             have = f"is of type {kinds[name]}" if name in kinds else "is missing"
             raise ValueError(f"column {name!r} {have}, expected {expected}")
+
+
+def _fence_of(fences: Any) -> int:
+    """The fence that the messages were planned under; 0 if there are none. Raises ValueError."""
+    import pyarrow.compute as pc
+
+    found = [fence for fence in pc.unique(fences).to_pylist() if fence is not None]
+    if len(found) > 1:
+        raise ValueError(
+            f"column 'lease_fence' is {' and '.join(map(str, found))}: the messages were read by "
+            "readers that attached one after the other, expected those of one batch"
+        )
+    return int(found[0]) if found else 0
 
 
 def ranges(sequences: Any, outcomes: Any, name: str = "outcome") -> list[tuple[int, int, str]]:

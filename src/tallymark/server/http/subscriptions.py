@@ -1,8 +1,9 @@
 """Durable subscriptions over HTTP: the requests of a Spark driver and its executors.
 
-ATTACH, LEASE, VERDICTS and SETTLE answer only when what they changed is on disk, in every sync
-mode; all may be repeated. READ is stateless: any number of readers, the same rows until the range
-is settled.
+ATTACH, LEASE, BEGIN, VERDICTS and SETTLE answer only when what they changed is on disk, in every
+sync mode; all may be repeated. READ is stateless: any number of readers, the same rows until the
+range is settled. All but ATTACH carry the fence of the attach that they follow, and are refused
+(409) once there is a newer one; STAT may.
 """
 
 from __future__ import annotations
@@ -66,6 +67,15 @@ class Lease(msgspec.Struct, forbid_unknown_fields=True):
     wait_ms: int = 0
 
 
+class Begin(msgspec.Struct, forbid_unknown_fields=True):
+    """The batch start..end-1 is about to be read."""
+
+    fence: int
+    epoch: int
+    start: int
+    end: int
+
+
 class Settle(msgspec.Struct, forbid_unknown_fields=True):
     """Every lease sequence below `end` is done with."""
 
@@ -75,9 +85,10 @@ class Settle(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Verdicts(msgspec.Struct, forbid_unknown_fields=True):
-    """Outcomes of leased messages: (first lease sequence, count, outcome)."""
+    """Outcomes of leased messages: (first lease sequence, count, outcome). The fence alone says
+    which incarnation they are of: no number of an attach comes twice."""
 
-    epoch: int
+    fence: int
     verdicts: list[tuple[int, int, str]]
 
 
@@ -93,6 +104,7 @@ class Subscriptions:
         app.router.add_get("/api/tallymark/subscriptions", self._list)
         app.router.add_post(one + "/attach", self._attach)
         app.router.add_post(one + "/lease", self._lease)
+        app.router.add_post(one + "/begin", self._begin)
         app.router.add_get(one + "/read", self._read)
         app.router.add_post(one + "/verdicts", self._judge)
         app.router.add_post(one + "/settle", self._settle)
@@ -102,6 +114,19 @@ class Subscriptions:
     def _find(self, request: web.Request) -> Subscription:
         queue = self._http.queue(request)
         return self._node.broker.leases.find(queue, request.match_info["name"])
+
+    def _holds(self, request: web.Request, fence: int, epoch: int) -> Subscription:
+        """Return the subscription, if its newest attach is the one with this fence. Raises Fenced,
+        NotFound."""
+        subscription = self._find(request)
+        subscription.check_epoch(epoch)
+        subscription.check_fence(fence)
+        return subscription
+
+    def _reads(self, request: web.Request) -> Subscription:
+        """Return the subscription of a READ, whose fence and epoch are in its query. Raises Fenced,
+        NotFound, Refused 400."""
+        return self._holds(request, number_in(request, "fence"), number_in(request, "epoch"))
 
     async def _list(self, request: web.Request) -> web.Response:
         leases, enters = self._node.broker.leases, self._http.enters(request)
@@ -138,9 +163,8 @@ class Subscriptions:
         loop = self._node.loop
         deadline = loop.time() + min(max(0, wanted.wait_ms), LONGEST_WAIT_MS) / 1000
         while True:
-            subscription = self._find(request)  # again after each wait: it may be another by now
-            subscription.check_fence(wanted.fence)
-            subscription.check_epoch(wanted.epoch)
+            # Again after each wait: it may be another by now.
+            subscription = self._holds(request, wanted.fence, wanted.epoch)
             end = self._node.broker.leases.lease(
                 subscription, wanted.start, wanted.max_rows, wanted.max_bytes
             )
@@ -154,16 +178,23 @@ class Subscriptions:
         await self._node.durable()
         return answer({"end": end})
 
+    async def _begin(self, request: web.Request) -> web.Response:
+        wanted = await body_of(request, Begin)
+        subscription = self._holds(request, wanted.fence, wanted.epoch)
+        if self._node.broker.leases.begin(subscription, wanted.start, wanted.end):
+            await self._node.durable()
+        return answer({"floor": subscription.floor})
+
     async def _read(self, request: web.Request) -> web.StreamResponse:
         """Send all rows of a range, or with max_bytes as many as fit an answer."""
         if "max_bytes" in request.query:
             return await self._read_apart(request)
-        subscription = self._find(request)
-        subscription.check_epoch(number_in(request, "epoch"))
+        subscription = self._reads(request)
         low, high = number_in(request, "from"), number_in(request, "to")
         if low > high:
             raise Refused(400, "bad_request", f"from is {low}, expected at most to = {high}")
         subscription.part(low, high)  # refuses what is settled or was never leased
+        fence = subscription.fence
         leases = self._node.broker.leases
 
         def take(at: int, excerpts: Excerpts) -> int:
@@ -171,6 +202,7 @@ class Subscriptions:
             What was lost is missing: the range may end before `high`, or have gaps."""
             if subscription not in subscription.queue.subscriptions:
                 raise NotFound(f"subscription '{subscription.name}' is gone")
+            subscription.check_fence(fence)
             self._http.check_read(request, subscription.queue)
             for first, piece in subscription.part(at, high):
                 leases.load(subscription, piece)
@@ -185,22 +217,19 @@ class Subscriptions:
     async def _read_apart(self, request: web.Request) -> web.StreamResponse:
         """One block, whose raw is sent from where it lies in the journal; the header NEXT says
         where to go on."""
-        subscription = self._find(request)
-        epoch = number_in(request, "epoch")
+        subscription = self._reads(request)
         low, high = number_in(request, "from"), number_in(request, "to")
         if low > high:
             raise Refused(400, "bad_request", f"from is {low}, expected at most to = {high}")
-        subscription.check_epoch(epoch)
         found = subscription.part(low, high, PIECES)
         if any(piece.payload.position < 0 for _, piece in found):
             await self._node.durable()  # leased just now, by an answer that has not left yet
-            subscription = self._find(request)
-            subscription.check_epoch(epoch)
+            subscription = self._reads(request)
             found = subscription.part(low, high, PIECES)
         most_bytes = min(number_in(request, "max_bytes") or ANSWER_BYTES, MOST_ANSWER_BYTES)
         queue = subscription.queue
         store = self._node.broker.store
-        extents = LeaseExtents(queue.id, epoch, low, most_bytes, store.read)
+        extents = LeaseExtents(queue.id, subscription.epoch, low, most_bytes, store.read)
         pieces: list[Slice] = []
         for first, piece in found:
             try:
@@ -232,7 +261,7 @@ class Subscriptions:
     async def _judge(self, request: web.Request) -> web.Response:
         wanted = await body_of(request, Verdicts)
         subscription = self._find(request)
-        subscription.check_epoch(wanted.epoch)
+        subscription.check_fence(wanted.fence)
         said = []
         for first, count, outcome in wanted.verdicts:
             if outcome not in OUTCOMES:
@@ -248,15 +277,16 @@ class Subscriptions:
 
     async def _settle(self, request: web.Request) -> web.Response:
         wanted = await body_of(request, Settle)
-        subscription = self._find(request)
-        subscription.check_fence(wanted.fence)
-        subscription.check_epoch(wanted.epoch)
+        subscription = self._holds(request, wanted.fence, wanted.epoch)
         floor = self._node.broker.leases.settle(subscription, wanted.end)
         await self._node.durable()
         return answer({"floor": floor})
 
     async def _stat(self, request: web.Request) -> web.Response:
-        return answer(self._node.broker.leases.stat(self._find(request)))
+        subscription = self._find(request)
+        if "fence" in request.query:
+            subscription.check_fence(number_in(request, "fence"))
+        return answer(self._node.broker.leases.stat(subscription))
 
     async def _delete(self, request: web.Request) -> web.Response:
         require_administrator(request)
