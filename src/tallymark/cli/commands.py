@@ -15,6 +15,7 @@ COMMANDS: Final = {
     "exchanges": ("inspect", "Exchanges of every virtual host."),
     "connections": ("inspect", "Client connections."),
     "consumers": ("inspect", "Consumers with their deliveries and settlements."),
+    "trace": ("trace", "Where a message went: its journey through every queue."),
     "log-level": ("inspect", "Change a running broker's log level."),
     "demo": ("pipeline", "The play: publish, consume, crash, land through Spark, reconcile."),
     "subscription": ("inspect", "Durable subscriptions of a queue."),

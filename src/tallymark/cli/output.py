@@ -23,6 +23,18 @@ def fail(text: str, code: int = 1) -> NoReturn:
     sys.exit(code)
 
 
+def require(*modules: str, extra: str) -> None:
+    """Leave, saying what to install, unless these modules are there."""
+    from importlib.util import find_spec
+
+    missing = [module for module in modules if find_spec(module) is None]
+    if missing:
+        fail(
+            f"this command needs {', '.join(missing)}, not installed here: "
+            f"pip install 'tallymark[{extra}]'"
+        )
+
+
 def show_json(value: Any) -> None:
     """One JSON document on stdout."""
     print(json.dumps(value, indent=2, sort_keys=False))

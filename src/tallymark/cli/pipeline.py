@@ -4,7 +4,6 @@ them."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -12,7 +11,7 @@ import typer
 
 from tallymark.cli.inspect import LOGIN, Json, Login, Url
 from tallymark.cli.inspect import URL as BROKER
-from tallymark.cli.output import fail
+from tallymark.cli.output import fail, require
 
 app = typer.Typer(help="Data pipelines: Spark over queues and the ledger.", no_args_is_help=True)
 Master = Annotated[str, typer.Option(help="Spark master.")]
@@ -34,17 +33,8 @@ WRONG: Final = (
 """Exceptions that mean that an argument is wrong."""
 
 
-def _require(*modules: str, extra: str) -> None:
-    missing = [module for module in modules if find_spec(module) is None]
-    if missing:
-        fail(
-            f"this command needs {', '.join(missing)}, not installed here: "
-            f"pip install 'tallymark[{extra}]'"
-        )
-
-
 def _require_spark() -> None:
-    _require("pyspark", "pyarrow", "numpy", extra="spark")
+    require("pyspark", "pyarrow", "numpy", extra="spark")
 
 
 def _login(url: str | None, user: str) -> tuple[str | None, str | None]:
@@ -95,7 +85,7 @@ def land(
     """Write a queue to Parquet or Delta, partitioned by arrival date; settled batch by batch."""
     _require_spark()
     if format == "delta":
-        _require("deltalake", extra="delta")
+        require("deltalake", extra="delta")
     from tallymark.spark import land as landing
 
     name, password = _login(url, user)
@@ -245,7 +235,7 @@ def demo(
     plain: Annotated[bool, typer.Option("--plain", help="No colours, no moving lines.")] = False,
 ) -> None:
     """The play: publish, consume, crash, land through Spark, reconcile."""
-    _require("pyspark", "pyarrow", "numpy", "pika", "aio_pika", extra="demo")
+    require("pyspark", "pyarrow", "numpy", "pika", "aio_pika", extra="demo")
     if input is not None and not input.is_file():
         fail(f"--input is {str(input)!r}, expected a file of lines", 2)
     from tallymark_demo import play

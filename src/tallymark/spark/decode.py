@@ -121,6 +121,36 @@ def decode_block(
     yield from _batches(block, pa.py_buffer(block.data), places, table, queue, names)
 
 
+def decode_payload(
+    block: Block, row: int, which: Ints, names: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """The messages `which` of the payload that row `row` of a journal's block stores, as batches
+    of the columns `names`; what only a queue knows of them is 0 or null there."""
+    payload = block.rows[np.full(len(which), row)]
+    bounds = block.bounds.astype(np.int64)
+    message_id, arrived_ms = _by_columns(bounds, payload, which)
+    own_route = payload["flags"] & layout.ROUTE_COLUMN != 0
+    bound = payload["lo"].astype(np.int64) + which
+    start = payload["at"] + np.int64(block.header.at)
+    nothing = np.zeros(len(which), np.int64)
+    places = _Places(
+        sequence=nothing,
+        lease=nothing - 1,
+        message_id=message_id,
+        arrived_ms=arrived_ms,
+        redelivered=nothing > 0,
+        route=np.where(
+            own_route, bounds[np.where(own_route, payload["owner"] + which, 0)], payload["owner"]
+        ),
+        format=payload["reason"].astype(np.int64),
+        starts=start + bounds[bound],
+        ends=start + bounds[bound + 1],
+        known=nothing,
+    )
+    for found in _batches(block, pa.py_buffer(block.data), places, None, "", names):
+        yield found.batch
+
+
 def _decode_places(
     block: Block, queue: str, names: Sequence[str], files: Segments
 ) -> Iterator[pa.RecordBatch]:
