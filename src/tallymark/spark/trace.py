@@ -73,7 +73,7 @@ class TooMany(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sought:
-    """What a message is looked for by: a text in one of `places`, or its number."""
+    """Criterion for messages: a text in one of `places`, or the number of one message."""
 
     text: str = ""
     places: tuple[str, ...] = ("message-id", "correlation-id", "header")
