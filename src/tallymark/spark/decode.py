@@ -136,6 +136,7 @@ def decode_payload(
     places = _Places(
         sequence=nothing,
         lease=nothing - 1,
+        fence=nothing,
         message_id=message_id,
         arrived_ms=arrived_ms,
         redelivered=nothing > 0,
