@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from bench.lean import PERSISTENT, TRANSIENT
+from bench.lean import PERSISTENT, TRANSIENT, method, publish
 from tallymark.wire.amqp10.events import TransfersReceived
 from tallymark.wire.amqp10.outcomes import Accepted
 from tallymark.wire.amqp10.sections import encode_message
 from tallymark.wire.amqp10.serial import add
 from tests.faults.disks import Shim, make_shim
+from tests.server.lines import DOORS
 from tests.server.peers import Bare, Publisher, Reader, alarms, declare
 from tests.support.amqp10_socket import Client
 from tests.support.patience import until
@@ -116,6 +117,26 @@ def test_max_pending_holds_publishers_silently_and_confirms_nothing_early(
         reader = Reader(broker, "q")
         until(lambda: len(reader.numbers) >= publisher.published, reader.work)
         assert reader.numbers == list(range(1, publisher.published + 1))
+
+
+def test_a_confirm_waits_for_little_that_others_publish_in_transactions(
+    tmp_path: Path, shim: Shim
+) -> None:
+    """What was handed to the disk before a message is written before it is confirmed."""
+    with BrokerProcess(tmp_path / "data", env=shim.env) as broker:
+        declare(broker, "q")
+        [door] = [one for one in DOORS if one.name == "amqp-0-9-1"]
+        with door.opened(broker) as raw:
+            raw.sendall(method(1, (20, 10), b"\0") + method(1, (90, 10)))
+            data = publish(1, "", "q", PERSISTENT, bytes(100_000))
+            raw.setblocking(False)
+            shim.hang()
+            at = 0
+            while select.select([], [raw], [], 0.3)[1]:
+                at = (at + raw.send(data[at:])) % len(data)
+            pending = broker.http("GET", "/api/tallymark/status")[1]["journal"]["pending_bytes"]
+            assert pending < 12 * MIB
+            shim.go_on()
 
 
 def test_fc_7_an_amqp_10_client_stops_publishing_and_goes_on_consuming(

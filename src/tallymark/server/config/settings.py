@@ -150,9 +150,10 @@ class BrokerSettings:
         live=True,
     )
     max_pending: int = setting(
-        64 * MIB,
+        8 * MIB,
         size(1 * MIB, 4 * GIB),
-        "Bytes waiting for the disk above which publishers are no longer read.",
+        "Bytes waiting for the disk above which publishers are no longer read; a confirm waits for "
+        "those before it.",
         live=True,
     )
     disk_free_limit: int = setting(
