@@ -32,14 +32,7 @@ from tallymark.wire.amqp091.methods import (
 )
 from tallymark.wire.amqp10.outcomes import Error
 from tests.bridge.rig import Content
-from tests.client.test_transaction_properties import (
-    ALL,
-    Story,
-    blocked,
-    drain,
-    finish,
-    quietly,
-)
+from tests.client.test_transaction_properties import ALL, Story, blocked, drain, finish, quietly
 from tests.support.amqp091_peer import Peer091, connected091
 from tests.support.amqp10_tx_broker import TxBroker
 from tests.support.long import longer, sized
@@ -193,9 +186,9 @@ class Story091(Story):
             for message in consumer.inbox.buffer:
                 assert message.tag > dispatcher.rollback_mark, message
             window = consumer.window
-            taken = consumer.credit + window.buffered + window.held
+            taken = consumer.flow.credit + window.buffered + window.held
             assert taken <= self.window + len(consumer.inbox.staged), (
-                f"{taken} slots of {self.window}: credit {consumer.credit}, "
+                f"{taken} slots of {self.window}: credit {consumer.flow.credit}, "
                 f"buffered {window.buffered}, held {window.held}"
             )
             assert min(window.buffered, window.held) >= 0

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallymark.client.arguments import CREDIT_MAX
-from tallymark.client.credit import NOTHING, Window
+from tallymark.client.link import NOTHING, Window
 
 
 class Rule(Protocol):

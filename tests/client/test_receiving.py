@@ -26,12 +26,7 @@ from tallymark.client.events import (
 )
 from tallymark.wire.amqp10.outcomes import Error, Received
 from tallymark.wire.amqp10.performatives import Disposition, Flow, Transfer
-from tests.support.amqp10_client import (
-    Events,
-    outcome_of,
-    receiver_of,
-    session_of,
-)
+from tests.support.amqp10_client import Events, outcome_of, receiver_of, session_of
 from tests.support.amqp10_peer import Peer, bytewise, whole
 from tests.support.long import longer, sized
 from tests.support.virtual_loop import quiet, turns, virtual

@@ -27,13 +27,7 @@ from tallymark.wire.amqp10.events import Event, TransfersReceived
 from tallymark.wire.amqp10.limits import Limits
 from tallymark.wire.amqp10.outcomes import Error, Received
 from tallymark.wire.amqp10.performatives import Disposition, Flow, Transfer
-from tests.support.amqp10_client import (
-    Cancelled,
-    cancelled_at,
-    outcome_of,
-    sender_of,
-    session_of,
-)
+from tests.support.amqp10_client import Cancelled, cancelled_at, outcome_of, sender_of, session_of
 from tests.support.amqp10_peer import Peer
 from tests.support.virtual_loop import quiet, turns, virtual
 

@@ -79,7 +79,7 @@ class Story:
             for message in consumer.inbox.buffer:
                 assert message.tag > dispatcher.rollback_mark, message
             window = consumer.window
-            taken = consumer.credit + window.buffered + window.held
+            taken = consumer.flow.credit + window.buffered + window.held
             assert taken <= self.window, f"{taken} slots of {self.window}"
             assert min(window.buffered, window.held) >= 0
         if dispatcher.has_no_inflow:

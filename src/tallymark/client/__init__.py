@@ -53,8 +53,9 @@ from tallymark.client.outcomes import (
     Rejected,
     Released,
 )
+from tallymark.client.reading import Handler, Middleware
 from tallymark.client.received import ReceivedMessage
-from tallymark.client.receiver import Handler, Middleware, Receiver
+from tallymark.client.receiver import Receiver
 from tallymark.client.sender import Sender
 from tallymark.client.session import Session
 from tallymark.client.topology import QueueState

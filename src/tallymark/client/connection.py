@@ -44,12 +44,7 @@ from tallymark.client.errors import (
     SessionClosed,
     TimedOut,
 )
-from tallymark.client.events import (
-    ConnectionChange,
-    ConnectionChanged,
-    EventCallback,
-    Reporter,
-)
+from tallymark.client.events import ConnectionChange, ConnectionChanged, EventCallback, Reporter
 from tallymark.client.gate import State
 from tallymark.client.session import Session, SessionHost
 from tallymark.client.topology import DeclareQueue, QueueState, Request

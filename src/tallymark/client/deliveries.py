@@ -14,10 +14,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple, final
 
 from tallymark.client.adapter import ReceiverOwner, SenderOwner, SessionOwner, SessionPort
-from tallymark.client.arguments import (
-    ANSWER_S,
-    check_type,
-)
+from tallymark.client.arguments import ANSWER_S, check_type
 from tallymark.client.errors import ClientError, NotPossible, SessionClosed, TimedOut
 from tallymark.client.events import CallbackFailed, Reporter
 from tallymark.client.gate import Gate, State

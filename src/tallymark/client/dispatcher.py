@@ -5,7 +5,7 @@ It knows no protocol: tags are whole numbers that only grow within a session, se
 ranges of them.
 
     highest_tag      set by Consumer.deliver, before a message can be seen; no await between
-    buffers          tail: Consumer.deliver; head: Consumer.take, and nobody else; recall
+    buffers          tail: Consumer.deliver; head: Readers.take, and nobody else; recall
     the gate's state, rollback_mark, has_no_inflow
                      stop, rollback, recover, close; looked at after every await of a reader
     held, settling, staged
@@ -14,7 +14,7 @@ ranges of them.
                      under the session lock, in the step in which they are sent
 
 There is no dispatcher task and so no message in its hands: readers are tasks of the application,
-woken with nothing, and `Consumer.take` decides at the moment it gives [TX-18]. Buffers hold
+woken with nothing, and `Readers.take` decides at the moment it gives [TX-18]. Buffers hold
 messages and nothing else: stops, barriers and the ends of receivers are states, so no such item is
 ever compared with the mark.
 

@@ -12,10 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 
-from tallymark.client.arguments import (
-    check_fields,
-    check_text,
-)
+from tallymark.client.arguments import check_fields, check_text
 from tallymark.wire.amqp10.types import Described, Symbol, Timestamp, ULong
 
 SQL = "amqp:sql-filter"

@@ -12,11 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, TypeAlias, final
 from uuid import UUID
 
-from tallymark.client.arguments import (
-    check_choice,
-    check_fields,
-    check_type,
-)
+from tallymark.client.arguments import check_choice, check_fields, check_type
 from tallymark.client.errors import ClientError
 from tallymark.wire.amqp10.codec import encode
 from tallymark.wire.amqp10.errors import DecodeError

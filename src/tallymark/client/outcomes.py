@@ -11,12 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias
 
-from tallymark.client.arguments import (
-    check_choice,
-    check_fields,
-    check_flag,
-    check_type,
-)
+from tallymark.client.arguments import check_choice, check_fields, check_flag, check_type
 from tallymark.wire.amqp10.outcomes import Accepted, Error, Modified, Rejected, Released
 from tallymark.wire.amqp10.types import Symbol
 

@@ -1,20 +1,20 @@
-"""Receivers: where messages come from, in three forms, with one credit rule behind them [FC-17].
+"""Receivers: where messages come from. `Receiver` is what the application holds, `Consumer` its
+state for as long as it lives, which the adapter and the session call.
 
-One by one (`receive`, `async for`); in batches, of up to n messages, or fewer when the time-out
-ends [FC-24]; or with a handler: a few tasks that take a message, call the handler, settle, and take
-the next [FC-23]. No task per message. What becomes of a message is decided in `Runner` whatever its
-handler does: none leaks because a handler raises or is cancelled.
+What becomes of its messages is in inbox.py, how they are read in reading.py, the life and the
+credit of its link in link.py.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Self, TypeAlias, final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Self, TypeAlias, final
 
+from tallymark.client.adapter import ReceiverOwner, ReceiverPort, SessionPort
 from tallymark.client.arguments import (
     OnError,
     OnSuccess,
+    ReceiverOptions,
     check_call,
     check_choice,
     check_int,
@@ -22,197 +22,249 @@ from tallymark.client.arguments import (
     check_type,
     listed,
 )
-from tallymark.client.consumer import Consumer, StateCallback
-from tallymark.client.errors import (
-    ClientError,
-    Closed,
-    NotPossible,
-    SettlementRefused,
-    TransactionError,
-)
-from tallymark.client.events import HandlerFailed, SettlementFailed, Unsettled
+from tallymark.client.deliveries import Deliveries
+from tallymark.client.errors import ClientError, Closed, NotPossible
+from tallymark.client.events import CreditDecided, Decision, Event, Unsettled
+from tallymark.client.inbox import Inbox, LeakWatch
+from tallymark.client.link import Flow, Link, Window
 from tallymark.client.outcomes import (
+    ACCEPTED,
     RELEASED,
+    Modified,
     Outcome,
     OutcomeName,
+    Released,
     check_outcome,
-    modified,
     named_outcome,
-    rejected,
 )
-from tallymark.client.received import HELD, LOST, RETURNED, ReceivedMessage
+from tallymark.client.reading import ON_ERROR, Handler, Middleware, Readers, Runner, composed
+from tallymark.client.received import HELD, IGNORED, LOST, RETURNED, ReceivedMessage
 from tallymark.client.topology import Declaring
 from tallymark.client.transaction import Transaction
-from tallymark.client.turn import Closing, answer_to
+from tallymark.client.turn import Closing
 
-
-async def next_batch(consumer: Consumer, n: int, timeout: float | None) -> list[ReceivedMessage]:
-    """Return up to n messages. See Receiver.receive_batch.
-
-    They stay in the buffer until there are enough, or time is up: nobody holds them meanwhile.
-    """
-    if consumer.batching is not None:
-        raise NotPossible("receive_batch while another one is under way")
-    loop = consumer.dispatcher.loop
-    end = None if timeout is None else loop.time() + timeout
-    if consumer.is_manual and consumer.port is not None:
-        missing = n - consumer.buffered - consumer.flow.promised
-        if missing > 0:
-            consumer.issue(missing)
-    await _gathered(consumer, n, end)
-    if consumer.is_manual and consumer.buffered < n:
-        await consumer.end_batch()
-    batch: list[ReceivedMessage] = []
-    while len(batch) < n and consumer.buffered and (message := consumer.take()) is not None:
-        batch.append(message)
-    if not batch and consumer.error is not None:
-        raise consumer.error.copied()
-    return batch
-
-
-async def _gathered(consumer: Consumer, n: int, end: float | None) -> None:
-    """Wait until n messages are in the buffer, no more will come, or the time `end` is
-    reached."""
-    loop = consumer.dispatcher.loop
-    while consumer.error is None and (consumer.buffered < n or consumer.dispatcher.is_stopped):
-        remaining = None if end is None else end - loop.time()
-        if remaining is not None and remaining <= 0:
-            return
-        consumer.batching = loop.create_future()
-        parked = consumer.dispatcher.gate.park()
-        try:
-            await answer_to(consumer.batching, remaining)
-        finally:
-            consumer.batching = None
-            consumer.dispatcher.gate.unpark(parked)
-
-
-Handler: TypeAlias = Callable[[ReceivedMessage], Awaitable[object]]
-Middleware: TypeAlias = Callable[[ReceivedMessage, Handler], Awaitable[object]]
-
-ON_ERROR: Final = ("release", "reject", "modify", "ignore", "raise")
-
-
-def composed(handler: Handler, middleware: Sequence[Middleware]) -> Handler:
-    """Wrap a handler in middleware, the first outermost."""
-    for layer in reversed(middleware):
-        handler = _around(layer, handler)
-    return handler
-
-
-def _around(layer: Middleware, inner: Handler) -> Handler:
-    def call(message: ReceivedMessage) -> Awaitable[object]:
-        return layer(message, inner)
-
-    return call
+StateCallback: TypeAlias = Callable[[ReceivedMessage, Outcome | None], None]
 
 
 @final
-class Runner:
-    """A call of `Receiver.run`."""
+class Consumer(Link[ReceiverPort], ReceiverOwner):
+    """A receiver for as long as it lives."""
 
-    def __init__(
-        self, consumer: Consumer, handler: Handler, on_success: OnSuccess, on_error: OnError
-    ) -> None:
-        self._consumer = consumer
-        self._handler = handler
-        self._on_success = on_success
-        self._on_error = on_error
-        self._failure: Exception | None = None
-        self.raised: Exception | None = None
-        """Exception raised by a handler, for on_error="raise"."""
-
-    async def run(self, concurrency: int) -> None:
-        """Run the handlers until the application closes the receiver."""
-        if concurrency == 1:
-            await self._work()
-        else:
-            async with asyncio.TaskGroup() as group:
-                workers = [group.create_task(self._work()) for _ in range(concurrency)]
-                try:
-                    await asyncio.wait(workers, return_when=asyncio.FIRST_COMPLETED)
-                finally:  # one ends: the receiver is closed, or a handler failed for good
-                    if self._failure is not None:
-                        for worker in workers:
-                            worker.cancel()
-        if self._failure is not None:
-            raise self._failure
-
-    async def _work(self) -> None:
-        consumer = self._consumer
-        task = asyncio.current_task()
-        assert task is not None
-        while self._failure is None:
-            try:
-                message = consumer.take()
-            except Closed as closed:
-                if not closed.was_asked_for:
-                    self._failure = closed
-                return
-            if message is None:
-                await consumer.readable(None)
-            elif message.state != LOST:  # a lost one cannot be settled and comes again
-                await self._handle(message, task)
-            del message  # who keeps it now, is the application
-
-    async def _handle(self, message: ReceivedMessage, task: asyncio.Task[Any]) -> None:
-        gate = self._consumer.dispatcher.gate
-        gate.handler_begins(task)
-        try:
-            await self._handler(message)
-            if self._on_success == "accept" and message.state in (HELD, LOST):
-                await self._settle(message)
-        except Exception as error:
-            self._failed(message, error)
-        except BaseException:
-            self._give_back(message)
-            raise
-        finally:
-            gate.handler_ended(task)
-
-    async def _settle(self, message: ReceivedMessage) -> None:
-        try:
-            await message.accept()
-        except (Closed, SettlementRefused, TransactionError) as error:
-            self._not_settled(message, error)
-
-    def _failed(self, message: ReceivedMessage, error: Exception) -> None:
-        consumer = self._consumer
-        on_error = self._on_error
-        consumer.report(
-            HandlerFailed(consumer.address, message.delivery_id, error, on_error), error
+    def __init__(self, dispatcher: Deliveries, options: ReceiverOptions) -> None:
+        super().__init__(dispatcher, options.address, options.name)
+        self.options = options
+        self.address = options.address or ""
+        self.filter: Mapping[str, object] = {}
+        """Source filters in effect."""
+        self.mode = "first"
+        """rcv-settle-mode in effect."""
+        is_manual = options.credit_mode == "manual"
+        self.window = Window(0 if is_manual else options.credit, options.credit_on == "handover")
+        self.inbox = Inbox(self.window)
+        self.flow = Flow(dispatcher, self.window, is_manual, self._report_decision)
+        self.leaks = LeakWatch(self, self.inbox, options, dispatcher)
+        self.readers = Readers(
+            self, dispatcher, self.inbox, self.flow, self.leaks, self.evaluate_later
         )
-        if on_error == "ignore":
-            message.ignore()
-            return
-        if on_error == "raise" and self._failure is None:
-            self._failure = self.raised = error
-        if message.state == RETURNED:  # by a rollback of its own, or of another task
-            return
-        try:
-            if on_error == "reject":
-                message.settle_nowait(rejected(error))
-            elif on_error == "modify":
-                message.settle_nowait(modified(True, False, None))
-            else:
-                message.settle_nowait(RELEASED)
-        except (Closed, TransactionError) as closed:
-            self._not_settled(message, closed)
+        self.on_state_changed: StateCallback | None = None
+        self._will_evaluate = False
 
-    def _give_back(self, message: ReceivedMessage) -> None:
-        """Release the message: its handler was cancelled."""
-        if message.state == RETURNED:
-            return
-        try:
-            message.settle_nowait(RELEASED)
-        except (Closed, TransactionError) as closed:
-            self._not_settled(message, closed)
+    # Called by the adapter
 
-    def _not_settled(self, message: ReceivedMessage, error: ClientError) -> None:
-        """Report a settlement that failed while no call waited for it; the broker delivers the
-        message again."""
-        consumer = self._consumer
-        consumer.report(SettlementFailed(consumer.address, message.delivery_id, error))
+    def begin(self, session: SessionPort) -> ReceiverPort:
+        return session.add_receiver(self, self.options)
+
+    def attached(
+        self, port: ReceiverPort, address: str, mode: str, filter: Mapping[str, object]
+    ) -> None:
+        self.filter = filter
+        self.address = address
+        self.mode = mode
+        self.inbox.is_attached = True
+        self.flow.attach(port)
+        self.evaluate_later()
+        self.now_attached(port)
+
+    def deliver(self, messages: list[ReceivedMessage]) -> None:
+        if self.error is not None:
+            return  # given up already
+        self.dispatcher.highest_tag = messages[-1].tag  # before anybody can see them [TX-17]
+        self.inbox.add(messages)
+        if self.ending is not None:  # they can be read, but not settled [FC-A7]
+            self.inbox.lose_buffered(self.ending)
+        self.evaluate_later()
+        self.leaks.arrived(messages)
+        self.readers.arrived(len(messages))
+
+    def answered(self, first: int, last: int, state: Outcome | None) -> None:
+        self.inbox.answer(first, last, state)
+        self.evaluate_later()
+
+    def drained(self, given_up: int) -> None:
+        self.flow.drained(given_up)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.error is not None and not self.inbox.buffer
+
+    def resumed(self) -> None:
+        self.readers.resumed()
+
+    # Credit
+
+    def evaluate_later(self) -> None:
+        """Look at the credit at the end of this turn."""
+        if not self._will_evaluate:
+            self._will_evaluate = True
+            self.dispatcher.evaluate_later(self)
+
+    def evaluate(self) -> None:
+        self._will_evaluate = False
+        if (
+            self.port is not None
+            and not self.dispatcher.has_no_inflow
+            and self.flow.evaluate() == 0
+        ):
+            self.leaks.paused()
+
+    # Settling: the owner of its messages
+
+    def check(self, outcome: Outcome) -> None:
+        check_outcome(outcome)
+        port = self.dispatcher.port
+        is_annotated = isinstance(outcome, Modified) and outcome.message_annotations
+        if is_annotated and port is not None and not port.can_annotate:
+            raise NotPossible(
+                "modify with annotations: AMQP 0-9-1 cannot change a message that it gives back"
+            )
+
+    def settle(
+        self, message: ReceivedMessage, outcome: Outcome, transaction: Transaction | None = None
+    ) -> None:
+        if outcome is not ACCEPTED and outcome is not RELEASED:
+            self.check(outcome)
+        state = message.state
+        if state == HELD:
+            dispatcher = self.dispatcher
+            work = dispatcher.work if transaction is None else dispatcher.work_of(transaction)
+            if work is not None:
+                if work.error is not None:
+                    if isinstance(outcome, Released):
+                        return  # as the rollback will
+                    raise work.error.copied()
+                work.settled.append(message)
+            self.inbox.settle(message, outcome, work is not None)
+            second: Consumer | None = None
+            if work is None:
+                if message.is_second:
+                    second = self
+                elif not self._will_evaluate:
+                    self.evaluate_later()
+            if dispatcher.settlements.add(message.tag, outcome, second, work):
+                dispatcher.request_flush()
+        elif state == LOST or (state == RETURNED and not isinstance(outcome, Released)):
+            error = message.outcome_or_error
+            assert isinstance(error, ClientError)
+            raise error.copied()
+
+    def release_unread(self, message: ReceivedMessage) -> None:
+        self.inbox.hold_unread(message, self.dispatcher.turn.now_ms())
+        self.settle(message, RELEASED)
+
+    def ignore(self, message: ReceivedMessage) -> None:
+        if message.state == HELD:
+            self.inbox.ignore(message)
+            self.evaluate_later()
+        elif message.state == LOST:
+            message.state = IGNORED
+
+    def drop(self, message: ReceivedMessage) -> None:
+        if self.inbox.drop(message):
+            self.leaks.dropped(message)
+
+    def end_staged(self, message: ReceivedMessage, error: ClientError | None) -> None:
+        self.inbox.end_staged(message, error)
+        self.evaluate_later()
+
+    def changed_by_peer(self, first: int, last: int, state: Outcome | None) -> None:
+        def changed(message: ReceivedMessage) -> None:
+            if self.on_state_changed is not None:
+                callback = self.on_state_changed
+                self.dispatcher.call_back("on_delivery_state_changed", callback, message, state)
+
+        self.inbox.change(first, last, state, changed)
+        self.evaluate_later()
+
+    # A rollback, or recover
+
+    def stop_inflow(self) -> None:
+        self.flow.stop()
+
+    def recall(self, mark: int, error: ClientError) -> list[int]:
+        return self.inbox.recall(mark, error, self.options.browse)
+
+    def resume_inflow(self) -> None:
+        self.flow.resume()
+        self.evaluate_later()
+
+    # The end
+
+    async def detach(self) -> None:
+        if self.ending is None and self.inbox.staged:
+            await self.dispatcher.all_sent(
+                self.inbox.staged
+            )  # of a transaction that begins with it
+        await super().detach()
+
+    def close(self, error: ClientError) -> None:
+        """No more messages come; buffered ones may still be read, but are lost [FC-19, FC-A6]."""
+        super().close(error)
+        self.leaks.close()
+        self.readers.end()
+
+    def suspend(self, error: ClientError) -> None:
+        """Unsettled messages come again, so buffered ones must not be read; readers wait on
+        [FC-19, TX-22]."""
+        if self.ending is None:
+            self.flow.suspend()
+            self.inbox.lose_buffered(error)
+            self.inbox.clear()
+        super().suspend(error)
+
+    def lose(self, error: ClientError) -> None:
+        if self.inbox.staged:
+            self.dispatcher.receiver_gone(self.inbox.staged, self.ending is not None, error)
+        self.inbox.lose_held(error)
+        self.flow.lose(error)
+
+    def give_up(self, error: ClientError) -> None:
+        self.inbox.lose_buffered(error)
+
+    # Reporting
+
+    def report(self, event: Event, error: BaseException | None = None) -> None:
+        self.dispatcher.reporter.report(event, error)
+
+    def _report_decision(self, decision: Decision) -> None:
+        reporter = self.dispatcher.reporter
+        if not reporter.wants(CreditDecided):
+            return
+        port = self.port
+        window = self.window
+        reporter.report(
+            CreditDecided(
+                decision=decision,
+                address=self.address,
+                link=self.name,
+                credit=self.flow.credit,
+                delivery_count=0 if port is None else port.delivery_count,
+                buffered=window.buffered,
+                unsettled=window.held,
+                window=window.size,
+                settle_mode=self.mode,
+                delivery_tag=self.inbox.last_tag,
+            )
+        )
 
 
 @final
@@ -236,7 +288,7 @@ class Receiver(Closing):
         """
         if timeout is not None:
             check_timeout("timeout", timeout)
-        return await self._consumer.next(timeout)
+        return await self._consumer.readers.next(timeout)
 
     def __aiter__(self) -> Self:
         return self
@@ -245,9 +297,10 @@ class Receiver(Closing):
         """Return the next message, as `receive` does; the loop ends when the application itself
         closes the receiver."""
         try:
-            message = self._consumer.take()
+            readers = self._consumer.readers
+            message = readers.take()
             if message is None:
-                message = await self._consumer.next(None)
+                message = await readers.next(None)
         except Closed as closed:
             if closed.was_asked_for:
                 raise StopAsyncIteration from None
@@ -269,12 +322,12 @@ class Receiver(Closing):
         consumer = self._consumer
         check_int("n", n, 1)
         check_timeout("timeout", timeout)
-        if not consumer.is_manual and n > consumer.window.size:
+        if not consumer.flow.is_manual and n > consumer.window.size:
             raise ValueError(
                 f"a batch of {n} from a window of {consumer.window.size}: pass credit={n} or "
                 "credit_mode='manual'"
             )
-        return await next_batch(consumer, n, timeout)
+        return await consumer.readers.batch(n, timeout)
 
     async def run(
         self,
@@ -311,12 +364,12 @@ class Receiver(Closing):
         layers = listed("middleware", middleware, "a list of functions")
         for layer in layers:
             check_call("middleware", layer)
-        if not consumer.is_manual and concurrency > consumer.window.size:
+        if not consumer.flow.is_manual and concurrency > consumer.window.size:
             raise ValueError(
                 f"{concurrency} handlers at a time with a window of {consumer.window.size}: "
                 f"pass credit={concurrency} or more to session.receiver"
             )
-        runner = Runner(consumer, composed(handler, layers), on_success, on_error)
+        runner = Runner(consumer.readers, composed(handler, layers), on_success, on_error)
         try:
             await runner.run(concurrency)
         except Exception as error:
@@ -390,7 +443,7 @@ class Receiver(Closing):
         """Let the peer send n more messages. Raises NotPossible unless credit_mode="manual", and
         while a drain is under way; Closed when the receiver is."""
         check_int("n", n, 1)
-        self._consumer.issue(n)
+        self._consumer.flow.issue(n)
 
     async def drain(self) -> int:
         """Have the peer use its credit or give it up; returns how much it gave up. When this
@@ -400,7 +453,7 @@ class Receiver(Closing):
         is unknown until the peer has answered; until then neither `drain` nor `issue_credit` are
         possible.
         """
-        return await self._consumer.drain()
+        return await self._consumer.flow.drain()
 
     # Properties
 
@@ -427,7 +480,7 @@ class Receiver(Closing):
     @property
     def credit(self) -> int:
         """Messages that the peer may send now."""
-        return self._consumer.credit
+        return self._consumer.flow.credit
 
     @property
     def buffered(self) -> int:

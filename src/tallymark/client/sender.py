@@ -13,12 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias, final
 
 from tallymark.client.adapter import SenderOwner, SenderPort, SessionPort
-from tallymark.client.arguments import (
-    SenderOptions,
-    check_flag,
-    check_timeout,
-    listed,
-)
+from tallymark.client.arguments import SenderOptions, check_flag, check_timeout, listed
 from tallymark.client.deliveries import WAITING, WITHDRAWN, Deliveries, Group, Pending
 from tallymark.client.errors import (
     BatchNotAccepted,

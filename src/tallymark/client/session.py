@@ -18,12 +18,11 @@ from tallymark.client.arguments import (
     check_call,
     check_flag,
 )
-from tallymark.client.consumer import Consumer
 from tallymark.client.deliveries import ErrorCallback
 from tallymark.client.dispatcher import Dispatcher
 from tallymark.client.errors import SessionClosed, TimedOut
 from tallymark.client.gate import State
-from tallymark.client.receiver import Receiver
+from tallymark.client.receiver import Consumer, Receiver
 from tallymark.client.sender import Producer, Sender
 from tallymark.client.topology import Declaring, QueueState, Request
 from tallymark.client.transaction import Transaction

@@ -14,11 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias, final
 
-from tallymark.client.arguments import (
-    check_fields,
-    check_flag,
-    check_text,
-)
+from tallymark.client.arguments import check_fields, check_flag, check_text
 
 LONGEST_NAME: Final = 255
 """Bytes of a name or key [amqp-0.9.1 §4.2.5.3]."""

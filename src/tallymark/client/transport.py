@@ -18,11 +18,7 @@ from dataclasses import dataclass
 from typing import cast, final
 
 from tallymark.client.adapter import Adapter, ConnectionOwner, ManagementPort
-from tallymark.client.arguments import (
-    check_int,
-    check_number,
-    check_type,
-)
+from tallymark.client.arguments import check_int, check_number, check_type
 from tallymark.client.errors import ClientError, Closed, ConnectionLost, TimedOut
 from tallymark.client.topology import QueueState, Request
 from tallymark.client.turn import TIME_IS_UP, Turn, Waiter, answer_to, resolve

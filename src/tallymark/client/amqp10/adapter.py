@@ -64,15 +64,8 @@ from tallymark.wire.amqp10.events import (
     TransfersReceived,
 )
 from tallymark.wire.amqp10.limits import Limits
-from tallymark.wire.amqp10.outcomes import (
-    Declared,
-    Error,
-)
-from tallymark.wire.amqp10.performatives import (
-    RCV_SECOND,
-    Open,
-    Target,
-)
+from tallymark.wire.amqp10.outcomes import Declared, Error
+from tallymark.wire.amqp10.performatives import RCV_SECOND, Open, Target
 from tallymark.wire.amqp10.sasl import (
     AUTH,
     OK,
