@@ -32,8 +32,8 @@ from tallymark.client import (
     Transaction,
     TransactionRolledBack,
 )
+from tallymark.client.deliveries import State
 from tallymark.client.dispatcher import Dispatcher
-from tallymark.client.gate import State
 from tallymark.client.received import HELD
 from tallymark.wire.amqp10.outcomes import Error
 from tests.support.amqp10_client import connected

@@ -31,6 +31,7 @@ from tallymark.client.arguments import (
     listed,
     parse,
 )
+from tallymark.client.deliveries import State
 from tallymark.client.dispatcher import Dispatcher
 from tallymark.client.errors import (
     ClientError,
@@ -45,7 +46,6 @@ from tallymark.client.errors import (
     TimedOut,
 )
 from tallymark.client.events import ConnectionChange, ConnectionChanged, EventCallback, Reporter
-from tallymark.client.gate import State
 from tallymark.client.session import Session, SessionHost
 from tallymark.client.topology import DeclareQueue, QueueState, Request
 from tallymark.client.transport import Backoff, Line, LineOwner, Management, Reconnector

@@ -1,122 +1,192 @@
-"""A session for as long as it lives, without its transactions: its links, the settlements of a turn
-as ranges, the outcomes of sent messages, and the marks that rollbacks and receivers share. The
-protocol's session behind it may be replaced.
+"""A session for as long as it lives, without its transactions: its links, the settlements of a
+turn, the outcomes of sent messages, the marks that rollbacks and receivers share, and its gate. The
+protocol's session behind it may be replaced. Everything is decided in one step, without an await;
+see dispatcher.py for who changes what.
 
-Everything is decided in one step, without an await; see dispatcher.py for who changes what.
+The gate opens and closes delivery to the application, and counts the handlers at work on a message
+[TX-20, TX-21, TX-25]:
+
+    running --stop, pause--> stopping --no handler runs any more--> stopped --resume--> running
+    closed from any
+
+A stop is in force at once for readers that wait; it is acknowledged when no handler works on a
+message any more. Handlers that wait do not count, or two would wait for each other: for a stop, a
+commit or a rollback that they have asked for themselves, or for a message.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import Final, NamedTuple, final
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from enum import Enum
+from typing import Any, Final, final
 
 from tallymark.client.adapter import ReceiverOwner, SenderOwner, SessionOwner, SessionPort
 from tallymark.client.arguments import ANSWER_S, check_type
 from tallymark.client.errors import ClientError, NotPossible, SessionClosed, TimedOut
 from tallymark.client.events import CallbackFailed, Reporter
-from tallymark.client.gate import Gate, State
 from tallymark.client.outcomes import ACCEPTED, Outcome
+from tallymark.client.received import Run, Settlements
 from tallymark.client.topology import Topology
 from tallymark.client.transaction import Coordinator, Transaction, Work
 from tallymark.client.turn import Turn, Waiter, answer_to, resolve
+
+
+class State(Enum):
+    RUNNING = "running"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    CLOSED = "closed"
+
+
+@final
+class Gate:
+    """The gate of one session."""
+
+    __slots__ = (
+        "_at_work",
+        "_is_paused",
+        "_loop",
+        "_parked",
+        "_resumed",
+        "_resumes",
+        "_waiters",
+        "error",
+        "state",
+    )
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, resumed: Callable[[], None]) -> None:
+        self._loop = loop
+        self._resumed = resumed
+        self.state = State.RUNNING
+        self.error: ClientError | None = None
+        """Reason why it is closed; None: it is not."""
+        self._at_work: set[asyncio.Task[Any]] = set()
+        self._parked: dict[asyncio.Task[Any], int] = {}
+        self._waiters: list[Waiter] = []
+        self._is_paused = False
+        self._resumes = False
+
+    @property
+    def is_shut(self) -> bool:
+        """Return whether delivery to the application is stopped, and may be resumed."""
+        return self.state is State.STOPPING or self.state is State.STOPPED
+
+    def close(self, error: ClientError) -> None:
+        self.error = error
+        self.state = State.CLOSED
+        self._wake()
+
+    # Handlers
+
+    def handler_begins(self, task: asyncio.Task[Any]) -> None:
+        self._at_work.add(task)
+
+    def handler_ended(self, task: asyncio.Task[Any]) -> None:
+        self._at_work.discard(task)
+        self._wake()
+
+    def park(self) -> asyncio.Task[Any] | None:
+        """Note that the calling task waits for something that a stop may hold up: until `unpark`,
+        it does not count as at work. Return the task; None: it runs no handler, and does not
+        count."""
+        if not self._at_work:
+            return None
+        task = asyncio.current_task()
+        if task is None or task not in self._at_work:
+            return None
+        self._parked[task] = self._parked.get(task, 0) + 1
+        self._wake()
+        return task
+
+    def unpark(self, task: asyncio.Task[Any] | None) -> None:
+        if task is not None:
+            depth = self._parked.pop(task)
+            if depth > 1:
+                self._parked[task] = depth - 1
+
+    @contextmanager
+    def parked(self) -> Iterator[None]:
+        """`park` until the end of the block."""
+        task = self.park()
+        try:
+            yield
+        finally:
+            self.unpark(task)
+
+    def is_quiet(self) -> bool:
+        """No handler is at work on a message."""
+        return not self._at_work.difference(self._parked)
+
+    def _wake(self) -> None:
+        waiters = self._waiters
+        self._waiters = []
+        for waiter in waiters:
+            resolve(waiter, None)
+
+    async def quiet(self) -> None:
+        """Wait for the acknowledgement of a stop, or until it is over."""
+        while self.is_shut and not self.is_quiet():
+            waiter: Waiter = self._loop.create_future()
+            self._waiters.append(waiter)
+            await answer_to(waiter, None)
+        if self.state is State.STOPPING:
+            self.state = State.STOPPED
+
+    # The application's stop
+
+    async def stop(self) -> None:
+        """See Session.stop."""
+        self._check()
+        self._shut()
+        self._resumes = False
+        with self.parked():
+            await self.quiet()
+
+    def resume(self) -> None:
+        """See Session.resume. During a rollback: when that is done."""
+        self._check()
+        if self._is_paused:
+            self._resumes = True
+        else:
+            self._open()
+
+    # A rollback's
+
+    def pause(self) -> None:
+        """Stop, whatever the application says, until `unpause`."""
+        self._is_paused = True
+        self._resumes = self.state is State.RUNNING
+        self._shut()
+
+    def unpause(self) -> None:
+        """Go on, unless the application has stopped it."""
+        self._is_paused = False
+        if self._resumes and self.state is not State.CLOSED:
+            self._open()
+
+    def _check(self) -> None:
+        if self.error is not None:
+            raise self.error.copied()
+
+    def _shut(self) -> None:
+        if self.state is State.RUNNING:
+            self.state = State.STOPPING
+            self._wake()
+
+    def _open(self) -> None:
+        self.state = State.RUNNING
+        self._wake()
+        self._resumed()
+
 
 WAITING: Final = -1
 """Number of a message that has not left."""
 WITHDRAWN: Final = -2
 """Number of a message that will not leave."""
-
-
-class Run(NamedTuple):
-    """Consecutive tags that were settled alike."""
-
-    first: int
-    last: int
-    outcome: Outcome
-    second: ReceiverOwner | None
-    """Receiver whose link settles them in two steps; None: one step."""
-    work: Work | None
-    """The transaction that they are settled in."""
-
-    @property
-    def tags(self) -> range:
-        return range(self.first, self.last + 1)
-
-
-@final
-class Settlements:
-    """Joined into ranges: order does not matter to a broker, which puts back what is released in
-    its old place."""
-
-    __slots__ = ("_first", "_last", "_outcome", "_runs", "_second", "_work")
-
-    def __init__(self) -> None:
-        self._runs: list[Run] = []
-        self._first = 0
-        self._last = -1
-        self._outcome: Outcome | None = None
-        self._second: ReceiverOwner | None = None
-        self._work: Work | None = None
-
-    def add(
-        self, tag: int, outcome: Outcome, second: ReceiverOwner | None, work: Work | None
-    ) -> bool:
-        """Returns whether it is the first."""
-        if (
-            tag == self._last + 1
-            and outcome is self._outcome
-            and second is self._second
-            and work is self._work
-        ):
-            self._last = tag
-            return False
-        was_empty = self._outcome is None
-        if self._outcome is not None:
-            self._runs.append(Run(self._first, self._last, self._outcome, self._second, self._work))
-        self._first = self._last = tag
-        self._outcome = outcome
-        self._second = second
-        self._work = work
-        return was_empty
-
-    def take(self) -> list[Run]:
-        """Return the settlements since the last call as runs of contiguous tags, ascending, and
-        forget them."""
-        if self._outcome is None:
-            return []
-        runs = self._runs
-        runs.append(Run(self._first, self._last, self._outcome, self._second, self._work))
-        self._runs = []
-        self._outcome = self._second = self._work = None
-        self._last = -1
-        if len(runs) == 1:
-            return runs
-        runs.sort(key=_first_of)
-        joined = [runs[0]]
-        for run in runs[1:]:
-            before = joined[-1]
-            if run.first == before.last + 1 and run[2:] == before[2:]:
-                joined[-1] = before._replace(last=run.last)
-            else:
-                joined.append(run)
-        return joined
-
-
-def _first_of(run: Run) -> int:
-    return run.first
-
-
-def ranges_of(tags: list[int]) -> list[tuple[int, int]]:
-    """Ranges of consecutive tags, ascending."""
-    ranges: list[tuple[int, int]] = []
-    for tag in sorted(tags):
-        if ranges and ranges[-1][1] == tag - 1:
-            ranges[-1] = (ranges[-1][0], tag)
-        else:
-            ranges.append((tag, tag))
-    return ranges
 
 
 @final
@@ -338,8 +408,7 @@ class Deliveries(SessionOwner, Coordinator):
             if not self.may_send(run.work):
                 self.unsent.append(run)
             elif run.second is not None:
-                if run.second.port is not None:
-                    run.second.port.settle(run.first, run.last, run.outcome, run.work)
+                run.second.settle_second(run.first, run.last, run.outcome, run.work)
             elif self.port is not None:
                 self.port.settle(run.first, run.last, run.outcome, run.work)
 

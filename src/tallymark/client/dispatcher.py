@@ -21,7 +21,7 @@ ever compared with the mark.
 Lock order: session, then nothing. What belongs to the dispatcher and to a consumer changes in steps
 without an await and needs no lock. The session lock is held by tasks of the dispatcher's own, never
 while a handler that could want it runs: who waits for it in a handler counts as not at work
-(gate.py), so that a rollback in a handler waits neither for itself nor for another such [TX-20].
+(`Gate`), so that a rollback in a handler waits neither for itself nor for another such [TX-20].
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Any, final
 
 from tallymark.client.adapter import SessionPort
 from tallymark.client.arguments import ANSWER_S
-from tallymark.client.deliveries import Deliveries, ranges_of
+from tallymark.client.deliveries import Deliveries, Gate
 from tallymark.client.errors import (
     ClientError,
     Closed,
@@ -45,7 +45,7 @@ from tallymark.client.errors import (
     TransactionRolledBack,
 )
 from tallymark.client.events import Reporter, TransactionFailed
-from tallymark.client.gate import Gate
+from tallymark.client.received import ranges_of
 from tallymark.client.transaction import Stage, Transaction, Work, rolled_back
 from tallymark.client.turn import Turn, Waiter, answer_to, resolve
 

@@ -1,4 +1,5 @@
-"""A received message: its properties, its state, and its settlement."""
+"""Received messages: the properties of one, its state, and its settlement; and the settlements of
+a turn, which leave together as ranges."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import Final, Self, final
+from typing import Final, NamedTuple, Self, final
 from uuid import UUID
 
 from tallymark.client.errors import ClientError, SettlementRefused
@@ -24,7 +25,7 @@ from tallymark.client.outcomes import (
     named_outcome,
     rejected,
 )
-from tallymark.client.transaction import Transaction
+from tallymark.client.transaction import Transaction, Work
 from tallymark.client.turn import Waiter, answer_to
 
 STREAM_OFFSET: Final = "x-stream-offset"
@@ -66,6 +67,10 @@ class MessageOwner(ABC):
         Raises Closed where the link is gone, TransactionRolledBack where the transaction is or a
         rollback has given the message back, and as `check`.
         """
+
+    @abstractmethod
+    def settle_second(self, first: int, last: int, outcome: Outcome, work: Work | None) -> None:
+        """Send the settlement of these tags, in two steps, unless the link is gone [FC-12]."""
 
     @abstractmethod
     def release_unread(self, message: ReceivedMessage) -> None:
@@ -361,3 +366,93 @@ def result_of(message: ReceivedMessage, state: Outcome | None) -> Outcome | Clie
 
 def _name(outcome: Outcome) -> str:
     return type(outcome).__name__.lower()
+
+
+class Run(NamedTuple):
+    """Consecutive tags that were settled alike."""
+
+    first: int
+    last: int
+    outcome: Outcome
+    second: MessageOwner | None
+    """Receiver whose link settles them in two steps; None: one step."""
+    work: Work | None
+    """The transaction that they are settled in."""
+
+    @property
+    def tags(self) -> range:
+        return range(self.first, self.last + 1)
+
+
+@final
+class Settlements:
+    """Settlements of one turn, joined into ranges: order does not matter to a broker, which puts
+    back what is released in its old place."""
+
+    __slots__ = ("_first", "_last", "_outcome", "_runs", "_second", "_work")
+
+    def __init__(self) -> None:
+        self._runs: list[Run] = []
+        self._first = 0
+        self._last = -1
+        self._outcome: Outcome | None = None
+        self._second: MessageOwner | None = None
+        self._work: Work | None = None
+
+    def add(
+        self, tag: int, outcome: Outcome, second: MessageOwner | None, work: Work | None
+    ) -> bool:
+        """Add one settlement. Return whether it is the first."""
+        if (
+            tag == self._last + 1
+            and outcome is self._outcome
+            and second is self._second
+            and work is self._work
+        ):
+            self._last = tag
+            return False
+        was_empty = self._outcome is None
+        if self._outcome is not None:
+            self._runs.append(Run(self._first, self._last, self._outcome, self._second, self._work))
+        self._first = self._last = tag
+        self._outcome = outcome
+        self._second = second
+        self._work = work
+        return was_empty
+
+    def take(self) -> list[Run]:
+        """Return the settlements since the last call as runs of contiguous tags, ascending, and
+        forget them."""
+        if self._outcome is None:
+            return []
+        runs = self._runs
+        runs.append(Run(self._first, self._last, self._outcome, self._second, self._work))
+        self._runs = []
+        self._outcome = self._second = self._work = None
+        self._last = -1
+        if len(runs) == 1:
+            return runs
+        runs.sort(key=_first_of)
+        joined = [runs[0]]
+        for run in runs[1:]:
+            before = joined[-1]
+            if run.first == before.last + 1 and run[2:] == before[2:]:
+                joined[-1] = before._replace(last=run.last)
+            else:
+                joined.append(run)
+        return joined
+
+
+def _first_of(run: Run) -> int:
+    return run.first
+
+
+def ranges_of(tags: list[int]) -> list[tuple[int, int]]:
+    """Ranges of consecutive tags, ascending."""
+    ranges: list[tuple[int, int]] = []
+    for tag in sorted(tags):
+        if ranges and ranges[-1][1] == tag - 1:
+            ranges[-1] = (ranges[-1][0], tag)
+        else:
+            ranges.append((tag, tag))
+    return ranges

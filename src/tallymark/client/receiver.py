@@ -40,7 +40,7 @@ from tallymark.client.outcomes import (
 from tallymark.client.reading import ON_ERROR, Handler, Middleware, Readers, Runner, composed
 from tallymark.client.received import HELD, IGNORED, LOST, RETURNED, ReceivedMessage
 from tallymark.client.topology import Declaring
-from tallymark.client.transaction import Transaction
+from tallymark.client.transaction import Transaction, Work
 from tallymark.client.turn import Closing
 
 StateCallback: TypeAlias = Callable[[ReceivedMessage, Outcome | None], None]
@@ -166,6 +166,10 @@ class Consumer(Link[ReceiverPort], ReceiverOwner):
             error = message.outcome_or_error
             assert isinstance(error, ClientError)
             raise error.copied()
+
+    def settle_second(self, first: int, last: int, outcome: Outcome, work: Work | None) -> None:
+        if self.port is not None:
+            self.port.settle(first, last, outcome, work)
 
     def release_unread(self, message: ReceivedMessage) -> None:
         self.inbox.hold_unread(message, self.dispatcher.turn.now_ms())

@@ -18,10 +18,9 @@ from tallymark.client.arguments import (
     check_call,
     check_flag,
 )
-from tallymark.client.deliveries import ErrorCallback
+from tallymark.client.deliveries import ErrorCallback, State
 from tallymark.client.dispatcher import Dispatcher
 from tallymark.client.errors import SessionClosed, TimedOut
-from tallymark.client.gate import State
 from tallymark.client.receiver import Consumer, Receiver
 from tallymark.client.sender import Producer, Sender
 from tallymark.client.topology import Declaring, QueueState, Request
