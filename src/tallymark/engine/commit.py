@@ -32,6 +32,7 @@ from tallymark.engine.staging import (
 )
 from tallymark.engine.state import State
 from tallymark.engine.topology import Targets
+from tallymark.engine.units import Tag
 
 
 def no_room_text(queue: Queue, what: str) -> str:
@@ -207,7 +208,7 @@ class Rollback:
             put_back(session, entries)
             self._deadlines.arm(session, self._clock.now_ms)
         for session, first, last in transaction.acquisitions:
-            self._release(session, first, last)
+            self._release(session, Tag(first), Tag(last))
 
     def _give_back(self, session: Session, entry: InFlight, lost: bool) -> None:
         """Requeue an entry that is in no session."""
@@ -228,7 +229,7 @@ class Rollback:
         else:
             self._settlement.give_back(queue, pieces, session.id, reason, lost)
 
-    def _release(self, session: Session, first: int, last: int) -> None:
+    def _release(self, session: Session, first: Tag, last: Tag) -> None:
         """Requeue those tags that were delivered under the transaction and are unsettled."""
         at = 0
         inflight = session.inflight

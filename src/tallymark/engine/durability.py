@@ -26,7 +26,7 @@ from tallymark.engine.ledger import mark_record
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import UNLIMITED, Session
 from tallymark.engine.state import Returns, State
-from tallymark.engine.units import Position
+from tallymark.engine.units import Position, PublishNumber
 
 LARGEST_RESERVE: Final = 8192
 """Maximum distance between a mark and the sequence that requests it."""
@@ -219,7 +219,7 @@ class Durability:
         """Request confirms for `count` publishes of a confirming session."""
         if session.published == session.confirm_asked:
             self._confirming.append(session)
-        session.published += count
+        session.published = PublishNumber(session.published + count)
 
     def ask(self, waiter: object) -> None:
         """Request a Durable effect for the waiter, once this turn is on disk."""
@@ -277,9 +277,9 @@ class Durability:
             if session is not None:
                 known = confirms.get(session.id)
                 if known is not None:
-                    known.upto = wait.number
+                    known.upto = PublishNumber(wait.number)
                 elif not session.closed:
-                    confirms[session.id] = confirm = Confirm(session, wait.number)
+                    confirms[session.id] = confirm = Confirm(session, PublishNumber(wait.number))
                     out.append(confirm)
             elif queue is not None and wait.waiter is HELD:
                 queue.disk_hold.turns -= 1

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias, final
 
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.message import Slice
+from tallymark.engine.units import PublishNumber, Tag
 
 if TYPE_CHECKING:
     from tallymark.engine.queue import Queue
@@ -25,7 +26,7 @@ class Deliver:
     __slots__ = ("consumer", "first_tag", "slice", "waits")
 
     def __init__(
-        self, consumer: Consumer, slice: Slice, first_tag: int, waits: bool = False
+        self, consumer: Consumer, slice: Slice, first_tag: Tag, waits: bool = False
     ) -> None:
         self.consumer = consumer
         self.slice = slice
@@ -42,7 +43,7 @@ class Confirm:
 
     __slots__ = ("session", "upto")
 
-    def __init__(self, session: Session, upto: int) -> None:
+    def __init__(self, session: Session, upto: PublishNumber) -> None:
         self.session = session
         self.upto = upto
 
@@ -106,7 +107,7 @@ class TimedOut:
         self.session = session
         self.consumer = consumer
         self.timeout_ms = timeout_ms
-        self.tags: list[tuple[int, int]] = []
+        self.tags: list[tuple[Tag, Tag]] = []
         """Tags of the messages as ranges (first, last), ascending."""
 
 
@@ -138,7 +139,7 @@ class Refused:
 
     __slots__ = ("first", "last", "session")
 
-    def __init__(self, session: Session, first: int, last: int) -> None:
+    def __init__(self, session: Session, first: PublishNumber, last: PublishNumber) -> None:
         self.session = session
         self.first = first
         self.last = last

@@ -30,6 +30,7 @@ from tallymark.engine.session import (
 )
 from tallymark.engine.settlement import Settlement
 from tallymark.engine.state import State
+from tallymark.engine.units import Tag
 
 ENTRIES_A_MS: Final = 1000
 """In-flight entries of a session for each millisecond between two searches of it. A session with a
@@ -51,12 +52,12 @@ class Handover:
 
     def acquire(
         self, session: Session, queue: Queue, piece: Slice, consumer: Consumer | None, no_ack: bool
-    ) -> int:
+    ) -> Tag:
         """Add a slice taken from its queue to the session's in-flight entries; return its first
         tag."""
         n = piece.hi - piece.lo
         tag = session.next_tag
-        session.next_tag = tag + n
+        session.next_tag = Tag(tag + n)
         owner = consumer.id if consumer is not None else session.id
         if no_ack:
             if queue.settle(piece, piece.lo, piece.hi, owner, records.SETTLED_ON_SEND):
@@ -94,11 +95,11 @@ class Handover:
                 whole = whole.part(0, len(whole))
                 whole.hi = piece.hi
                 last.slice = whole
-                last.last = tag + n - 1
+                last.last = Tag(tag + n - 1)
                 last.left += n
                 return tag
         now = self._clock.now_ms
-        inflight.append(InFlight(tag, tag + n - 1, piece, queue, consumer, now))
+        inflight.append(InFlight(tag, Tag(tag + n - 1), piece, queue, consumer, now))
         timeout = timeout_of(consumer, queue)
         if timeout and now + timeout + MERGE_MS < session.armed_ms:
             self._deadlines.arm(session, now + timeout + MERGE_MS)
@@ -158,7 +159,7 @@ class Timeouts:
             self._requeue(session, lenient)
         return stopped
 
-    def touch(self, session: Session, tag: int, most_ms: int) -> None:
+    def touch(self, session: Session, tag: Tag, most_ms: int) -> None:
         """Restart the time-out of one delivery, up to `most_ms` after it was delivered [NQ-13].
         It comes before a time-out or after it, never in between [NQ-A7]. Raises PreconditionFailed
         if the tag is not unsettled."""
@@ -192,7 +193,7 @@ class Timeouts:
             if session.inflight:
                 self.deadlines.arm(session, self.clock.now_ms)
 
-    def _return(self, session: Session, entry: InFlight) -> list[tuple[int, int]]:
+    def _return(self, session: Session, entry: InFlight) -> list[tuple[Tag, Tag]]:
         """Return the messages of an entry to their queue; return their tags."""
         tags = entry.pieces(entry.first, entry.last)
         pieces: list[Slice] = []

@@ -31,6 +31,7 @@ from tallymark.engine.staging import Transaction
 from tallymark.engine.state import State
 from tallymark.engine.topology import Targets
 from tallymark.engine.transactions import Transactions
+from tallymark.engine.units import PublishNumber
 
 
 @final
@@ -141,7 +142,13 @@ class Publishing:
         refused = self._admission.publish(targets, payload, lo, hi, annotations, kept)
         if session.confirming:
             for start, stop in refused:
-                self._effects.append(Refused(session, number + 1 + start - lo, number + stop - lo))
+                self._effects.append(
+                    Refused(
+                        session,
+                        PublishNumber(number + 1 + start - lo),
+                        PublishNumber(number + stop - lo),
+                    )
+                )
 
     def publish_parts(
         self,
@@ -179,9 +186,9 @@ class Publishing:
                 self._publish_part(
                     session, part.targets, payload, part.lo, part.hi, annotations, kept, number
                 )
-                number += n
+                number = PublishNumber(number + n)
                 continue
-            number += n
+            number = PublishNumber(number + n)
             for queue in part.targets.queues:
                 first = queue.push_part(payload, part.lo, part.hi, 0, None)
                 if queue.loose > look_after:

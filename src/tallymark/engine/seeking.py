@@ -26,6 +26,7 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.ready import Ready
 from tallymark.engine.session import Consumer, InFlight, seekers_of
 from tallymark.engine.state import State
+from tallymark.engine.units import Tag
 from tallymark.engine.upkeep import Upkeep
 
 LOOKS: Final = 2048
@@ -167,7 +168,7 @@ class Seeking:
             piece = found.part(0, n)
             self._effects.append(Deliver(consumer, piece, session.next_tag))
             if consumer.no_ack:
-                session.next_tag += n
+                session.next_tag = Tag(session.next_tag + n)
             else:
                 _lend(consumer, n, self._clock.now_ms)
         else:
@@ -202,7 +203,7 @@ def _lend(consumer: Consumer, n: int, now_ms: int) -> None:
     tags are stored and the bytes, which are lent, need not stay in memory."""
     session = consumer.session
     tag = session.next_tag
-    session.next_tag = tag + n
+    session.next_tag = Tag(tag + n)
     session.unacked += n
     consumer.unacked += n
     inflight = session.inflight
@@ -210,11 +211,11 @@ def _lend(consumer: Consumer, n: int, now_ms: int) -> None:
         last = inflight[-1]
         if last.consumer is consumer and last.done is None and last.last + 1 == tag and last.void:
             last.slice.hi += n
-            last.last += n
+            last.last = Tag(last.last + n)
             last.left += n
             return
     piece = Slice(_NOTHING, 0, n, 1, 0)
-    entry = InFlight(tag, tag + n - 1, piece, consumer.queue, consumer, now_ms)
+    entry = InFlight(tag, Tag(tag + n - 1), piece, consumer.queue, consumer, now_ms)
     entry.void = True
     inflight.append(entry)
 

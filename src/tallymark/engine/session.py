@@ -18,6 +18,7 @@ from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.message import Filter, Slice
 from tallymark.engine.queue import Queue, QueueConsumer
 from tallymark.engine.quotas import Pace
+from tallymark.engine.units import PublishNumber, Tag
 
 UNLIMITED: Final = 1 << 62
 MERGE_MS: Final = 20
@@ -115,8 +116,8 @@ class InFlight:
 
     def __init__(
         self,
-        first: int,
-        last: int,
+        first: Tag,
+        last: Tag,
         slice: Slice,
         queue: Queue,
         consumer: Consumer | None,
@@ -146,7 +147,7 @@ class InFlight:
         order."""
         self.left = last - first + 1
 
-    def cut(self, low: int, high: int) -> InFlight | None:
+    def cut(self, low: Tag, high: Tag) -> InFlight | None:
         """Return tags low..high as an entry of their own; None if none of them is unsettled."""
         stretches = self.pieces(low, high) if low <= high else []
         if not stretches:
@@ -161,23 +162,23 @@ class InFlight:
             part.left = part.done.count(0)
         return part
 
-    def pieces(self, low: int, high: int) -> list[tuple[int, int]]:
+    def pieces(self, low: Tag, high: Tag) -> list[tuple[Tag, Tag]]:
         """Return the unsettled stretches (first tag, last tag) among low..high, ascending."""
         done = self.done
         if done is None:
             return [(low, high)]
-        found = []
+        found: list[tuple[Tag, Tag]] = []
         end = high - self.first + 1
         at = done.find(0, low - self.first, end)
         while at >= 0:
             stop = done.find(1, at, end)
             if stop < 0:
                 stop = end
-            found.append((self.first + at, self.first + stop - 1))
+            found.append((Tag(self.first + at), Tag(self.first + stop - 1)))
             at = done.find(0, stop, end)
         return found
 
-    def part(self, low: int, high: int) -> Slice:
+    def part(self, low: Tag, high: Tag) -> Slice:
         """Return the messages of tags low..high as a slice of their own."""
         whole = self.slice
         return whole.part(low - self.first, high + 1 - self.first)
@@ -394,9 +395,9 @@ class Session(Timed):
         self.flow = True
         """False while the client has stopped deliveries [TX-10]."""
         self.confirming = False
-        self.published = 0
+        self.published = PublishNumber(0)
         """Count of publishes since confirms were enabled, and the number of the last one."""
-        self.confirm_asked = 0
+        self.confirm_asked = PublishNumber(0)
         """Highest publish number for which a confirm has been requested."""
         self.consumers: dict[str, Consumer] = {}
         self.limit = UNLIMITED
@@ -410,7 +411,7 @@ class Session(Timed):
         """Part of the shared limit that is reserved for single consumers."""
         self.is_offered = False
         """True if the free part of the shared limit is to be distributed in the next turn."""
-        self.next_tag = 1
+        self.next_tag = Tag(1)
         self.inflight: deque[InFlight] = deque()
         self.unacked = 0
         self.got = 0
@@ -442,11 +443,11 @@ class Session(Timed):
         self.reserved -= consumer.share
         consumer.share = 0
 
-    def take_tag(self) -> int:
+    def take_tag(self) -> Tag:
         """Return a new tag for a message that comes from no queue. Nothing is in flight under
         it."""
         tag = self.next_tag
-        self.next_tag = tag + 1
+        self.next_tag = Tag(tag + 1)
         return tag
 
     def held(self, queue: Queue, into: list[Slice]) -> int:
@@ -460,7 +461,7 @@ class Session(Timed):
                     into.append(entry.part(low, high))
         return count
 
-    def find(self, tag: int) -> int:
+    def find(self, tag: Tag) -> int:
         """Return the index of the in-flight range that contains the tag.
 
         Raises:
@@ -481,7 +482,7 @@ class Session(Timed):
                 return low
         raise PreconditionFailed(f"unknown delivery tag {tag}")
 
-    def forget(self, at: int, low: int, high: int) -> None:
+    def forget(self, at: int, low: Tag, high: Tag) -> None:
         """Settle tags low..high of the range at index `at`; all of them are unsettled."""
         inflight = self.inflight
         entry = inflight[at]
@@ -494,14 +495,14 @@ class Session(Timed):
             return
         if entry.done is None:
             if high == entry.last:
-                entry.last = low - 1
+                entry.last = Tag(low - 1)
                 return
             entry.done = bytearray(entry.last - entry.first + 1)
         start = low - entry.first
         size = high - low + 1
         entry.done[start : start + size] = b"\x01" * size
 
-    def isolate(self, at: int, tag: int) -> InFlight:
+    def isolate(self, at: int, tag: Tag) -> InFlight:
         """Split the range at index `at` so that one unsettled tag has an entry of its own; return
         that entry."""
         entry = self.inflight[at]
@@ -510,9 +511,9 @@ class Session(Timed):
         parts = [
             part
             for part in (
-                entry.cut(entry.first, tag - 1),
+                entry.cut(entry.first, Tag(tag - 1)),
                 entry.cut(tag, tag),
-                entry.cut(tag + 1, entry.last),
+                entry.cut(Tag(tag + 1), entry.last),
             )
             if part is not None
         ]
@@ -531,5 +532,5 @@ class Session(Timed):
         if done is not None:
             n = done.find(0, n)
             del done[:n]
-        entry.first += n
+        entry.first = Tag(entry.first + n)
         entry.slice = entry.slice.part(n, len(entry.slice))

@@ -33,6 +33,7 @@ from tallymark.engine.session import (
 )
 from tallymark.engine.settings import RETRY_DISABLED
 from tallymark.engine.state import State
+from tallymark.engine.units import Tag
 
 
 @final
@@ -52,8 +53,8 @@ class Settlement:
     def settle(
         self,
         session: Session,
-        first: int,
-        last: int,
+        first: Tag,
+        last: Tag,
         outcome: int,
         notes: Notes = (),
         due_ms: int = 0,
@@ -76,12 +77,12 @@ class Settlement:
             if entry.done is not None:
                 stop = entry.done.find(1, tag - entry.first, high - entry.first + 1)
                 if stop >= 0:
-                    high = entry.first + stop - 1
+                    high = Tag(entry.first + stop - 1)
             self.finish(session, entry, tag, high, outcome, notes, due_ms)
             session.forget(at, tag, high)
-            tag = high + 1
+            tag = Tag(high + 1)
 
-    def take_back(self, session: Session, tag: int) -> tuple[Queue, Slice]:
+    def take_back(self, session: Session, tag: Tag) -> tuple[Queue, Slice]:
         """Take one unsettled tag out of the session. The caller decides about its message. Raises
         PreconditionFailed if the tag is not unsettled, or is void."""
         at = session.find(tag)
@@ -118,7 +119,7 @@ class Settlement:
         if session.limit != UNLIMITED:
             self.agenda.offer(session)
 
-    def settle_up_to(self, session: Session, last: int, outcome: int) -> None:
+    def settle_up_to(self, session: Session, last: Tag, outcome: int) -> None:
         """Settle every outstanding tag up to `last`, or all when it is 0.
 
         Raises:
@@ -223,7 +224,7 @@ class Settlement:
         entrance.quarantine.put(queue, piece)
         return False
 
-    def requeue(self, session: Session, tag: int, delay_ms: int) -> None:
+    def requeue(self, session: Session, tag: Tag, delay_ms: int) -> None:
         """Requeue one delivery at the tail of its queue, now or in `delay_ms` [NQ-12].
 
         Raises:
@@ -360,8 +361,8 @@ class Settlement:
         self,
         session: Session,
         entry: InFlight,
-        low: int,
-        high: int,
+        low: Tag,
+        high: Tag,
         outcome: int,
         notes: Notes = (),
         due_ms: int = 0,

@@ -19,6 +19,7 @@ from tallymark.engine.errors import PreconditionFailed, ResourceExhausted
 from tallymark.engine.message import Payload
 from tallymark.engine.session import InFlight, Session
 from tallymark.engine.topology import Targets
+from tallymark.engine.units import Tag
 
 RUN_BYTES: Final = 64 * 1024
 """Size in bytes at which a run is closed to further messages."""
@@ -164,7 +165,7 @@ def extend(entry: InFlight, after: InFlight) -> None:
     entry.left += after.left
 
 
-def take_out(session: Session, at: int, low: int, high: int) -> InFlight:
+def take_out(session: Session, at: int, low: Tag, high: Tag) -> InFlight:
     """Take tags low..high, all unsettled, of the range at index `at` out of the session, as an
     entry of their own. The rest of the range stays in place, and its slice is cut to its tags."""
     inflight = session.inflight
@@ -174,8 +175,8 @@ def take_out(session: Session, at: int, low: int, high: int) -> InFlight:
         return entry
     found = entry.cut(low, high)
     assert found is not None, (low, high)
-    before = entry.cut(entry.first, low - 1)
-    after = entry.cut(high + 1, entry.last)
+    before = entry.cut(entry.first, Tag(low - 1))
+    after = entry.cut(Tag(high + 1), entry.last)
     if before is not None:
         inflight[at] = before
         if after is not None:
@@ -389,7 +390,7 @@ class Transaction(Timed):
         """Return the settlements that are in the ledger."""
         return self.settlements[: self._recorded]
 
-    def take_back(self, session: Session, first: int, last: int) -> list[tuple[InFlight, bool]]:
+    def take_back(self, session: Session, first: Tag, last: Tag) -> list[tuple[InFlight, bool]]:
         """Take tags first..last of a session out of the settlements, as far as these have them and
         their receiver is there. Returns each part with whether its settlement is in the ledger.
         O(settlements), which counts towards the weight."""
@@ -407,7 +408,10 @@ class Transaction(Timed):
                 if part is None:
                     staying.append(entry)
                     continue
-                for rest in (entry.cut(entry.first, low - 1), entry.cut(high + 1, entry.last)):
+                for rest in (
+                    entry.cut(entry.first, Tag(low - 1)),
+                    entry.cut(Tag(high + 1), entry.last),
+                ):
                     if rest is not None:
                         staying.append(rest)
                 self.settled -= part.left

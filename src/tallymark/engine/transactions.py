@@ -50,6 +50,7 @@ from tallymark.engine.staging import (
 )
 from tallymark.engine.state import State
 from tallymark.engine.topology import Targets
+from tallymark.engine.units import Tag
 
 AHEAD_BYTES: Final = 1 << 20
 """Bytes of a transaction that wait in memory for its commit. Bytes beyond are written to the
@@ -147,8 +148,8 @@ class Transactions:
         self,
         transaction: Transaction,
         session: Session,
-        first: int,
-        last: int,
+        first: Tag,
+        last: Tag,
         outcome: int,
         notes: Notes = (),
         due_ms: int = 0,
@@ -175,16 +176,16 @@ class Transactions:
             if entry.done is not None:
                 stop = entry.done.find(1, tag - entry.first, high - entry.first + 1)
                 if stop >= 0:
-                    high = entry.first + stop - 1
+                    high = Tag(entry.first + stop - 1)
             into = transaction.settlement_for(session, outcome, notes, due_ms, is_final)
             self._park(transaction, into, at, tag, high)
-            tag = high + 1
+            tag = Tag(high + 1)
 
     def settle_up_to(
         self,
         transaction: Transaction,
         session: Session,
-        last: int,
+        last: Tag,
         outcome: int,
         notes: Notes = (),
         due_ms: int = 0,
@@ -211,7 +212,7 @@ class Transactions:
             self._park(transaction, into, 0, entry.first, high)
 
     def _park(
-        self, transaction: Transaction, into: StagedSettlement, at: int, low: int, high: int
+        self, transaction: Transaction, into: StagedSettlement, at: int, low: Tag, high: Tag
     ) -> None:
         """Stage the unsettled tags among low..high, all of the range at index `at` of the
         session."""
@@ -224,7 +225,7 @@ class Transactions:
             transaction.is_unrecorded = True
             self.unrecorded.append(transaction)
 
-    def reopen(self, transaction: Transaction, session: Session, first: int, last: int) -> None:
+    def reopen(self, transaction: Transaction, session: Session, first: Tag, last: Tag) -> None:
         """Make tags first..last unsettled again, as far as the transaction settles them: the client
         has changed its mind [TX-15]. Deliveries whose session or link is gone stay settled.
         O(settlements), which counts towards the transaction's weight. Raises PreconditionFailed: it
@@ -239,7 +240,7 @@ class Transactions:
             put_back(session, [part for part, _ in parts])
             self.deadlines.arm(session, self.clock.now_ms)
 
-    def acquired(self, transaction: Transaction, session: Session, first: int, last: int) -> None:
+    def acquired(self, transaction: Transaction, session: Session, first: Tag, last: Tag) -> None:
         """Note that tags first..last were delivered under the transaction [TX-16]. Its rollback
         takes back those that are still unsettled."""
         acquisitions = transaction.acquisitions

@@ -1,6 +1,7 @@
 """Units: types that say what an int is, so that mypy refuses one in place of another.
 
-They cost nothing: in compiled code, making one is no operation.
+They cost nothing: in compiled code, making one is no operation. What is computed from one is a plain
+int until it is said to be one again.
 """
 
 from __future__ import annotations
@@ -14,3 +15,9 @@ WallMs = NewType("WallMs", int)
 """Wall time: milliseconds since 1970. What is stored, shown, or named by a client is in it."""
 Position = NewType("Position", int)
 """Place in the journal: segment number << 32, offset. Negative: see message.NOWHERE, ON_ITS_WAY."""
+Ms = NewType("Ms", int)
+"""Length of time, milliseconds. Negative, where that is allowed: not set."""
+Tag = NewType("Tag", int)
+"""Number of a delivery in its session, from 1; never given twice. AMQP 0-9-1's delivery tag."""
+PublishNumber = NewType("PublishNumber", int)
+"""Number of a publish in its confirming session, from 1."""

@@ -16,6 +16,7 @@ from tallymark.engine.arguments import (
 )
 from tallymark.engine.errors import InvalidCommand, NotAllowed, PreconditionFailed, Unsupported
 from tallymark.engine.session import ACCEPTED, DISCARDED, FAILED, NACKED, REJECTED, RETURNED
+from tallymark.engine.units import Tag
 from tallymark.wire.amqp091.events import AckRange
 from tallymark.wire.amqp091.methods import (
     AccessRequest,
@@ -168,9 +169,11 @@ def acked(channel: Channel, event: AckRange) -> None:
     if channel.transaction is not None:
         tx.settle(channel, event.first, event.last, event.multiple, ACCEPTED)
     elif event.multiple:
-        channel.client.broker.settlement.settle_up_to(channel.session, event.last, ACCEPTED)
+        channel.client.broker.settlement.settle_up_to(channel.session, Tag(event.last), ACCEPTED)
     else:
-        channel.client.broker.settlement.settle(channel.session, event.first, event.last, ACCEPTED)
+        channel.client.broker.settlement.settle(
+            channel.session, Tag(event.first), Tag(event.last), ACCEPTED
+        )
 
 
 def ack(channel: Channel, method: BasicAck) -> None:
@@ -193,9 +196,9 @@ def _settle(channel: Channel, tag: int, multiple: bool, outcome: int) -> None:
     if channel.transaction is not None:
         tx.settle(channel, tag, tag, multiple, outcome)
     elif multiple:
-        channel.client.broker.settlement.settle_up_to(channel.session, tag, outcome)
+        channel.client.broker.settlement.settle_up_to(channel.session, Tag(tag), outcome)
     else:
-        channel.client.broker.settlement.settle(channel.session, tag, tag, outcome)
+        channel.client.broker.settlement.settle(channel.session, Tag(tag), Tag(tag), outcome)
 
 
 def recover(channel: Channel, method: BasicRecover) -> None:

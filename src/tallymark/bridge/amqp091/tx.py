@@ -32,6 +32,7 @@ from tallymark.engine.errors import PreconditionFailed, ResourceExhausted, Rolle
 from tallymark.engine.message import Payload
 from tallymark.engine.staging import StagedRun, Transaction
 from tallymark.engine.topology import Targets
+from tallymark.engine.units import Tag
 from tallymark.wire.amqp091.events import PublishReceived
 from tallymark.wire.amqp091.methods import (
     TxCommit,
@@ -239,8 +240,8 @@ def settle(channel: Channel, first: int, last: int, multiple: bool, outcome: int
     session = channel.session
     try:
         if multiple:
-            transactions.settle_up_to(transaction, session, last, outcome)
+            transactions.settle_up_to(transaction, session, Tag(last), outcome)
         else:
-            transactions.settle(transaction, session, first, last, outcome)
+            transactions.settle(transaction, session, Tag(first), Tag(last), outcome)
     except ResourceExhausted as error:
         raise PreconditionFailed(str(error)) from None

@@ -17,6 +17,7 @@ from tallymark.engine.intervals import IntervalSet
 from tallymark.engine.session import Connection as EngineConnection
 from tallymark.engine.session import Session as EngineSession
 from tallymark.engine.staging import Transaction
+from tallymark.engine.units import Tag
 from tallymark.wire.amqp10.ends import LinkEnd as WireLink
 from tallymark.wire.amqp10.outcomes import Accepted, DeliveryState, TransactionalState
 from tallymark.wire.amqp10.serial import MASK
@@ -234,7 +235,9 @@ class Work:
                     self._reopen(session, a, b - 1)
 
     def _reopen(self, session: Session, first: int, last: int) -> None:
-        self.client.broker.transactions.reopen(self.transaction, session.engine, first, last)
+        self.client.broker.transactions.reopen(
+            self.transaction, session.engine, Tag(first), Tag(last)
+        )
         for parked in self._parked[session].values():
             parked.remove(first, last + 1)
         kept: list[tuple[Session, int, int, DeliveryState]] = []

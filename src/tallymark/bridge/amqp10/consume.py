@@ -19,6 +19,7 @@ from tallymark.engine.effects import Deliver, TimedOut
 from tallymark.engine.errors import AccessRefused
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import DISCARDED, RETURNED, Consumer, timeout_of
+from tallymark.engine.units import Tag
 from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10.events import CreditReceived
 from tallymark.wire.amqp10.outcomes import DeliveryState, Error, Released
@@ -138,7 +139,7 @@ class OutgoingLink(LinkEnd):
             work = self.work = None
         if work is not None:
             last = tag + len(piece) - 1
-            broker.transactions.acquired(work.transaction, session.engine, tag, last)
+            broker.transactions.acquired(work.transaction, session.engine, tag, Tag(last))
             state = work.state
         for run in self._outgoing.runs(piece, queue.shows_counts, locked_until_ms):
             size = run.cuts[run.hi] - run.cuts[run.lo] + len(run.front)
@@ -150,7 +151,7 @@ class OutgoingLink(LinkEnd):
                     skip=run.skip, state=state,
                 )  # fmt: skip
                 assert number == number_of(tag), (number, tag)
-            tag += run.hi - run.lo
+            tag = Tag(tag + run.hi - run.lo)
         link.available = self.available
         if session.wire.is_blocked and session.engine.flow:
             broker.consuming.set_flow(session.engine, False)
@@ -174,7 +175,7 @@ class OutgoingLink(LinkEnd):
                 broker = session.client.broker
                 if not self.consumer.no_ack:  # settled deliveries and copies are not in flight
                     one = tag + i - run.lo
-                    broker.settlement.settle(session.engine, one, one, DISCARDED)
+                    broker.settlement.settle(session.engine, Tag(one), Tag(one), DISCARDED)
                 self.give_credit_back(1)
             start = i + 1
 

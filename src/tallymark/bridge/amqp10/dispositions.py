@@ -24,7 +24,7 @@ from tallymark.engine.session import (
     InFlight,
 )
 from tallymark.engine.session import Session as EngineSession
-from tallymark.engine.units import WallMs
+from tallymark.engine.units import Tag, WallMs
 from tallymark.wire.amqp10.codec import encode
 from tallymark.wire.amqp10.events import DispositionReceived
 from tallymark.wire.amqp10.outcomes import (
@@ -95,14 +95,14 @@ def settle(session: Session, event: DispositionReceived) -> None:
         if event.settled:
             _forget(session, first, last)
             for low, high, usual in default_outcomes(session, first, last):
-                broker.settlement.settle(engine, low, high, usual)
+                broker.settlement.settle(engine, Tag(low), Tag(high), usual)
         return
     due_ms = due_of(state, broker.clock)
     notes = notes_of(state)
     if event.settled:
         _forget(session, first, last)
     for low, high in outstanding(engine, first, last):
-        broker.settlement.settle(engine, low, high, outcome, notes, due_ms)
+        broker.settlement.settle(engine, Tag(low), Tag(high), outcome, notes, due_ms)
     if not event.settled and state is not None:
         if session.answers is None:
             session.answers = Answers(session)
@@ -121,7 +121,7 @@ def withdraw(session: Session, first: int, last: int) -> None:
     settled by being sent are no longer in flight."""
     engine = session.engine
     for low, high in outstanding(engine, session.tag_of(first), session.tag_of(last)):
-        session.client.broker.settlement.settle(engine, low, high, RETURNED)
+        session.client.broker.settlement.settle(engine, Tag(low), Tag(high), RETURNED)
 
 
 def outstanding(engine: EngineSession, first: int, last: int) -> list[tuple[int, int]]:
@@ -134,7 +134,7 @@ def outstanding(engine: EngineSession, first: int, last: int) -> list[tuple[int,
         return [(first, last)] if first <= last else []
     found: list[tuple[int, int]] = []
     for entry in _held(engine, first, last):
-        found += entry.pieces(max(first, entry.first), min(last, entry.last))
+        found += entry.pieces(Tag(max(first, entry.first)), Tag(min(last, entry.last)))
     return found
 
 
@@ -165,7 +165,7 @@ def default_outcomes(session: Session, first: int, last: int) -> list[tuple[int,
         consumer = entry.consumer
         end = None if consumer is None else consumer.handle
         outcome = end.default_outcome if isinstance(end, OutgoingLink) else RETURNED
-        for low, high in entry.pieces(max(first, entry.first), min(last, entry.last)):
+        for low, high in entry.pieces(Tag(max(first, entry.first)), Tag(min(last, entry.last))):
             found.append((low, high, outcome))
     return found
 
@@ -177,7 +177,7 @@ def holders(session: Session, first: int, last: int) -> list[OutgoingLink]:
         end = None if entry.consumer is None else entry.consumer.handle
         if not isinstance(end, OutgoingLink) or end in found:
             continue
-        if entry.pieces(max(first, entry.first), min(last, entry.last)):
+        if entry.pieces(Tag(max(first, entry.first)), Tag(min(last, entry.last))):
             found.append(end)
     return found
 

@@ -28,6 +28,7 @@ from tallymark.bridge.amqp10.stretch import Reply
 from tallymark.bridge.amqp10.work import find, unknown
 from tallymark.engine.annotations import Notes
 from tallymark.engine.errors import ResourceExhausted, RolledBack
+from tallymark.engine.units import Tag
 from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10.composites import read_composite
 from tallymark.wire.amqp10.errors import DecodeError
@@ -272,7 +273,9 @@ def after_rollback(work: Work) -> None:
     for session, first, last in work.forgotten():
         if not session.engine.closed:
             for low, high, outcome in default_outcomes(session, first, last):
-                session.client.broker.settlement.settle(session.engine, low, high, outcome)
+                session.client.broker.settlement.settle(
+                    session.engine, Tag(low), Tag(high), outcome
+                )
     for engine, first, last in work.transaction.released:
         holder = engine.handle
         assert isinstance(holder, Session), holder
@@ -356,7 +359,9 @@ def _hold(
     """Stage the settlement of unsettled tags until the discharge."""
     transactions = session.client.broker.transactions
     try:
-        transactions.settle(work.transaction, session.engine, low, high, outcome, notes, due_ms)
+        transactions.settle(
+            work.transaction, session.engine, Tag(low), Tag(high), outcome, notes, due_ms
+        )
     except ResourceExhausted as error:
         work.fail(str(error))
     work.park(session, low, high, key)

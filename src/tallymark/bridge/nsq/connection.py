@@ -28,6 +28,7 @@ from tallymark.engine.effects import Cancelled, CloseSession, Deliver, Durable
 from tallymark.engine.errors import AccessRefused, BrokerError, PreconditionFailed
 from tallymark.engine.message import Payload
 from tallymark.engine.session import ACCEPTED, REQUEUES
+from tallymark.engine.units import Tag
 from tallymark.wire.nsq.errors import (
     E_BAD_TOPIC,
     WireError,
@@ -176,7 +177,9 @@ class Nsq(Lifecycle):
                 self.message_count -= end - at
                 first = effect.first_tag
                 session = effect.consumer.session
-                self.broker.settlement.settle(session, first + at, first + end - 1, ACCEPTED)
+                self.broker.settlement.settle(
+                    session, Tag(first + at), Tag(first + end - 1), ACCEPTED
+                )
             at = end
 
     def cancelled(self, effect: Cancelled) -> None:

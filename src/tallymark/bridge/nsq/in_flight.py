@@ -14,6 +14,7 @@ from typing import final
 from tallymark.engine.broker import Broker
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import ACCEPTED, Consumer, InFlight, Session, consumers_of
+from tallymark.engine.units import Tag
 from tallymark.wire.nsq.errors import NOT_IN_FLIGHT, NOT_OWNER
 
 OnFinish = Callable[[Queue, int, int, int], None]
@@ -51,11 +52,11 @@ class InFlightMessages:
             tag = entry.first + id - _first_id(entry)
             count = _consecutive(ids, at, min(n - at, entry.last - tag + 1))
             if entry.done is not None:
-                low, high = entry.pieces(tag, tag + count - 1)[0]
+                low, high = entry.pieces(Tag(tag), Tag(tag + count - 1))[0]
                 assert low == tag, (low, tag)
                 count = high - low + 1
             payload = entry.slice.payload
-            settle(session, tag, tag + count - 1, ACCEPTED)
+            settle(session, Tag(tag), Tag(tag + count - 1), ACCEPTED)
             if self._on_finish is not None:
                 now_ms = self._broker.clock.now_ms
                 self._on_finish(self.queue, payload.arrived_ms, now_ms, count)
@@ -68,7 +69,7 @@ class InFlightMessages:
         for id in ids:
             tag = self._tag_of(id)
             if tag:
-                self._broker.settlement.requeue(self._session, tag, delay_ms)
+                self._broker.settlement.requeue(self._session, Tag(tag), delay_ms)
             else:
                 failed.append(id)
         return failed
@@ -79,7 +80,7 @@ class InFlightMessages:
         for id in ids:
             tag = self._tag_of(id)
             if tag:
-                self._broker.timeouts.touch(self._session, tag, most_ms)
+                self._broker.timeouts.touch(self._session, Tag(tag), most_ms)
             else:
                 failed.append(id)
         return failed

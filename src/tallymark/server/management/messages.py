@@ -16,6 +16,7 @@ from tallymark.bridge.amqp091.local import CHANNEL, FRAME_MAX
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import FAILED, NACKED, REJECTED
+from tallymark.engine.units import Tag
 from tallymark.server.http.requests import Refused, answer, user_of
 from tallymark.server.http.state import plain
 from tallymark.server.management.requests import Fields, Routes, fields_of
@@ -114,7 +115,7 @@ class Messages(Routes):
                 found.append(Got(queue, piece))
                 size += len(found[-1].body)
             if last and mode in OUTCOMES:
-                broker.settlement.settle_up_to(session, last, OUTCOMES[mode])
+                broker.settlement.settle_up_to(session, Tag(last), OUTCOMES[mode])
         return found
 
     async def _purge(self, request: web.Request) -> web.Response:
