@@ -21,6 +21,7 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.settings import DROP_TAIL, REJECT_PUBLISH, REJECT_PUBLISH_DLX
 from tallymark.engine.state import State
 from tallymark.engine.topology import Targets
+from tallymark.engine.units import EngineMs
 
 ENTERED: Final = 0
 REFUSED: Final = 1
@@ -165,7 +166,7 @@ class Admission:
         list."""
         if queue.settings.dedup_ms <= 0:
             return []
-        queue.deduplication.forget_until(self._clock.now_ms - queue.settings.dedup_ms)
+        queue.deduplication.forget_until(EngineMs(self._clock.now_ms - queue.settings.dedup_ms))
         self._store.load(payload)
         return self._formats[payload.format].ids(payload, lo, hi)
 

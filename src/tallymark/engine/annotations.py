@@ -29,6 +29,8 @@ import json
 from base64 import b64decode, b64encode
 from typing import Final, final
 
+from tallymark.engine.units import EngineMs, Ms, WallMs
+
 VERSION: Final = 1
 HEADER_FORM: Final = 1
 UNORDERED_FORM: Final = 2
@@ -60,9 +62,9 @@ class Death:
         count: int,
         exchange: str,
         keys: tuple[str, ...],
-        first_ms: int,
-        last_ms: int,
-        ttl_ms: int = -1,
+        first_ms: WallMs,
+        last_ms: WallMs,
+        ttl_ms: Ms = Ms(-1),
     ) -> None:
         self.queue = queue
         self.reason = reason
@@ -86,19 +88,19 @@ class Annotations:
     def __init__(
         self,
         *,
-        ttl_ms: int = -1,
+        ttl_ms: Ms = Ms(-1),
         more_keys: tuple[str, ...] = (),
         bcc: tuple[str, ...] = (),
         hops: int = -1,
         route: Route | None = None,
-        since_ms: int = 0,
+        since_ms: EngineMs = EngineMs(0),
         deaths: tuple[Death, ...] = (),
         first_death: Place | None = None,
         last_death: Place | None = None,
         failed: int = 0,
         acquired: int = 0,
         form: int = 0,
-        due_ms: int = 0,
+        due_ms: EngineMs = EngineMs(0),
         notes: Notes = (),
     ) -> None:
         self.due_ms = due_ms
@@ -197,19 +199,19 @@ class Annotations:
         if form and not deaths:
             raise ValueError(f"history of form {form} without a death")
         made = Annotations(
-            ttl_ms=fields.integer("ttl", -1),
+            ttl_ms=Ms(fields.integer("ttl", -1)),
             more_keys=fields.texts("keys"),
             bcc=fields.texts("bcc"),
             hops=fields.integer("hops", -1),
             route=fields.route(),
-            since_ms=fields.integer("since", 0),
+            since_ms=EngineMs(fields.integer("since", 0)),
             deaths=deaths,
             first_death=fields.place("first"),
             last_death=fields.place("last"),
             failed=fields.integer("failed", 0),
             acquired=fields.integer("acquired", 0),
             form=form,
-            due_ms=fields.integer("due", 0),
+            due_ms=EngineMs(fields.integer("due", 0)),
             notes=fields.notes(),
         )
         fields.end()
@@ -230,7 +232,7 @@ def after_death(
     reason: str,
     exchange: str,
     key: str | None,
-    now_ms: int,
+    now_ms: WallMs,
     failed: int,
     acquired: int,
     form: int,
@@ -245,7 +247,8 @@ def after_death(
     the same as their next reader is shown it. failed, acquired: what the queue counted of them.
     form: of the history, if this is their first death. compact: deaths in one queue for one reason
     share an entry [DL-13]; otherwise each has its own [DL-D1]. hops: how many are left, -1 if they
-    are not counted. O(entries of the history).
+    are not counted. now_ms: of the death; it is `since_ms`, too, until the caller says in engine
+    time when they entered their next queue. O(entries of the history).
     """
     before = _NOTHING if old is None else old
     deaths, more_keys, bcc = before.deaths, before.more_keys, before.bcc
@@ -267,7 +270,7 @@ def after_death(
         bcc=bcc if key is None else (),
         hops=hops,
         route=route,
-        since_ms=now_ms,
+        since_ms=EngineMs(now_ms),
         deaths=_with_death(deaths, entry, form, compact),
         first_death=first,
         last_death=last,
@@ -289,7 +292,7 @@ def with_notes(old: Annotations | None, notes: Notes) -> Annotations:
     return made
 
 
-def deferred_until(old: Annotations | None, due_ms: int) -> Annotations:
+def deferred_until(old: Annotations | None, due_ms: EngineMs) -> Annotations:
     """Return the annotations of messages that become ready at `due_ms` (engine time)."""
     if old is not None and old.due_ms == due_ms:
         return old
@@ -298,7 +301,7 @@ def deferred_until(old: Annotations | None, due_ms: int) -> Annotations:
     return made
 
 
-def ready_since(old: Annotations | None, since_ms: int) -> Annotations:
+def ready_since(old: Annotations | None, since_ms: EngineMs) -> Annotations:
     """Return the annotations of messages that became ready at `since_ms`, later than they arrived.
     Their time to live counts from that time."""
     if old is None:
@@ -317,7 +320,7 @@ def _with_death(
     """Return the history with one more death. Times are rounded to the precision of the stored
     form, and deaths are in its order where it stores none, so that a restart changes nothing."""
     if form == HEADER_FORM:
-        new.first_ms = new.first_ms // 1000 * 1000
+        new.first_ms = WallMs(new.first_ms // 1000 * 1000)
         new.last_ms = new.first_ms
     elif form == UNORDERED_FORM and deaths:
         new.last_ms = max(new.last_ms, deaths[0].last_ms)
@@ -455,9 +458,9 @@ def _from_header(value: object) -> Death:
         fields.integer("count"),
         fields.text("exchange"),
         fields.texts("routing-keys"),
-        time_ms,
-        time_ms,
-        ttl_ms,
+        WallMs(time_ms),
+        WallMs(time_ms),
+        Ms(ttl_ms),
     )
     fields.end()
     return death
@@ -482,9 +485,9 @@ def _from_facts(fields: _Fields, queue: str, reason: str) -> Death:
         fields.integer("count"),
         fields.text("exchange"),
         fields.texts("keys"),
-        fields.integer("first"),
-        fields.integer("last"),
-        fields.integer("ttl", -1),
+        WallMs(fields.integer("first")),
+        WallMs(fields.integer("last")),
+        Ms(fields.integer("ttl", -1)),
     )
     fields.end()
     return death

@@ -27,6 +27,7 @@ from decimal import Decimal
 from typing import Final
 
 from tallymark.engine.errors import AccessRefused, InvalidCommand, PreconditionFailed
+from tallymark.engine.units import Ms
 
 MAX_PRIORITY: Final = 255
 LONGEST_MS: Final = 315_360_000_000
@@ -275,16 +276,16 @@ def _overflow(value: object) -> str:
     return _text(value) or "invalid_overflow"
 
 
-def age_ms(value: object) -> int:
+def age_ms(value: object) -> Ms:
     """Return the milliseconds in an age such as 7D or 12h; -1 if the text is no age, or the age is
     0."""
     if not isinstance(value, str) or len(value) < 2:
-        return -1
+        return Ms(-1)
     unit = AGE_UNITS.get(value[-1])
     digits = value[:-1]
     if unit is None or not (digits.isascii() and digits.isdigit()) or len(digits) > MOST_DIGITS:
-        return -1
-    return min(int(digits) * unit, LONGEST_MS) or -1
+        return Ms(-1)
+    return Ms(min(int(digits) * unit, LONGEST_MS) or -1)
 
 
 def _age(value: object) -> str:
@@ -510,11 +511,11 @@ def consumer_priority(arguments: dict[str, object]) -> int:
     return value if isinstance(value, int) else 0
 
 
-def consumer_timeout_ms(arguments: dict[str, object]) -> int:
+def consumer_timeout_ms(arguments: dict[str, object]) -> Ms:
     """Return `x-consumer-timeout` of checked arguments, which overrides the queue's; -1 if it is
     not given."""
     value = arguments.get("x-consumer-timeout")
-    return int(value) if isinstance(value, int) else -1
+    return Ms(int(value) if isinstance(value, int) else -1)
 
 
 def cleaned(name: str) -> str:

@@ -213,7 +213,7 @@ class Broker:
         self.effects.clear()
         return effects
 
-    def next_due(self) -> int:
+    def next_due(self) -> EngineMs:
         """Return when a turn is due without any event; engine time, ms. deadlines.NEVER: never."""
         return self.state.deadlines.next_due()
 

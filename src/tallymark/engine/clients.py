@@ -27,6 +27,7 @@ from tallymark.engine.settlement import Settlement
 from tallymark.engine.state import State
 from tallymark.engine.streams import Start, not_of_streams
 from tallymark.engine.transactions import Transactions
+from tallymark.engine.units import Ms
 
 
 @final
@@ -189,7 +190,7 @@ class Consuming:
 
         Raises: NotAllowed, AccessRefused: as consume.
         """
-        consumer = self._consumers.add(session, queue, tag, True, False, 0, 0)
+        consumer = self._consumers.add(session, queue, tag, True, False, 0, Ms(0))
         consumer.browses = True
         consumer.filter = filter
         self._seek(consumer)
@@ -213,7 +214,7 @@ class Consuming:
         """
         if not queue.settings.is_stream:
             raise NotAllowed(f"{named('queue', queue.name, queue.vhost)} is no stream")
-        consumer = self._consumers.add(session, queue, tag, no_ack, False, 0, 0)
+        consumer = self._consumers.add(session, queue, tag, no_ack, False, 0, Ms(0))
         consumer.browses = True
         consumer.filter = filter
         self._seek(consumer)

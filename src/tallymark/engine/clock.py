@@ -29,7 +29,7 @@ JUMP_MS: Final = 2000
 """Step of the wall clock, in ms, above which it is a jump that engine time does not follow."""
 SLEW: Final = 20
 """Slew rate: engine time is corrected by at most one in this many milliseconds."""
-NEVER: Final = 1 << 62
+NEVER: Final = EngineMs(1 << 62)
 SWEEP: Final = 1024
 """Number of stale entries that are tolerated however few other entries there are."""
 _ANNOTATED = (
@@ -134,14 +134,14 @@ class Deadlines:
     __slots__ = ("_heap", "_number", "_stale")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Timed]] = []
+        self._heap: list[tuple[EngineMs, int, Timed]] = []
         self._number = 0
         """Number of armings so far. It orders things with equal deadlines, so that these are never
         compared."""
         self._stale = 0
         """Count of entries whose thing waits for another time by now."""
 
-    def arm(self, thing: Timed, due_ms: int) -> None:
+    def arm(self, thing: Timed, due_ms: EngineMs) -> None:
         """Make sure that the thing is attended to at `due_ms` or earlier."""
         if due_ms < thing.armed_ms:
             if thing.armed_ms < NEVER:
@@ -164,7 +164,7 @@ class Deadlines:
             heapq.heapify(self._heap)
             self._stale = 0
 
-    def next_due(self) -> int:
+    def next_due(self) -> EngineMs:
         """Return the time of the next deadline, engine time, ms; NEVER: there is none."""
         heap = self._heap
         while heap and heap[0][2].armed_ms != heap[0][0]:
@@ -172,7 +172,7 @@ class Deadlines:
             self._stale -= 1
         return heap[0][0] if heap else NEVER
 
-    def take_due(self, now_ms: int) -> list[Timed]:
+    def take_due(self, now_ms: EngineMs) -> list[Timed]:
         """Return all things that are due, disarmed, in order of their deadlines."""
         heap = self._heap
         out = []
@@ -231,7 +231,7 @@ def _moved_pack(payload: Payload, ahead_ms: int) -> Payload:
     assert pack is not None
     copy = Payload(
         payload.format, payload.raw, payload.cuts, payload.route, payload.routes,
-        payload.first_id, _moved_time(payload.arrived_ms, ahead_ms), payload.persistent,
+        payload.first_id, EngineMs(_moved_time(payload.arrived_ms, ahead_ms)), payload.persistent,
         payload.largest_frame,
     )  # fmt: skip
     copy.position = payload.position

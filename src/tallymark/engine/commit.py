@@ -32,7 +32,7 @@ from tallymark.engine.staging import (
 )
 from tallymark.engine.state import State
 from tallymark.engine.topology import Targets
-from tallymark.engine.units import Tag
+from tallymark.engine.units import EngineMs, Tag
 
 
 def no_room_text(queue: Queue, what: str) -> str:
@@ -130,13 +130,15 @@ class Commit:
         queues = run.targets.queues
         annotations = run.annotations
         if annotations is not None and annotations.due_ms and not run.rules & AS_DUE:
-            annotations = deferred_until(annotations, annotations.due_ms + now - run.staged_ms)
+            annotations = deferred_until(
+                annotations, EngineMs(annotations.due_ms + now - run.staged_ms)
+            )
         if payload.position == NOWHERE:
-            payload.arrived_ms = now
+            payload.arrived_ms = EngineMs(now)
         elif payload.arrived_ms < now and (annotations is None or not annotations.due_ms):
             dated = self._dated.get(annotations)
             if dated is None:
-                dated = self._dated[annotations] = ready_since(annotations, now)
+                dated = self._dated[annotations] = ready_since(annotations, EngineMs(now))
             annotations = dated
         if queues:
             run.reached = True

@@ -18,6 +18,7 @@ from tallymark.engine.session import (
     consumers_of,
 )
 from tallymark.engine.state import State
+from tallymark.engine.units import EngineMs, Ms
 from tallymark.engine.upkeep import Upkeep
 
 VERSION: Final = 1
@@ -51,7 +52,7 @@ class Consumers:
         no_ack: bool,
         exclusive: bool,
         priority: int,
-        timeout_ms: int,
+        timeout_ms: Ms,
     ) -> Consumer:
         """Make a consumer, and give it its place among the queue's: after all of its priority.
 
@@ -121,7 +122,7 @@ class Consumers:
             self._agenda.mark(queue)
 
 
-def figures(consumer: Consumer, now_ms: int) -> dict[str, object]:
+def figures(consumer: Consumer, now_ms: EngineMs) -> dict[str, object]:
     """Return the figures of one consumer. Times are in milliseconds, rate in messages per second.
     credit None: no limit. oldest_unsettled_ms: time since its oldest unsettled message was
     delivered. idle_ms: time for which it has had credit and received nothing; None while it has no
@@ -145,15 +146,15 @@ def figures(consumer: Consumer, now_ms: int) -> dict[str, object]:
     }
 
 
-def _oldest_held(consumer: Consumer, now_ms: int) -> int | None:
+def _oldest_held(consumer: Consumer, now_ms: EngineMs) -> Ms | None:
     if consumer.unacked:
         for entry in consumer.session.inflight:
             if entry.consumer is consumer and not entry.void:
-                return max(0, now_ms - entry.given_ms)
+                return Ms(max(0, now_ms - entry.given_ms))
     return None
 
 
-def progress_record(consumer: Consumer, event: int, now_ms: int) -> Record:
+def progress_record(consumer: Consumer, event: int, now_ms: EngineMs) -> Record:
     """Return the ledger's record of a consumer's progress. event: records.CONSUMER_*."""
     connection = consumer.session.connection
     about: dict[str, object] = {

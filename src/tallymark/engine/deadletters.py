@@ -117,7 +117,7 @@ class DeadLetters:
         self._routes: dict[tuple[str, str], Route] = {}
         self._made: dict[tuple[object, ...], Address] = {}
         """Addresses made at `_made_ms`, shared by letters that died alike."""
-        self._made_ms = 0
+        self._made_ms = EngineMs(0)
         self._todo: deque[tuple[Queue, list[Slice], int]] = deque()
         self._busy = False
         self._may_pass_on = 0

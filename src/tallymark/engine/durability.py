@@ -26,7 +26,7 @@ from tallymark.engine.ledger import mark_record
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import UNLIMITED, Session
 from tallymark.engine.state import Returns, State
-from tallymark.engine.units import Position, PublishNumber
+from tallymark.engine.units import EngineMs, Position, PublishNumber
 
 LARGEST_RESERVE: Final = 8192
 """Maximum distance between a mark and the sequence that requests it."""
@@ -69,7 +69,7 @@ class Marks:
         self._ledger = state.ledger
         self._ahead: list[Queue] = []
         """Queues whose mark may be ahead of the last delivery."""
-        self._look_ms = 0
+        self._look_ms = EngineMs(0)
         """Time at which these queues are examined next, engine time, ms."""
         self.turns = 0
         self.waits: list[MarkWait] = []
@@ -166,7 +166,7 @@ class Marks:
         """
         if not self._ahead or not self._ledger.rows or self._clock.now_ms < self._look_ms:
             return
-        self._look_ms = self._clock.now_ms + REST_MS
+        self._look_ms = EngineMs(self._clock.now_ms + REST_MS)
         ahead, self._ahead = self._ahead, []
         for queue in ahead:
             high = queue.high_water

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias, final
 
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.message import Slice
-from tallymark.engine.units import PublishNumber, Tag
+from tallymark.engine.units import Ms, PublishNumber, Tag
 
 if TYPE_CHECKING:
     from tallymark.engine.queue import Queue
@@ -103,7 +103,7 @@ class TimedOut:
 
     __slots__ = ("consumer", "session", "tags", "timeout_ms")
 
-    def __init__(self, session: Session, consumer: Consumer | None, timeout_ms: int) -> None:
+    def __init__(self, session: Session, consumer: Consumer | None, timeout_ms: Ms) -> None:
         self.session = session
         self.consumer = consumer
         self.timeout_ms = timeout_ms

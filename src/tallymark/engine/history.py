@@ -22,6 +22,7 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.queue_parts import Archived, Letter
 from tallymark.engine.records import Record
 from tallymark.engine.subscription import subscriptions_of
+from tallymark.engine.units import EngineMs
 
 
 @final
@@ -111,7 +112,7 @@ class QueueHistory:
         first, end = record.first, record.first + record.count
         if kind == records.SEEN:
             for id in json.loads(record.blob):
-                queue.deduplication.restore_id(id, record.time_ms)
+                queue.deduplication.restore_id(id, EngineMs(record.time_ms))
             return
         if kind == records.PUBLISHERS:
             for name, number in json.loads(record.blob).items():
@@ -133,7 +134,7 @@ class QueueHistory:
             if record.owner:
                 self._return(record, first, end)
             to_tail = record.flags & records.TO_TAIL != 0
-            self.deferrals.add(LoggedDeferral(first, end, record.other, to_tail))
+            self.deferrals.add(LoggedDeferral(first, end, EngineMs(record.other), to_tail))
         elif kind == records.DEAD_LETTERED:
             queue.account.end(record.count, DEAD_LETTERED)
             self._end(first, end)
@@ -207,7 +208,7 @@ class Contents:
     """The content of one queue, computed from its history by subtracting ranges:
     entered - finished - leased."""
 
-    def __init__(self, history: QueueHistory, ledger: Ledger, now_ms: int) -> None:
+    def __init__(self, history: QueueHistory, ledger: Ledger, now_ms: EngineMs) -> None:
         self._history = history
         self._ledger = ledger
         self._now_ms = now_ms

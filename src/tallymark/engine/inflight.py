@@ -30,7 +30,7 @@ from tallymark.engine.session import (
 )
 from tallymark.engine.settlement import Settlement
 from tallymark.engine.state import State
-from tallymark.engine.units import Tag
+from tallymark.engine.units import EngineMs, Ms, Tag
 
 ENTRIES_A_MS: Final = 1000
 """In-flight entries of a session for each millisecond between two searches of it. A session with a
@@ -102,7 +102,7 @@ class Handover:
         inflight.append(InFlight(tag, Tag(tag + n - 1), piece, queue, consumer, now))
         timeout = timeout_of(consumer, queue)
         if timeout and now + timeout + MERGE_MS < session.armed_ms:
-            self._deadlines.arm(session, now + timeout + MERGE_MS)
+            self._deadlines.arm(session, EngineMs(now + timeout + MERGE_MS))
         return tag
 
 
@@ -133,9 +133,11 @@ class Timeouts:
             if due <= now:
                 late.append(entry)
             else:
-                next_due = min(next_due, due)
+                next_due = EngineMs(min(next_due, due))
         if next_due < NEVER:
-            self.deadlines.arm(session, max(next_due, now + len(session.inflight) // ENTRIES_A_MS))
+            self.deadlines.arm(
+                session, EngineMs(max(next_due, now + len(session.inflight) // ENTRIES_A_MS))
+            )
         stopped: list[Consumer] = []
         told: dict[int, TimedOut] = {}
         lenient: list[InFlight] = []
@@ -159,7 +161,7 @@ class Timeouts:
             self._requeue(session, lenient)
         return stopped
 
-    def touch(self, session: Session, tag: Tag, most_ms: int) -> None:
+    def touch(self, session: Session, tag: Tag, most_ms: Ms) -> None:
         """Restart the time-out of one delivery, up to `most_ms` after it was delivered [NQ-13].
         It comes before a time-out or after it, never in between [NQ-A7]. Raises PreconditionFailed
         if the tag is not unsettled."""
@@ -168,7 +170,9 @@ class Timeouts:
             raise PreconditionFailed(f"unknown delivery tag {tag}")
         entry = session.isolate(at, tag)
         timeout = timeout_of(entry.consumer, entry.queue)
-        entry.since_ms = min(self.clock.now_ms, entry.given_ms + max(0, most_ms - timeout))
+        entry.since_ms = EngineMs(
+            min(self.clock.now_ms, entry.given_ms + max(0, most_ms - timeout))
+        )
 
     def _requeue(self, session: Session, late: list[InFlight]) -> None:
         """Requeue all of these entries at the tail and remove their tags from the session."""

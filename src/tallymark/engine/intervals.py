@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import final
 
+from tallymark.engine.units import EngineMs
+
 
 @final
 class IntervalSet:
@@ -143,7 +145,7 @@ class LoggedDeferral:
 
     __slots__ = ("due_ms", "high", "low", "to_tail")
 
-    def __init__(self, low: int, high: int, due_ms: int, to_tail: bool) -> None:
+    def __init__(self, low: int, high: int, due_ms: EngineMs, to_tail: bool) -> None:
         self.low = low
         self.high = high
         self.due_ms = due_ms

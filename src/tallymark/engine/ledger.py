@@ -14,6 +14,7 @@ from tallymark.engine import records
 from tallymark.engine.clock import Clock
 from tallymark.engine.message import Payload, Slice
 from tallymark.engine.records import Record
+from tallymark.engine.units import EngineMs
 
 UNSTAMPED: Final = -1
 """Time of a row that was not emitted yet."""
@@ -220,7 +221,7 @@ def lost_delivery_record(queue_id: int, first: int, count: int) -> Record:
 def deferred_record(
     queue_id: int,
     piece: Slice,
-    due_ms: int,
+    due_ms: EngineMs,
     to_tail: bool,
     reason: int = 0,
     owner: int = 0,
@@ -270,7 +271,7 @@ def pending_record(
     piece: Slice,
     payload: Payload | None,
     reason: int,
-    died_ms: int,
+    died_ms: EngineMs,
     letter: dict[str, object],
 ) -> Record:
     """Return the PENDING row of dead letters, see pending.py. reason: records.DEAD_*; payload: None
@@ -328,7 +329,7 @@ def sink_staged_record(
     staging: int,
     index: int,
     payload: Payload,
-    due_ms: int,
+    due_ms: EngineMs,
     mandatory: bool,
     said: dict[str, str],
     time_ms: int,

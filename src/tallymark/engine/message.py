@@ -145,7 +145,7 @@ class Payload:
         route: Route,
         routes: list[Route] | None,
         first_id: int,
-        arrived_ms: int,
+        arrived_ms: EngineMs,
         persistent: bool,
         largest_frame: int,
     ) -> None:
@@ -224,8 +224,8 @@ class Payload:
             own = array("I", [cut - base for cut in cuts[lo : hi + 1]])
         route = self.routes[lo] if self.routes is not None else self.route
         part = Payload(
-            self.format, None, own, route, None, pack.ids[lo], pack.arrivals[lo], self.persistent,
-            self.largest_frame,
+            self.format, None, own, route, None, pack.ids[lo], EngineMs(pack.arrivals[lo]),
+            self.persistent, self.largest_frame,
         )  # fmt: skip
         part.position = pack.positions[lo]
         if pack.sums is not None:
@@ -343,7 +343,7 @@ class Slice:
         pack = self.payload.pack
         return EngineMs(self.payload.arrived_ms if pack is None else pack.entered[i])
 
-    def older(self, time_ms: int) -> int:
+    def older(self, time_ms: EngineMs) -> int:
         """Return how many messages, from the first on, entered before `time_ms` (engine time)."""
         if self.last_ms() < time_ms:
             return len(self)

@@ -24,7 +24,7 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.queue_parts import Letter
 from tallymark.engine.records import Record
 from tallymark.engine.state import State
-from tallymark.engine.units import EngineMs
+from tallymark.engine.units import EngineMs, Ms
 
 RETRY_MS: Final = 1000
 """Delay between two attempts at pending letters, ms; a change of topology causes one at once."""
@@ -50,8 +50,8 @@ class PendingLetters:
     def keep(self, queue: Queue, letter: Letter) -> None:
         """Make letters that no target took just now pending, with a record."""
         if not queue.letters:
-            queue.retry.wait_ms = RETRY_MS
-            queue.retry.due_ms = self._now() + RETRY_MS
+            queue.retry.wait_ms = Ms(RETRY_MS)
+            queue.retry.due_ms = EngineMs(self._now() + RETRY_MS)
             queue.retry.generation = self.generation(queue)
         self.waiting[queue.id] = queue
         self.put(queue, letter)

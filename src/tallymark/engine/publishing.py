@@ -31,7 +31,7 @@ from tallymark.engine.staging import Transaction
 from tallymark.engine.state import State
 from tallymark.engine.topology import Targets
 from tallymark.engine.transactions import Transactions
-from tallymark.engine.units import PublishNumber
+from tallymark.engine.units import Ms, PublishNumber
 
 
 @final
@@ -235,7 +235,13 @@ class Publishing:
         )
 
     def commit_sink(
-        self, vhost: str, name: str, identity: str, batch: int, ids: list[int], forget_ms: int = 0
+        self,
+        vhost: str,
+        name: str,
+        identity: str,
+        batch: int,
+        ids: list[int],
+        forget_ms: Ms = Ms(0),
     ) -> Committed:
         """Publish a staged batch of a sink: see Sinks.commit."""
         done = self._sinks.commit(vhost, name, identity, batch, ids, forget_ms)

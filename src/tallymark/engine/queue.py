@@ -157,7 +157,7 @@ class Queue(Timed):
         """True if ready messages may have a time to live of their own."""
         self.seen = 0
         """Highest place that was taken when the queue was last attended to."""
-        self.used_ms = 0
+        self.used_ms = EngineMs(0)
         """Time of the last declare, get or consume; engine time, ms."""
         self.paused = False
         """True while an operator has paused deliveries [NQ-9]."""
@@ -280,14 +280,14 @@ class Queue(Timed):
         self.loose += 1
         return first
 
-    def defer(self, piece: Slice, due_ms: int, to_tail: bool) -> None:
+    def defer(self, piece: Slice, due_ms: EngineMs, to_tail: bool) -> None:
         """Defer messages of no bucket until `due_ms` (engine time). When due, they become ready at
         their old place or at the tail."""
         self.deferrals.add(Deferred(EngineMs(due_ms), to_tail, piece))
         self.account.move(piece, MOVING, DEFERRED)
         self.watched = True
 
-    def take_due(self, now_ms: int) -> list[Deferred]:
+    def take_due(self, now_ms: EngineMs) -> list[Deferred]:
         """Remove the deferrals that are due and return them, for `end_deferrals`."""
         due = self.deferrals.take_due(now_ms)
         for entry in due:

@@ -16,7 +16,7 @@ from tallymark.engine.message import Slice
 from tallymark.engine.records import Record
 from tallymark.engine.settings import UNLIMITED
 from tallymark.engine.store import Store
-from tallymark.engine.units import EngineMs
+from tallymark.engine.units import EngineMs, Ms
 
 
 @final
@@ -63,7 +63,7 @@ class Deferrals:
         """Return when the last entry is due; there must be one. O(entries)."""
         return max([entry[0] for entry in self._entries])
 
-    def take_due(self, now_ms: int) -> list[Deferred]:
+    def take_due(self, now_ms: EngineMs) -> list[Deferred]:
         """Remove the entries that are due and return them in order."""
         due: list[Deferred] = []
         entries = self._entries
@@ -73,7 +73,7 @@ class Deferrals:
 
     def take_all(self) -> list[Deferred]:
         """Remove all entries and return them in order."""
-        return self.take_due(1 << 62)
+        return self.take_due(EngineMs(1 << 62))
 
 
 @final
@@ -104,13 +104,13 @@ class Retry:
     def __init__(self) -> None:
         self.generation = 0
         """Generation of the topology at the last attempt to hand over the letters."""
-        self.due_ms = 0
+        self.due_ms = EngineMs(0)
         """Time of the next attempt; engine time, ms."""
-        self.wait_ms = 0
+        self.wait_ms = Ms(0)
         """Delay between an attempt at all letters and the next one, ms."""
         self.at = 0
         """Count of the letters tried so far in the present attempt."""
-        self.began_ms = 0
+        self.began_ms = EngineMs(0)
         """Time at which the present attempt began, engine time, ms. It stays the same if a topology
         change restarts the attempt from the first letter."""
 
@@ -216,7 +216,7 @@ class Deduplication:
         """Highest publishing number of each named publisher of a stream, ordered by the time of the
         last publish."""
 
-    def restore_id(self, id: str, time_ms: int) -> None:
+    def restore_id(self, id: str, time_ms: EngineMs) -> None:
         """Note an id that was accepted, perhaps anew: it goes to the end of the order."""
         self.ids.pop(id, None)
         self.ids[id] = time_ms
@@ -226,7 +226,7 @@ class Deduplication:
         self.numbers.pop(publisher, None)
         self.numbers[publisher] = number
 
-    def forget_until(self, time_ms: int) -> None:
+    def forget_until(self, time_ms: EngineMs) -> None:
         """Forget ids that were accepted at that time or before."""
         ids = self.ids
         while ids:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Final, final
 
 from tallymark.engine.errors import NotAllowed, PreconditionFailed
+from tallymark.engine.units import EngineMs, Ms
 
 WINDOW_MS: Final = 10_000
 """Window of a rate, ms."""
@@ -31,7 +32,7 @@ MAX_PUBLISH_RATE: Final = "max-publish-rate"
 """Messages a second; ours, beside RabbitMQ's names."""
 OF_VHOSTS: Final = (MAX_CONNECTIONS, MAX_QUEUES, MAX_PUBLISH_RATE)
 OF_USERS: Final = (MAX_CONNECTIONS, MAX_CHANNELS, MAX_PUBLISH_RATE)
-NEVER_MS: Final = 3_600_000
+NEVER_MS: Final = Ms(3_600_000)
 """Rest of a publisher whose rate is 0; the limit is looked at again when it changes, or after
 that."""
 Limits = dict[str, dict[str, int]]
@@ -44,21 +45,21 @@ class Bucket:
 
     __slots__ = ("_at_ms", "_level")
 
-    def __init__(self, rate: int, now_ms: int) -> None:
+    def __init__(self, rate: int, now_ms: EngineMs) -> None:
         self._level = rate * SCALE
         self._at_ms = now_ms
 
-    def spend(self, rate: int, count: int, now_ms: int) -> None:
+    def spend(self, rate: int, count: int, now_ms: EngineMs) -> None:
         """Count messages that were published."""
         self._fill(rate, now_ms)
         self._level -= count * SCALE
 
-    def due(self, rate: int, now_ms: int) -> int:
+    def due(self, rate: int, now_ms: EngineMs) -> EngineMs:
         """Return when publishers may go on: now, or later."""
         self._fill(rate, now_ms)
-        return now_ms if self._level >= 0 else now_ms - self._level // rate
+        return EngineMs(now_ms if self._level >= 0 else now_ms - self._level // rate)
 
-    def _fill(self, rate: int, now_ms: int) -> None:
+    def _fill(self, rate: int, now_ms: EngineMs) -> None:
         passed = max(0, now_ms - self._at_ms)
         self._at_ms = now_ms
         self._level = min(rate * SCALE, self._level + passed * rate)
@@ -71,24 +72,24 @@ class Pace:
 
     __slots__ = ("_at_done", "_at_ms", "_before_done", "_before_ms", "done", "last_ms")
 
-    def __init__(self, now_ms: int) -> None:
+    def __init__(self, now_ms: EngineMs) -> None:
         self.done = 0
-        self.last_ms = 0
+        self.last_ms = EngineMs(0)
         """Time of the last activity, ms; 0: none yet."""
         self._at_ms = self._before_ms = now_ms
         self._at_done = self._before_done = 0
 
-    def add(self, n: int, now_ms: int) -> None:
+    def add(self, n: int, now_ms: EngineMs) -> None:
         """Count n more."""
         if now_ms - self._at_ms >= HALF_MS:
             self._before_ms, self._before_done = self._at_ms, self._at_done
             if now_ms - self.last_ms >= WINDOW_MS:
-                self._before_ms, self._before_done = now_ms - WINDOW_MS, self.done
+                self._before_ms, self._before_done = EngineMs(now_ms - WINDOW_MS), self.done
             self._at_ms, self._at_done = now_ms, self.done
         self.done += n
         self.last_ms = now_ms
 
-    def rate(self, now_ms: int) -> float:
+    def rate(self, now_ms: EngineMs) -> float:
         """Return messages per second; 0 if nothing was counted for a whole window."""
         if not self.done or now_ms - self.last_ms >= WINDOW_MS:
             return 0.0
@@ -96,7 +97,7 @@ class Pace:
         if now_ms - since > WINDOW_MS and now_ms - self._at_ms >= HALF_MS:
             since, done = self._at_ms, self._at_done
         if now_ms - since > WINDOW_MS:
-            since = now_ms - WINDOW_MS
+            since = EngineMs(now_ms - WINDOW_MS)
         return (self.done - done) * 1000 / max(now_ms - since, SHORTEST_MS)
 
 
@@ -136,7 +137,7 @@ class Quotas:
             for found in limits.values()
         )
 
-    def spend(self, vhost: str, user: str, count: int, now_ms: int) -> int:
+    def spend(self, vhost: str, user: str, count: int, now_ms: EngineMs) -> EngineMs:
         """Count messages that a user published in a virtual host. Return the engine time from which
         the publisher may go on: now, or later."""
         return max(
@@ -205,7 +206,9 @@ def _limit(limits: Limits, of: str, name: str) -> int:
     return -1 if found is None else found.get(name, -1)
 
 
-def _spend(limits: Limits, buckets: dict[str, Bucket], of: str, count: int, now_ms: int) -> int:
+def _spend(
+    limits: Limits, buckets: dict[str, Bucket], of: str, count: int, now_ms: EngineMs
+) -> EngineMs:
     rate = _limit(limits, of, MAX_PUBLISH_RATE)
     if rate < 0:
         return now_ms
@@ -213,7 +216,7 @@ def _spend(limits: Limits, buckets: dict[str, Bucket], of: str, count: int, now_
     if bucket is None:
         bucket = buckets[of] = Bucket(rate, now_ms)
     if not rate:
-        return now_ms + NEVER_MS
+        return EngineMs(now_ms + NEVER_MS)
     bucket.spend(rate, count, now_ms)
     return bucket.due(rate, now_ms)
 

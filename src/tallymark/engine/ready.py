@@ -15,6 +15,7 @@ from typing import Final, final
 
 from tallymark.engine.message import Slice
 from tallymark.engine.packing import unpack_all, unpack_head, view
+from tallymark.engine.units import EngineMs
 
 FEW: Final = 8
 """Largest number of slices that are inserted one by one; more are sorted in together."""
@@ -152,7 +153,7 @@ class Ready:
             index += 1
         return found
 
-    def since(self, time_ms: int) -> int:
+    def since(self, time_ms: EngineMs) -> int:
         """Return the place of a stream's first message that entered at `time_ms` or later (engine
         time); the place behind the last message if there is none."""
         fresh = self.fresh

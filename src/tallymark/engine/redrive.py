@@ -35,6 +35,7 @@ from tallymark.engine.state import State
 from tallymark.engine.subscription import subscriptions_of
 from tallymark.engine.topology import Targets
 from tallymark.engine.transactions import Transactions
+from tallymark.engine.units import Ms
 
 MOVED: Final = "moved"
 GONE: Final = "gone"
@@ -65,7 +66,7 @@ class Way:
     __slots__ = ("exchange", "is_home", "keys", "made", "notes", "queues", "source", "ttl_ms")
 
     def __init__(
-        self, exchange: str, keys: tuple[str, ...], ttl_ms: int, notes: Notes, is_home: bool
+        self, exchange: str, keys: tuple[str, ...], ttl_ms: Ms, notes: Notes, is_home: bool
     ) -> None:
         self.exchange = exchange
         self.keys = keys
@@ -323,7 +324,7 @@ class Redrives:
         if home is None:
             return None
         is_home = (home, keys[0]) == (published.exchange, published.key)
-        way = Way(home, keys, ttl_ms, () if before is None else before.notes, is_home)
+        way = Way(home, keys, Ms(ttl_ms), () if before is None else before.notes, is_home)
         way.source = self._vhosts[queue.vhost].exchanges.get(home)
         return way
 

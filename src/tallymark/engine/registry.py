@@ -42,6 +42,7 @@ from tallymark.engine.streams import not_of_streams
 from tallymark.engine.subscription import subscriptions_of
 from tallymark.engine.topology import Targets
 from tallymark.engine.transactions import Transactions
+from tallymark.engine.units import EngineMs
 from tallymark.engine.upkeep import Upkeep
 from tallymark.engine.vhost import VirtualHost
 
@@ -326,7 +327,7 @@ class Registry:
     def resettle(self, queue: Queue) -> None:
         """Apply changed settings of a queue at once."""
         queue.used_ms = self._clock.now_ms
-        queue.retry.due_ms = 0
+        queue.retry.due_ms = EngineMs(0)
         self._agenda.mark(queue)
 
     def delete_queue(

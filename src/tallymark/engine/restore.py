@@ -41,6 +41,7 @@ from tallymark.engine.records import Record
 from tallymark.engine.session import FAILED, RETURNED, InFlight
 from tallymark.engine.sinks import part_record
 from tallymark.engine.subscription import Subscription, ranges_of, subscriptions_of
+from tallymark.engine.units import EngineMs
 
 TELL_ONLY: Final = (records.SLOW, records.CONSUMER)
 """Kinds of record that do not affect the content of a queue."""
@@ -123,7 +124,7 @@ def _snapshot_queue(
     if queue.deduplication.numbers:
         out.emit(publishers_record(queue.id, queue.deduplication.numbers))
     seen = queue.deduplication
-    seen.forget_until(broker.clock.now_ms - queue.settings.dedup_ms)
+    seen.forget_until(EngineMs(broker.clock.now_ms - queue.settings.dedup_ms))
     for time_ms, ids in seen.ids_by_time():
         out.emit(seen_record(queue.id, ids, time_ms))
     for subscription in subscriptions_of(queue):

@@ -16,6 +16,7 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.queue_parts import Letter
 from tallymark.engine.state import State
 from tallymark.engine.subscription import subscriptions_of
+from tallymark.engine.units import EngineMs, Ms
 
 RESTARTS_MS: Final = 1000
 """Time during which a change restarts an attempt at many letters from the first one, so that they
@@ -49,7 +50,7 @@ class Retries:
             changed and self._clock.now_ms < queue.retry.began_ms + RESTARTS_MS
         ):
             if changed:
-                queue.retry.at = queue.retry.wait_ms = 0
+                queue.retry.at = queue.retry.wait_ms = Ms(0)
             queue.retry.generation = generation
         letters = queue.letters
         start = min(queue.retry.at, len(letters))
@@ -64,15 +65,15 @@ class Retries:
         queue.retry.at = start + len(letters) - others
         letters.rotate(queue.retry.at)
         if queue.pending < before:
-            queue.retry.wait_ms = 0
+            queue.retry.wait_ms = Ms(0)
         if queue.retry.at < len(letters):
             queue.retry.due_ms = self._clock.now_ms
             self._agenda.mark(queue)
         else:
             queue.retry.at = 0
             wait = min(max(queue.retry.wait_ms * 2, RETRY_MS), LONGEST_RETRY_MS)
-            queue.retry.wait_ms = wait
-            queue.retry.due_ms = self._clock.now_ms + wait
+            queue.retry.wait_ms = Ms(wait)
+            queue.retry.due_ms = EngineMs(self._clock.now_ms + wait)
             if queue.retry.generation != generation:
                 self._agenda.mark(queue)
 

@@ -26,14 +26,14 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.ready import Ready
 from tallymark.engine.session import Consumer, InFlight, seekers_of
 from tallymark.engine.state import State
-from tallymark.engine.units import Tag
+from tallymark.engine.units import EngineMs, Tag
 from tallymark.engine.upkeep import Upkeep
 
 LOOKS: Final = 2048
 """Number of messages of a queue that are examined in one turn, for all its filters together."""
 LOOK_BYTES: Final = 4096
 """Number of bytes that count as one more examined message: they may have to be read from disk."""
-_NOTHING: Final = Payload(0, b"", array("I", (0,)), Route("", ""), None, 0, 0, False, 0)
+_NOTHING: Final = Payload(0, b"", array("I", (0,)), Route("", ""), None, 0, EngineMs(0), False, 0)
 """Placeholder for the messages that readers of streams hold."""
 
 
@@ -198,7 +198,7 @@ def shown(queue: Queue, place: int) -> Slice | None:
     return found if found.first + len(found) <= end else found.part(0, end - found.first)
 
 
-def _lend(consumer: Consumer, n: int, now_ms: int) -> None:
+def _lend(consumer: Consumer, n: int, now_ms: EngineMs) -> None:
     """Settle messages shown to the reader of a stream. Settling only returns credit, so that only
     tags are stored and the bytes, which are lent, need not stay in memory."""
     session = consumer.session

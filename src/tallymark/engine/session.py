@@ -18,13 +18,13 @@ from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.message import Filter, Slice
 from tallymark.engine.queue import Queue, QueueConsumer
 from tallymark.engine.quotas import Pace
-from tallymark.engine.units import PublishNumber, Tag
+from tallymark.engine.units import EngineMs, Ms, PublishNumber, Tag
 
 UNLIMITED: Final = 1 << 62
 MERGE_MS: Final = 20
 """Messages delivered within this many milliseconds share an entry and its time-out. A time-out may
 be late by as much."""
-CONSUMER_TIMEOUT_MS: Final = 30 * 60 * 1000
+CONSUMER_TIMEOUT_MS: Final = Ms(30 * 60 * 1000)
 """Default consumer timeout: milliseconds a delivery may stay unsettled unless the queue or the
 consumer sets another [LC-4]."""
 
@@ -121,7 +121,7 @@ class InFlight:
         slice: Slice,
         queue: Queue,
         consumer: Consumer | None,
-        since_ms: int,
+        since_ms: EngineMs,
     ) -> None:
         self.first = first
         self.last = last
@@ -223,8 +223,8 @@ class Consumer(QueueConsumer):
         exclusive: bool,
         priority: int,
         limit: int,
-        timeout_ms: int,
-        since_ms: int = 0,
+        timeout_ms: Ms,
+        since_ms: EngineMs = EngineMs(0),
     ) -> None:
         super().__init__(exclusive, priority)
         self.id = id
@@ -260,7 +260,7 @@ class Consumer(QueueConsumer):
         while it waits for a disk write."""
         self.delivered = 0
         """Count of the messages sent to the consumer."""
-        self.last_ms = 0
+        self.last_ms = EngineMs(0)
         """Time of the last send, engine time, ms; 0: nothing was sent yet."""
         self.since_ms = since_ms
         """Time at which the consumer started, engine time, ms."""
@@ -289,7 +289,7 @@ class Consumer(QueueConsumer):
         """Counter that grows with each message sent or settled."""
         return self.delivered + self.pace.done
 
-    def sent(self, n: int, now_ms: int) -> None:
+    def sent(self, n: int, now_ms: EngineMs) -> None:
         """Count n messages as sent to the consumer."""
         self.delivered += n
         self.last_ms = now_ms
@@ -352,7 +352,7 @@ def active_of(queue: Queue) -> Consumer | None:
     return cast(Consumer | None, queue.active)
 
 
-def timeout_of(consumer: Consumer | None, queue: Queue) -> int:
+def timeout_of(consumer: Consumer | None, queue: Queue) -> Ms:
     """Return how long a delivery may stay unsettled, in milliseconds; 0: no limit [LC-4]."""
     if consumer is not None and consumer.timeout_ms >= 0:
         return consumer.timeout_ms

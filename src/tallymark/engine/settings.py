@@ -13,6 +13,7 @@ from typing import Final, final
 
 from tallymark.engine.arguments import STREAM, age_ms, is_routing_key
 from tallymark.engine.slow.rules import rule_of_definition
+from tallymark.engine.units import Ms
 
 DEFAULT_HOPS: Final = 32
 """Hop limit if it is switched on without a number."""
@@ -86,9 +87,9 @@ class Settings:
     def __init__(self, arguments: dict[str, object], policy: dict[str, object]) -> None:
         """arguments: those of the declaration, checked. policy: the merged definition, checked."""
         self.is_quorum = arguments.get("x-queue-type") == "quorum"
-        self.ttl_ms = _smaller(arguments, policy, "message-ttl")
+        self.ttl_ms = Ms(_smaller(arguments, policy, "message-ttl"))
         """Milliseconds a message may be ready; OFF: no limit."""
-        self.expires_ms = _smaller(arguments, policy, "expires")
+        self.expires_ms = Ms(_smaller(arguments, policy, "expires"))
         """Milliseconds the queue may be unused before it is deleted."""
         self.max_length = _smaller(arguments, policy, "max-length")
         self.max_bytes = _smaller(arguments, policy, "max-length-bytes")
@@ -119,10 +120,10 @@ class Settings:
         """Number of deliveries of any kind after which a message is not requeued [DL-D6]."""
         self.max_priority = max(0, _integer(arguments.get("x-max-priority")))
         self.single_active = arguments.get("x-single-active-consumer") is True
-        self.delayed_retry_min_ms = max(0, _smaller(arguments, policy, "delayed-retry-min"))
+        self.delayed_retry_min_ms = Ms(max(0, _smaller(arguments, policy, "delayed-retry-min")))
         """Milliseconds of delay for each failure, at least once."""
         most = _smaller(arguments, policy, "delayed-retry-max")
-        self.delayed_retry_max_ms = most if most > 0 else self.delayed_retry_min_ms
+        self.delayed_retry_max_ms = Ms(most) if most > 0 else self.delayed_retry_min_ms
         """Maximum delay in milliseconds; the minimum if none is given."""
         retry = _text(policy, arguments, policy, "delayed-retry-type") or RETRY_DISABLED
         self.delayed_retry = retry if self.delayed_retry_min_ms else RETRY_DISABLED
@@ -135,7 +136,7 @@ class Settings:
         self.records_deliveries = policy.get(LEDGER) != ACCOUNT or self.acquired_limit >= 0
         """True if the ledger records deliveries and their receivers. The account does not need
         them; a limit on deliveries does, because it counts them across a crash."""
-        self.dedup_ms = _smaller(arguments, policy, "message-deduplication")
+        self.dedup_ms = Ms(_smaller(arguments, policy, "message-deduplication"))
         """Window in which a publisher-given id is accepted once; OFF: no deduplication."""
         after = _text(arguments, arguments, policy, "deliver-after")
         self.after_sync = UNSAID if after is None else int(after == "synced")
@@ -151,7 +152,7 @@ class Settings:
         """Name of the queue type in declarations."""
         self.retain_bytes = OFF
         """Bytes that a stream retains, framing included."""
-        self.max_age_ms = OFF
+        self.max_age_ms = Ms(OFF)
         """Milliseconds that a stream retains a message."""
         self.segment_bytes = 0
         """Smallest number of bytes that a stream deletes at a time when it exceeds its size."""
@@ -171,11 +172,12 @@ class Settings:
     def _become_stream(self, arguments: dict[str, object], policy: dict[str, object]) -> None:
         self.retain_bytes = self.max_bytes
         ages = [age_ms(arguments.get("x-max-age")), age_ms(policy.get("max-age"))]
-        self.max_age_ms = min([age for age in ages if age >= 0], default=OFF)
+        self.max_age_ms = min([age for age in ages if age >= 0], default=Ms(OFF))
         segment = _smaller(arguments, policy, "stream-max-segment-size-bytes")
         self.segment_bytes = max(0, segment)
-        self.ttl_ms = self.expires_ms = self.max_length = self.max_bytes = OFF
-        self.delivery_limit = self.acquired_limit = self.dedup_ms = self.hop_limit = OFF
+        self.ttl_ms = self.expires_ms = self.dedup_ms = Ms(OFF)
+        self.max_length = self.max_bytes = OFF
+        self.delivery_limit = self.acquired_limit = self.hop_limit = OFF
         self.overflow = DROP_HEAD
         self.dead_letter_exchange = self.dead_letter_key = None
         self.at_least_once = self.single_active = False
@@ -183,15 +185,15 @@ class Settings:
         self.delayed_retry = RETRY_DISABLED
         self.counts_nacks = True
 
-    def retry_delay_ms(self, failures: int, failed: bool) -> int:
+    def retry_delay_ms(self, failures: int, failed: bool) -> Ms:
         """Return the delay of a requeued message, ms; 0: none [rabbitmq 4.3 delayed retry].
 
         failures: how often it has failed in this queue by now. failed: whether it did just now.
         """
         kind = self.delayed_retry
         if kind == RETRY_DISABLED or ((kind == RETRY_FAILED) != failed and kind != RETRY_ALL):
-            return 0
-        return min(self.delayed_retry_min_ms * max(1, failures), self.delayed_retry_max_ms)
+            return Ms(0)
+        return Ms(min(self.delayed_retry_min_ms * max(1, failures), self.delayed_retry_max_ms))
 
     def same(self, other: Settings) -> bool:
         return self._values() == other._values()
@@ -215,11 +217,11 @@ def _integer(value: object) -> int:
     return OFF
 
 
-def shorter_timeout(a: int, b: int) -> int:
+def shorter_timeout(a: int, b: int) -> Ms:
     """Return the shorter of two time-outs; 0 means no limit and OFF means not set."""
     if a > 0 and b > 0:
-        return min(a, b)
-    return max(a, b, OFF)
+        return Ms(min(a, b))
+    return Ms(max(a, b, OFF))
 
 
 def _smaller(arguments: dict[str, object], policy: dict[str, object], key: str) -> int:

@@ -33,7 +33,7 @@ from tallymark.engine.session import (
 )
 from tallymark.engine.settings import RETRY_DISABLED
 from tallymark.engine.state import State
-from tallymark.engine.units import Tag
+from tallymark.engine.units import EngineMs, Ms, Tag
 
 
 @final
@@ -57,7 +57,7 @@ class Settlement:
         last: Tag,
         outcome: int,
         notes: Notes = (),
-        due_ms: int = 0,
+        due_ms: EngineMs = EngineMs(0),
     ) -> None:
         """Settle tags first..last one after the other with one outcome.
 
@@ -224,7 +224,7 @@ class Settlement:
         entrance.quarantine.put(queue, piece)
         return False
 
-    def requeue(self, session: Session, tag: Tag, delay_ms: int) -> None:
+    def requeue(self, session: Session, tag: Tag, delay_ms: Ms) -> None:
         """Requeue one delivery at the tail of its queue, now or in `delay_ms` [NQ-12].
 
         Raises:
@@ -236,7 +236,7 @@ class Settlement:
             self.give_back(queue, [piece], session.id, records.RETURNED_BY_CLIENT, False, True)
         elif queue.settings.acquired_limit < 0 or self._bury_worn(queue, [piece], False):
             due_ms = self.clock.now_ms + delay_ms
-            self.defer_acquired(queue, piece, session.id, due_ms, False, True)
+            self.defer_acquired(queue, piece, session.id, EngineMs(due_ms), False, True)
 
     def _delay(
         self,
@@ -255,12 +255,14 @@ class Settlement:
             delay = queue.settings.retry_delay_ms(failures, failed and not nacked)
             if delay > 0:
                 due_ms = self.clock.now_ms + delay
-                self.defer_acquired(queue, piece, owner, due_ms, failed, to_tail, reason)
+                self.defer_acquired(queue, piece, owner, EngineMs(due_ms), failed, to_tail, reason)
             else:
                 left.append(piece)
         return left
 
-    def _put_off(self, queue: Queue, piece: Slice, owner: int, due_ms: int, failed: bool) -> None:
+    def _put_off(
+        self, queue: Queue, piece: Slice, owner: int, due_ms: EngineMs, failed: bool
+    ) -> None:
         """Defer acquired messages, or dead-letter those that were returned or delivered too
         often."""
         pieces = [piece]
@@ -274,7 +276,7 @@ class Settlement:
         queue: Queue,
         piece: Slice,
         owner: int,
-        due_ms: int,
+        due_ms: EngineMs,
         failed: bool,
         to_tail: bool,
         reason: int = records.RETURNED_BY_CLIENT,
@@ -291,7 +293,7 @@ class Settlement:
         queue: Queue,
         piece: Slice,
         owner: int,
-        due_ms: int,
+        due_ms: EngineMs,
         failed: bool,
         to_tail: bool,
         reason: int,
@@ -365,7 +367,7 @@ class Settlement:
         high: Tag,
         outcome: int,
         notes: Notes = (),
-        due_ms: int = 0,
+        due_ms: EngineMs = EngineMs(0),
     ) -> None:
         """Settle tags low..high of one entry, all unsettled, with an outcome. The caller removes
         them from the session, or has done so."""

@@ -38,7 +38,7 @@ from tallymark.engine.message import Payload
 from tallymark.engine.records import Record
 from tallymark.engine.state import State
 from tallymark.engine.topology import Targets
-from tallymark.engine.units import EngineMs
+from tallymark.engine.units import EngineMs, Ms
 from tallymark.engine.vhost import VirtualHost
 
 MOST_STAGINGS: Final = 100_000
@@ -52,7 +52,11 @@ class StagedPart:
     __slots__ = ("annotations", "mandatory", "payload", "staged_ms")
 
     def __init__(
-        self, payload: Payload, annotations: Annotations | None, mandatory: bool, staged_ms: int
+        self,
+        payload: Payload,
+        annotations: Annotations | None,
+        mandatory: bool,
+        staged_ms: EngineMs,
     ) -> None:
         self.payload = payload
         """Payload, with the routes under which it was published."""
@@ -160,7 +164,7 @@ class Sinks:
 
     # -- staging
 
-    def stage(self, vhost: str, sink: str, parts: list[StagedPart], expires_ms: int) -> Staging:
+    def stage(self, vhost: str, sink: str, parts: list[StagedPart], expires_ms: Ms) -> Staging:
         """Store messages for a commit. The caller answers when they are on disk.
 
         expires_ms: how long they wait for one.
@@ -231,7 +235,13 @@ class Sinks:
     # -- committing
 
     def commit(
-        self, vhost: str, name: str, identity: str, batch: int, ids: list[int], forget_ms: int = 0
+        self,
+        vhost: str,
+        name: str,
+        identity: str,
+        batch: int,
+        ids: list[int],
+        forget_ms: Ms = Ms(0),
     ) -> Committed:
         """Publish the stagings with these ids, in this order, and record the batch; all other
         stagings of the sink end. If the batch is that of the last commit, nothing is published, and
@@ -364,7 +374,7 @@ class Sinks:
             payload = part.payload
             known = part.annotations
             if known is not None and known.due_ms:
-                known = deferred_until(known, known.due_ms + now - part.staged_ms)
+                known = deferred_until(known, EngineMs(known.due_ms + now - part.staged_ms))
             elif payload.arrived_ms < now and (known is not None or _counts_time(targets)):
                 if known not in dated:
                     dated[known] = ready_since(known, now)
@@ -374,7 +384,7 @@ class Sinks:
             refused = self._admission.publish(targets, payload, stretch.lo, stretch.hi, known, kept)
             assert not refused, refused
 
-    def _remember(self, vhost: str, name: str, identity: str, batch: int, forget_ms: int) -> None:
+    def _remember(self, vhost: str, name: str, identity: str, batch: int, forget_ms: Ms) -> None:
         sink = self.sinks.get((vhost, name))
         if sink is None:
             sink = self.sinks[(vhost, name)] = Sink(vhost, name)
@@ -481,7 +491,7 @@ class Sinks:
         known = said.get("known", "")
         annotations = Annotations.from_bytes(known.encode()) if known else None
         mandatory = record.flags & records.MANDATORY != 0
-        staging.add(StagedPart(payload, annotations, mandatory, record.time_ms))
+        staging.add(StagedPart(payload, annotations, mandatory, EngineMs(record.time_ms)))
 
     def restore_end(self, record: Record) -> None:
         """Restore the end of a staging from its SINK_ENDED record."""
@@ -526,7 +536,7 @@ class Sinks:
 
 
 def part_record(
-    staging: Staging, part: StagedPart, index: int, payload: Payload, now_ms: int
+    staging: Staging, part: StagedPart, index: int, payload: Payload, now_ms: EngineMs
 ) -> Record:
     """Return the SINK_STAGED record of a part. payload: the part's, or what a checkpoint names
     instead."""

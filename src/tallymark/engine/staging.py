@@ -19,7 +19,7 @@ from tallymark.engine.errors import PreconditionFailed, ResourceExhausted
 from tallymark.engine.message import Payload
 from tallymark.engine.session import InFlight, Session
 from tallymark.engine.topology import Targets
-from tallymark.engine.units import Tag
+from tallymark.engine.units import EngineMs, Tag
 
 RUN_BYTES: Final = 64 * 1024
 """Size in bytes at which a run is closed to further messages."""
@@ -52,7 +52,7 @@ class StagedRun:
         handle: object,
         rules: int,
         generation: int,
-        staged_ms: int,
+        staged_ms: EngineMs,
     ) -> None:
         self.session = session
         self.targets = targets
@@ -117,7 +117,7 @@ class StagedSettlement:
     __slots__ = ("due_ms", "entries", "is_final", "notes", "outcome", "session")
 
     def __init__(
-        self, session: Session, outcome: int, notes: Notes, due_ms: int, is_final: bool
+        self, session: Session, outcome: int, notes: Notes, due_ms: EngineMs, is_final: bool
     ) -> None:
         self.session = session
         self.outcome = outcome
@@ -248,7 +248,7 @@ class Transaction(Timed):
         rows."""
         self.session = session
         """Session whose end also ends the transaction."""
-        self.due_ms = 0
+        self.due_ms = EngineMs(0)
         """Time-out of the transaction, engine time, ms; 0: none."""
         self.ended = False
         self.failure = ""
@@ -316,7 +316,7 @@ class Transaction(Timed):
         handle: object,
         rules: int,
         generation: int,
-        now_ms: int,
+        now_ms: EngineMs,
     ) -> tuple[StagedRun, list[StagedRun]]:
         """Return the run that the messages belong to, and the runs that are closed now. Raises
         ResourceExhausted."""
@@ -357,7 +357,7 @@ class Transaction(Timed):
     # -- settlements
 
     def settlement_for(
-        self, session: Session, outcome: int, notes: Notes, due_ms: int, is_final: bool
+        self, session: Session, outcome: int, notes: Notes, due_ms: EngineMs, is_final: bool
     ) -> StagedSettlement:
         """Return the last settlement if it has the same properties; else a new one."""
         if len(self.settlements) > self._recorded:

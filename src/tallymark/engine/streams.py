@@ -32,7 +32,7 @@ from tallymark.engine.queue_parts import Archived, Pin
 from tallymark.engine.session import Consumer
 from tallymark.engine.state import State
 from tallymark.engine.store import Store
-from tallymark.engine.units import WallMs
+from tallymark.engine.units import EngineMs, WallMs
 
 FIRST: Final = "first"
 LAST: Final = "last"
@@ -72,7 +72,7 @@ class Start:
         if self.kind == TIME:
             return lane.since(clock.from_wall(WallMs(self.value)))
         if self.kind == AGO:
-            return lane.since(clock.now_ms - self.value)
+            return lane.since(EngineMs(clock.now_ms - self.value))
         return 1
 
 

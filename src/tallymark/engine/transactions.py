@@ -50,7 +50,7 @@ from tallymark.engine.staging import (
 )
 from tallymark.engine.state import State
 from tallymark.engine.topology import Targets
-from tallymark.engine.units import Tag
+from tallymark.engine.units import EngineMs, Ms, Tag
 
 AHEAD_BYTES: Final = 1 << 20
 """Bytes of a transaction that wait in memory for its commit. Bytes beyond are written to the
@@ -91,14 +91,14 @@ class Transactions:
 
     # -- beginning
 
-    def begin(self, session: Session, timeout_ms: int = 0) -> Transaction:
+    def begin(self, session: Session, timeout_ms: Ms = Ms(0)) -> Transaction:
         """Begin a transaction that ends with the session at the latest. timeout_ms: time after
         which it is rolled back and a TransactionExpired effect emitted; 0: never."""
         transaction = Transaction(self._state.owner_ids(), session)
         self.open[transaction.id] = transaction
         self._of_session.setdefault(session.id, []).append(transaction)
         if timeout_ms > 0:
-            transaction.due_ms = self.clock.now_ms + timeout_ms
+            transaction.due_ms = EngineMs(self.clock.now_ms + timeout_ms)
             self.deadlines.arm(transaction, transaction.due_ms)
         return transaction
 
@@ -152,7 +152,7 @@ class Transactions:
         last: Tag,
         outcome: int,
         notes: Notes = (),
-        due_ms: int = 0,
+        due_ms: EngineMs = EngineMs(0),
         is_final: bool = False,
     ) -> None:
         """Stage the settlement of tags first..last: they are no longer unsettled, and their
@@ -188,7 +188,7 @@ class Transactions:
         last: Tag,
         outcome: int,
         notes: Notes = (),
-        due_ms: int = 0,
+        due_ms: EngineMs = EngineMs(0),
         is_final: bool = False,
     ) -> None:
         """Stage the settlement of every unsettled tag up to `last`, or of all when it is 0, as

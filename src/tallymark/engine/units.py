@@ -1,7 +1,7 @@
 """Units: types that say what an int is, so that mypy refuses one in place of another.
 
-They cost nothing: in compiled code, making one is no operation. What is computed from one is a plain
-int until it is said to be one again.
+They cost nothing: in compiled code, making one is no operation. What is computed from one is a
+plain int until it is said to be one again.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from tallymark.engine.retries import Retries
 from tallymark.engine.session import UNLIMITED
 from tallymark.engine.settings import DROP_HEAD
 from tallymark.engine.state import State
+from tallymark.engine.units import EngineMs
 
 IN_A_TURN: Final = 4096
 """Number of slices that may expire or exceed a limit in one turn; other queues are served in
@@ -156,26 +157,26 @@ class Upkeep:
         engine time, ms."""
         due = NEVER
         if queue.settings.max_age_ms >= 0 and queue.ready:
-            due = queue.lanes[0].fresh[0].entered_ms() + queue.settings.max_age_ms
+            due = EngineMs(queue.lanes[0].fresh[0].entered_ms() + queue.settings.max_age_ms)
         if queue.ready and (queue.settings.ttl_ms >= 0 or queue.own_ttl):
             for lane in queue.lanes:
                 head = lane.head()
                 if head is not None:
-                    due = min(due, _expiry(queue, head))
+                    due = EngineMs(min(due, _expiry(queue, head)))
         if queue.deferrals:
             due = min(due, queue.deferrals.next_due())
         if queue.letters:
             due = min(due, queue.retry.due_ms)
         expires = queue.settings.expires_ms
         if expires >= 0 and not queue.consumers and not queue.subscriptions:
-            due = min(due, queue.used_ms + expires)
+            due = EngineMs(min(due, queue.used_ms + expires))
         return due
 
     def _arm(self, queue: Queue) -> None:
         due = self.next_due(queue)
         if due < NEVER:
             # A message that is due and was spared waits for its consumer, not for the clock.
-            self.deadlines.arm(queue, max(due, self.clock.now_ms + 1))
+            self.deadlines.arm(queue, EngineMs(max(due, self.clock.now_ms + 1)))
 
     def _end_deferrals(self, queue: Queue) -> bool:
         """Make due deferrals ready; False: none was due."""
@@ -245,7 +246,7 @@ class Upkeep:
                 wanted = cuts[head.lo] + excess
                 n = min(len(head), bisect_left(cuts, wanted, head.lo + 1, head.hi) - head.lo)
             if oldest >= 0:
-                n = max(n, head.older(oldest))
+                n = max(n, head.older(EngineMs(oldest)))
             if n == 0:
                 return True
             if self.room <= 0:

@@ -10,6 +10,7 @@ from typing import final
 from tallymark.engine.annotations import Route
 from tallymark.engine.message import PACKED, Pack, Payload
 from tallymark.engine.records import MOVED, PAYLOAD, Record
+from tallymark.engine.units import EngineMs
 from tallymark.journal.block import (
     CHECKED,
     HEADER,
@@ -157,7 +158,15 @@ class Unpacker:
                 raise LayoutError(f"raw ends at {at + size}, the block at {header.length}")
             raw = data[header.at + at : header.at + at + size]
         found = Payload(
-            format, raw, cuts, route, own, first, time_ms, flags & PERSISTENT != 0, largest_frame
+            format,
+            raw,
+            cuts,
+            route,
+            own,
+            first,
+            EngineMs(time_ms),
+            flags & PERSISTENT != 0,
+            largest_frame,
         )
         if flags & COLUMNS and flags & ELSEWHERE:
             at = bound + count + 1 + (count if own is not None else 0)

@@ -244,7 +244,7 @@ class Turns:
 
     def _set_alarm(self, due_ms: int) -> None:
         """Have a turn when the engine's next deadline comes; engine time."""
-        self._alarm_ms = due_ms
+        self._alarm_ms = EngineMs(due_ms)
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None

@@ -18,6 +18,7 @@ from tallymark.engine.session import Session
 from tallymark.engine.sinks import StagedPart
 from tallymark.engine.staging import Transaction
 from tallymark.engine.topology import Targets
+from tallymark.engine.units import EngineMs
 from tallymark.wire.amqp091.connection import Connection as WireConnection
 from tallymark.wire.amqp091.errors import CHANNEL_ERROR, WireError
 from tallymark.wire.amqp091.methods import Method
@@ -59,7 +60,7 @@ class Intake:
     def add(
         self, payload: Payload, known: Annotations | None, mandatory: bool, now_ms: int
     ) -> None:
-        self.parts.append(StagedPart(payload, known, mandatory, now_ms))
+        self.parts.append(StagedPart(payload, known, mandatory, EngineMs(now_ms)))
         self.count += payload.count
 
 

@@ -18,6 +18,7 @@ from tallymark.engine.annotations import Annotations
 from tallymark.engine.arguments import LONGEST_MS, type_name, wire_bytes
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.exchange import property_key
+from tallymark.engine.units import EngineMs, Ms
 from tallymark.wire.amqp091.fields import Timestamp
 from tallymark.wire.amqp091.properties import (
     Properties,
@@ -119,7 +120,7 @@ def _annotations(
         or last.bcc != bcc
         or last.due_ms != due_ms
     ):
-        last = Annotations(ttl_ms=ttl_ms, more_keys=more_keys, bcc=bcc, due_ms=due_ms)
+        last = Annotations(ttl_ms=Ms(ttl_ms), more_keys=more_keys, bcc=bcc, due_ms=EngineMs(due_ms))
         client.annotations = last
     return last
 

@@ -17,7 +17,7 @@ from tallymark.engine.intervals import IntervalSet
 from tallymark.engine.session import Connection as EngineConnection
 from tallymark.engine.session import Session as EngineSession
 from tallymark.engine.staging import Transaction
-from tallymark.engine.units import Tag
+from tallymark.engine.units import EngineMs, Ms, Tag
 from tallymark.wire.amqp10.ends import LinkEnd as WireLink
 from tallymark.wire.amqp10.outcomes import Accepted, DeliveryState, TransactionalState
 from tallymark.wire.amqp10.serial import MASK
@@ -86,7 +86,7 @@ class Client(AmqpClient):
             or last.more_keys != more_keys
             or last.due_ms != due_ms
         ):
-            last = Annotations(ttl_ms=ttl_ms, more_keys=more_keys, due_ms=due_ms)
+            last = Annotations(ttl_ms=Ms(ttl_ms), more_keys=more_keys, due_ms=EngineMs(due_ms))
             self.annotations = last
         return last
 

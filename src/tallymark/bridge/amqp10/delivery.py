@@ -16,6 +16,7 @@ from tallymark.bridge.conversion import nsq_to_amqp10 as from_nsq
 from tallymark.bridge.formats import AMQP091, AMQP10
 from tallymark.engine.annotations import Annotations, Route
 from tallymark.engine.message import Payload, Slice
+from tallymark.engine.units import EngineMs
 
 ROUTES_KEPT: Final = 1024
 """Number of routes whose annotations are cached per link."""
@@ -179,7 +180,15 @@ def reply_to_amqp10(format: int, message: bytes, route: Route) -> bytes:
     """Return one message, a cell of that payload format, as sections for the client that waits for
     it as a direct reply."""
     payload = Payload(
-        format, message, array("I", (0, len(message))), route, None, 0, 0, False, len(message)
+        format,
+        message,
+        array("I", (0, len(message))),
+        route,
+        None,
+        0,
+        EngineMs(0),
+        False,
+        len(message),
     )
     run = Outgoing().runs(Slice(payload, 0, 1, 1, 0), False, 0)[0]
     return run.front + run.raw[run.cuts[0] + run.skip :]

@@ -24,7 +24,7 @@ from tallymark.engine.session import (
     InFlight,
 )
 from tallymark.engine.session import Session as EngineSession
-from tallymark.engine.units import Tag, WallMs
+from tallymark.engine.units import EngineMs, Tag, WallMs
 from tallymark.wire.amqp10.codec import encode
 from tallymark.wire.amqp10.events import DispositionReceived
 from tallymark.wire.amqp10.outcomes import (
@@ -102,7 +102,7 @@ def settle(session: Session, event: DispositionReceived) -> None:
     if event.settled:
         _forget(session, first, last)
     for low, high in outstanding(engine, first, last):
-        broker.settlement.settle(engine, Tag(low), Tag(high), outcome, notes, due_ms)
+        broker.settlement.settle(engine, Tag(low), Tag(high), outcome, notes, EngineMs(due_ms))
     if not event.settled and state is not None:
         if session.answers is None:
             session.answers = Answers(session)

@@ -28,7 +28,7 @@ from tallymark.bridge.amqp10.stretch import Reply
 from tallymark.bridge.amqp10.work import find, unknown
 from tallymark.engine.annotations import Notes
 from tallymark.engine.errors import ResourceExhausted, RolledBack
-from tallymark.engine.units import Tag
+from tallymark.engine.units import EngineMs, Ms, Tag
 from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10.composites import read_composite
 from tallymark.wire.amqp10.errors import DecodeError
@@ -146,7 +146,7 @@ class CoordinatorLink(LinkEnd):
             self._refuse(id, is_second, Error(errors.RESOURCE_LIMIT_EXCEEDED, text))
             return
         timeout_ms = client.settings.transaction_timeout_ms
-        work = Work(client, client.broker.transactions.begin(session.engine, timeout_ms))
+        work = Work(client, client.broker.transactions.begin(session.engine, Ms(timeout_ms)))
         client.works[work.id] = self._works[work.id] = work
         self.tell(id, is_second, Declared(work.id))
 
@@ -360,7 +360,7 @@ def _hold(
     transactions = session.client.broker.transactions
     try:
         transactions.settle(
-            work.transaction, session.engine, Tag(low), Tag(high), outcome, notes, due_ms
+            work.transaction, session.engine, Tag(low), Tag(high), outcome, notes, EngineMs(due_ms)
         )
     except ResourceExhausted as error:
         work.fail(str(error))

@@ -28,7 +28,7 @@ from tallymark.engine.effects import Cancelled, CloseSession, Deliver, Durable
 from tallymark.engine.errors import AccessRefused, BrokerError, PreconditionFailed
 from tallymark.engine.message import Payload
 from tallymark.engine.session import ACCEPTED, REQUEUES
-from tallymark.engine.units import Tag
+from tallymark.engine.units import Ms, Tag
 from tallymark.wire.nsq.errors import (
     E_BAD_TOPIC,
     WireError,
@@ -333,7 +333,7 @@ class Nsq(Lifecycle):
             self.fail(sub_failed(str(refusal)))
             return
         consumer.limit = 0
-        consumer.timeout_ms = self.wire.identify.msg_timeout_ms
+        consumer.timeout_ms = Ms(self.wire.identify.msg_timeout_ms)
         consumer.on_timeout = REQUEUES
         self.consumer = consumer
         self.subscription = (event.topic, event.channel)

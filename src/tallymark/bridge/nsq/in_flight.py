@@ -14,7 +14,7 @@ from typing import final
 from tallymark.engine.broker import Broker
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import ACCEPTED, Consumer, InFlight, Session, consumers_of
-from tallymark.engine.units import Tag
+from tallymark.engine.units import Ms, Tag
 from tallymark.wire.nsq.errors import NOT_IN_FLIGHT, NOT_OWNER
 
 OnFinish = Callable[[Queue, int, int, int], None]
@@ -69,7 +69,7 @@ class InFlightMessages:
         for id in ids:
             tag = self._tag_of(id)
             if tag:
-                self._broker.settlement.requeue(self._session, Tag(tag), delay_ms)
+                self._broker.settlement.requeue(self._session, Tag(tag), Ms(delay_ms))
             else:
                 failed.append(id)
         return failed
@@ -80,7 +80,7 @@ class InFlightMessages:
         for id in ids:
             tag = self._tag_of(id)
             if tag:
-                self._broker.timeouts.touch(self._session, Tag(tag), most_ms)
+                self._broker.timeouts.touch(self._session, Tag(tag), Ms(most_ms))
             else:
                 failed.append(id)
         return failed

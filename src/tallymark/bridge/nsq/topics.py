@@ -261,7 +261,7 @@ class Topics:
             if broker.admission.refuses(queue, payload):
                 what = named("queue", queue.name, queue.vhost)
                 raise ResourceExhausted(f"{what} has no room for {count} messages more")
-        annotations = Annotations(due_ms=engine_ms + delay_ms) if delay_ms > 0 else None
+        annotations = Annotations(due_ms=EngineMs(engine_ms + delay_ms)) if delay_ms > 0 else None
         broker.publishing.publish(self._session, targets, payload, annotations)
         topic.message_count += count
         topic.message_bytes += payload.size - count * head

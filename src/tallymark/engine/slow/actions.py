@@ -17,6 +17,7 @@ from tallymark.engine.ledger import slow_record
 from tallymark.engine.message import Slice
 from tallymark.engine.ready import Ready
 from tallymark.engine.slow.consumers import Reading, messages_of
+from tallymark.engine.units import EngineMs
 from tallymark.engine.upkeep import IN_A_TURN
 
 TEXT: Final = "Consuming too slow."
@@ -103,7 +104,7 @@ class SlowSubscription:
         if rule.age > 0:
             oldest = self._broker.clock.now_ms - rule.age
             for lane in queue.lanes:
-                self._take_older(lane, oldest, gone)
+                self._take_older(lane, EngineMs(oldest), gone)
         excess = messages_of(queue) - rule.count if rule.count > 0 else 0
         if rule.depth > 0 and queue.ready:
             excess = max(excess, queue.ready - self._broker.slow.fitting(queue, rule.depth))
@@ -118,7 +119,7 @@ class SlowSubscription:
             self._broker.agenda.mark(queue)
         return gone
 
-    def _take_older(self, lane: Ready, than_ms: int, gone: list[Slice]) -> None:
+    def _take_older(self, lane: Ready, than_ms: EngineMs, gone: list[Slice]) -> None:
         queue = self.reading.queue
         while len(gone) < IN_A_TURN:
             head = lane.head()

@@ -27,7 +27,7 @@ from tallymark.engine.session import Consumer, consumers_of
 from tallymark.engine.slow.rules import AGE, COUNT, DEPTH, RATE, Rule, Rules
 from tallymark.engine.state import State
 from tallymark.engine.transactions import Transactions
-from tallymark.engine.units import EngineMs
+from tallymark.engine.units import EngineMs, Ms
 from tallymark.engine.vhost import VirtualHost
 
 NEAR_PERCENT: Final = 80
@@ -63,14 +63,14 @@ class Watched:
         up."""
         # Values at the last measurement:
         self.entered = self.count = self.comings = -1
-        self.due_ms = 0
+        self.due_ms = EngineMs(0)
         """Time from which the state can change without any event, engine time, ms."""
-        self.young_ms = 0
+        self.young_ms = EngineMs(0)
         """Time before which no message is near the limit on age, engine time, ms."""
 
     def forget(self) -> None:
         """Make the queue due for a new measurement, whether or not anything happens to it."""
-        self.due_ms = 0
+        self.due_ms = EngineMs(0)
 
 
 @final
@@ -79,7 +79,7 @@ class Sample:
 
     __slots__ = ("at_ms", "done", "entered")
 
-    def __init__(self, at_ms: int, done: int, entered: int) -> None:
+    def __init__(self, at_ms: EngineMs, done: int, entered: int) -> None:
         self.at_ms = at_ms
         self.done = done
         """Messages settled by the consumer so far."""
@@ -105,7 +105,7 @@ class Reading:
         )
         """Body bytes of these messages; framing is included while the value is far from the
         limit."""
-        self.age_ms = 0
+        self.age_ms = Ms(0)
         """Age of the oldest of these messages, ms."""
         self.rate = -1.0
         """Messages settled per second by the slowest consumer; below 0: not known."""
@@ -119,7 +119,7 @@ class Reading:
         """FINE, NEAR or OVER."""
         return OVER if self.over else NEAR if self.near else FINE
 
-    def values(self, now_ms: int) -> dict[str, object]:
+    def values(self, now_ms: EngineMs) -> dict[str, object]:
         """Return measures, limits and names of those involved, for logs and the ledger."""
         consumer = self.consumers[0]
         connection = consumer.session.connection
@@ -275,7 +275,7 @@ class SlowConsumers:
             _judge(reading, DEPTH, reading.depth, rule.depth)
         if rule.rate > 0:
             self._judge_rate(watched, reading)
-            watched.due_ms = self._clock.now_ms + SAMPLE_MS
+            watched.due_ms = EngineMs(self._clock.now_ms + SAMPLE_MS)
         if rule.age > 0 or reading.state != FINE:
             self._judge_age(watched, reading)
         watched.state = reading.state
@@ -380,14 +380,14 @@ class SlowConsumers:
             watched.due_ms = min(watched.due_ms, watched.young_ms)
             return
         oldest = self._oldest(watched.queue)
-        reading.age_ms = max(0, now - oldest)
+        reading.age_ms = Ms(max(0, now - oldest))
         if limit <= 0:
             return
         _judge(reading, AGE, reading.age_ms, limit)
-        watched.young_ms = oldest - (-limit * NEAR_PERCENT // 100)
+        watched.young_ms = EngineMs(oldest - (-limit * NEAR_PERCENT // 100))
         if reading.age_ms <= limit:
             due = watched.young_ms if now < watched.young_ms else oldest + limit + 1
-            watched.due_ms = min(watched.due_ms, due)
+            watched.due_ms = EngineMs(min(watched.due_ms, due))
 
     def _judge_rate(self, watched: Watched, reading: Reading) -> None:
         """Judge the rate of the slowest consumer that wants messages or has some to settle. The

@@ -40,7 +40,7 @@ class Rights:
         self._tasks = tasks
         self._problem = ""
         """Reason why the users could not be read at the last check; "": they could."""
-        self._next_ms = NEVER
+        self._next_ms: int = NEVER
         """No token of an open connection expires before; milliseconds since 1970."""
         users.observers.append(self.apply)
 

@@ -9,6 +9,7 @@ from aiohttp import web
 from tallymark.engine.consumers import figures
 from tallymark.engine.session import Consumer, consumers_of
 from tallymark.engine.slow.consumers import Watched
+from tallymark.engine.units import EngineMs
 from tallymark.server.config.reload import ReloadRefused, reload
 from tallymark.server.http.requests import (
     HttpContext,
@@ -72,6 +73,6 @@ def consumer_row(consumer: Consumer, watched: Watched | None, now_ms: int) -> di
         "queue": consumer.queue.name,
         "connection": connection.name,
         "user": connection.user,
-        **figures(consumer, now_ms),
+        **figures(consumer, EngineMs(now_ms)),
         "state": None if watched is None else STATES[watched.state],
     }

@@ -32,6 +32,7 @@ from tallymark.bridge.amqp091.channel import Intake
 from tallymark.bridge.permissions import EXCHANGE, WRITE, check_keys
 from tallymark.engine.clock import Clock
 from tallymark.engine.sinks import Staging
+from tallymark.engine.units import Ms
 from tallymark.server.http.requests import (
     Refused,
     answer,
@@ -99,7 +100,9 @@ class Sinks(Routes):
                     f"count is {count}, expected {intake.count}, which is how many whole messages "
                     f"came in {len(frames)} bytes",
                 )  # fmt: skip
-            staging = node.broker.sinks.stage(vhost, sink, intake.parts, expires_ms or EXPIRES_MS)
+            staging = node.broker.sinks.stage(
+                vhost, sink, intake.parts, Ms(expires_ms or EXPIRES_MS)
+            )
         await self.node.durable()
         return answer({"staging": staging.id, "messages": staging.count, "bytes": staging.size})
 
@@ -117,7 +120,7 @@ class Sinks(Routes):
         self._check_access(request, wanted.staging)
         published = self.node.broker.publishing.published
         done = self.node.broker.publishing.commit_sink(
-            vhost, sink, wanted.identity, wanted.batch, wanted.staging, wanted.forget_ms
+            vhost, sink, wanted.identity, wanted.batch, wanted.staging, Ms(wanted.forget_ms)
         )
         count = self.node.broker.publishing.published - published
         self.node.pacer.published_over_http(vhost, user, count)
