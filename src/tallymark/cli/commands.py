@@ -9,6 +9,7 @@ from tallymark import __version__
 COMMANDS: Final = {
     "serve": ("serve", "Run a broker until SIGTERM or SIGINT."),
     "check-config": ("serve", "Show the settings as a broker would see them."),
+    "doctor": ("doctor", "Look at machine, folder and settings, and say what to change."),
     "nsqd": ("nsqd", "Run a broker in nsqd's place: takes nsqd's own flags (-help shows them)."),
     "status": ("inspect", "The broker at a glance: version, memory, journal, alarms, counts."),
     "queues": ("inspect", "Queues with the counts of their account."),

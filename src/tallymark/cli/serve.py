@@ -14,7 +14,7 @@ from tallymark.cli.serving import configured, serve_with
 from tallymark.server.config.settings import DECLARED
 
 
-def _settings(command: Callable[[dict[str, Any]], None]) -> Callable[..., None]:
+def with_settings(command: Callable[[dict[str, Any]], None]) -> Callable[..., None]:
     """A command with one flag per declared setting, --config and --no-nsq; it is handed what was
     given, by name."""
 
@@ -61,5 +61,5 @@ def check_config(given: dict[str, Any]) -> None:
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(name="serve")(_settings(serve))
-    app.command(name="check-config")(_settings(check_config))
+    app.command(name="serve")(with_settings(serve))
+    app.command(name="check-config")(with_settings(check_config))
