@@ -14,7 +14,7 @@ import pytest
 
 from tallymark.engine.records import LEASED, LIVE, PAYLOAD
 from tallymark.journal import layout, unpacking
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerProcess
 
 BASE = "/api/tallymark/subscriptions/%2F/orders/table"
@@ -286,6 +286,35 @@ def test_a_lease_waits_for_messages(broker: BrokerProcess) -> None:
     waiting.join(PATIENCE_S)
     connection.close()
     assert answers == [(200, {"end": 1})]
+
+
+def test_a_subscription_says_how_far_its_reader_is_behind(broker: BrokerProcess) -> None:
+    fill(broker, numbered(0, 10))
+    held = attach(broker)
+
+    def behind(at: int | None = None) -> tuple[int, int]:
+        query = "" if at is None else f"?at={at}"
+        status, found = broker.http("GET", f"{BASE}/stat{query}")
+        assert status == 200
+        return found["rows_behind"], found["bytes_behind"]
+
+    size = broker.queues()["orders"]["ready_bytes"]
+    assert behind() == (10, size)
+    lease(broker, held, 0, max_rows=6)
+    assert behind() == (10, size), "nothing is settled"
+    assert behind(6) == (4, size * 4 // 10), "a batch of six is on its way"
+    assert behind(5) == (5, size * 5 // 10), "it ends before what is leased"
+    settle(broker, held, 6)
+    assert behind() == behind(2) == (4, size * 4 // 10)
+
+    def oldest_ms() -> Any:
+        return broker.http("GET", f"{BASE}/stat")[1]["oldest_unsettled_ms"]
+
+    before = oldest_ms()
+    until(lambda: oldest_ms() > before, what="it grows older")
+    settle(broker, held, lease(broker, held, 6)[1]["end"])
+    assert behind() == (0, 0)
+    assert oldest_ms() is None
 
 
 def test_a_large_range_is_sent_in_several_blocks(broker: BrokerProcess) -> None:

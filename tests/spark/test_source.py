@@ -3,6 +3,7 @@ every content arrives as it was published."""
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -25,7 +26,7 @@ from tests.spark.rig import (
     stat,
     stream,
 )
-from tests.support.patience import until
+from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerProcess
 
 pytestmark = pytest.mark.spark
@@ -52,6 +53,21 @@ def test_a_second_reader_takes_over_and_the_first_is_told(
     until(lambda: floor(broker, "fence") == 60, what="the second reader at work")
     second.stop()
     assert second.exception() is None
+
+
+def test_progress_says_how_far_a_query_is_behind(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    publish(broker, "lag", 0, 250)
+    size = broker.queues()["lag"]["ready_bytes"]
+    query = land(stream(spark, broker, "lag"), tmp_path / "table")
+    assert query.awaitTermination(int(PATIENCE_S))
+    told = [json.loads(one["sources"][0]["latestOffset"]) for one in query.recentProgress]
+    assert [(one["seq"], one["rowsBehind"]) for one in told[:3]] == [
+        (250, 150), (250, 50), (250, 0),
+    ]  # fmt: skip
+    assert size > told[0]["bytesBehind"] > told[1]["bytesBehind"] > told[2]["bytesBehind"] == 0
+    assert min(one["oldestUnsettledMs"] for one in told[:3]) >= 0, "its batch is not settled"
 
 
 def test_an_old_checkpoint_cannot_settle_a_new_subscription(

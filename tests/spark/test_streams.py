@@ -160,6 +160,20 @@ def broker_rows(broker: BrokerProcess, name: str) -> list[dict[str, Any]]:
     ]
 
 
+def test_a_query_says_how_far_it_is_behind(broker: BrokerProcess) -> None:
+    publish(broker, "behind", 0, 10, 1000)
+    tail = StreamTail(parsed(broker, "behind", startingOffsets="earliest", maxRowsPerBatch="4"))
+    assert tail.reportLatestOffset() is None, "nothing is planned"
+    begin = tail.initialOffset()
+    end = tail.latestOffset(begin, tail.getDefaultReadLimit())
+    told = tail.reportLatestOffset()
+    assert told is not None
+    size = broker.http("GET", "/api/tallymark/streams/%2F/behind")[1]["bytes"]
+    assert (end["offset"], told["offset"]) == (4, 10)
+    assert (told["rowsBehind"], told["bytesBehind"]) == (6, round(size * 0.6))
+    tail.stop()
+
+
 def test_what_retention_took_fails_the_query_or_is_said_and_left_out(
     broker: BrokerProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:

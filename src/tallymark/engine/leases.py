@@ -41,8 +41,8 @@ class Leases:
     """Operations on all durable subscriptions of the broker."""
 
     __slots__ = (
-        "_agenda", "_dispatcher", "_quarantine", "_settlement", "_upkeep", "attaches", "ledger",
-        "store", "subscriptions",
+        "_agenda", "_clock", "_dispatcher", "_quarantine", "_settlement", "_upkeep", "attaches",
+        "ledger", "store", "subscriptions",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +54,7 @@ class Leases:
         quarantine: Quarantine,
     ) -> None:
         self._agenda = state.agenda
+        self._clock = state.clock
         self.store = state.store
         self.ledger = state.ledger
         self._dispatcher = dispatcher
@@ -279,8 +280,13 @@ class Leases:
         self._define({"op": "drop_subscription", "epoch": subscription.epoch})
         return pieces
 
-    def stat(self, subscription: Subscription) -> dict[str, object]:
-        """Return the subscription as plain values; messages and bytes."""
+    def stat(self, subscription: Subscription, at: int = 0) -> dict[str, object]:
+        """Return the subscription as plain values; messages and bytes.
+
+        at: lease sequence behind the reader's newest batch, from which on it is behind.
+        """
+        rows_behind, bytes_behind = subscription.behind(at)
+        oldest_ms = subscription.oldest_ms()
         return {
             "subscription": subscription.name,
             "vhost": subscription.queue.vhost,
@@ -293,6 +299,11 @@ class Leases:
             "leased_bytes": subscription.leased_bytes,
             "verdicts": len(subscription.verdicts),
             "ready": subscription.queue.ready,
+            "rows_behind": rows_behind,
+            "bytes_behind": bytes_behind,
+            "oldest_unsettled_ms": (
+                None if oldest_ms is None else max(0, self._clock.now_ms - oldest_ms)
+            ),
             "limit_rows": subscription.limit_rows,
             "limit_bytes": subscription.limit_bytes,
         }

@@ -186,6 +186,20 @@ class Subscription(QueueSubscription):
         self.leased_bytes -= sum(piece.size() for piece in lost)
         return lost
 
+    def behind(self, at: int) -> tuple[int, int]:
+        """Return how many messages and bytes a reader at lease sequence `at` has not planned yet:
+        what is leased from there on, and what is ready."""
+        found = self.part(max(at, self.floor), self.next) if at < self.next else []
+        rows = sum(len(piece) for _, piece in found)
+        size = sum(piece.size() for _, piece in found)
+        return rows + self.queue.ready, size + self.queue.account.ready_bytes
+
+    def oldest_ms(self) -> int | None:
+        """Return when the message that is settled next entered its queue, engine time; None if
+        there is none: all is settled and none is ready."""
+        oldest = self.leases[0].slice if self.leases else self.queue.head()
+        return None if oldest is None else oldest.entered_ms()
+
     def held(self) -> list[Slice]:
         """Return the messages that it has leased and that are not settled."""
         return [lease.slice for lease in self.leases]

@@ -140,6 +140,8 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._fence: int | None = None
         self._epoch = 0
         self._floor = 0
+        self._planned: int | None = None
+        """End of the newest batch."""
         self._target: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -176,12 +178,31 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._target is not None:
             max_rows, wait_ms = min(max_rows, self._target - begin), 0
             if max_rows <= 0:
+                self._planned = begin
                 return start
         wanted = {
             "start": begin, "max_rows": max_rows, "max_bytes": max_bytes, "wait_ms": wait_ms,
         }  # fmt: skip
         answer = self._hold("lease", wanted, wait_ms)
-        return self._offset(int(answer["end"]))
+        self._planned = int(answer["end"])
+        return self._offset(self._planned)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Return the offset behind everything that is leased or ready now, for the query's
+        progress, with how far the newest batch is from it. `oldestUnsettledMs` is the age of the
+        message that is settled next; -1: there is none."""
+        if self._planned is None:
+            return None
+        stat = self._client.call(
+            "GET", f"{self._path('stat')}?fence={self._fence}&at={self._planned}"
+        )
+        oldest_ms = stat["oldest_unsettled_ms"]
+        return {
+            **self._offset(int(stat["next"]) + int(stat["ready"])),
+            "rowsBehind": int(stat["rows_behind"]),
+            "bytesBehind": int(stat["bytes_behind"]),
+            "oldestUnsettledMs": -1 if oldest_ms is None else int(oldest_ms),
+        }
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the partitions of a batch; also the first call of a query that restarts in mid

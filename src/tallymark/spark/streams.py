@@ -122,7 +122,8 @@ class StreamTail(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner = _Planner(options)
         self._id = 0
         self._beginning: int | None = None
-        self._newest: int | None = None
+        self._planned: int | None = None
+        """End of the newest batch."""
         self._target: int | None = None
         self._plans: dict[tuple[int, int], tuple[int, str]] = {}
 
@@ -155,19 +156,32 @@ class StreamTail(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._target is not None:
             wait_ms = 0
             if begin >= self._target:
+                self._planned = begin
                 return start
         max_rows, max_bytes = limits(self._options, limit)
         if isinstance(limit, ReadAllAvailable):
             max_rows = max_bytes = MOST
         answer = self._range(begin, max_rows, max_bytes, wait_ms)
-        self._newest = int(answer["next"])
         end = int(answer["to"])
         if self._target is not None:
             end = min(end, self._target)
-        return self._offset(max(end, begin))
+        self._planned = max(end, begin)
+        return self._offset(self._planned)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return None if self._newest is None else self._offset(self._newest)
+        """Return the stream's end, for the query's progress, with how far the newest batch is from
+        it; the bytes are estimated from the stream's mean."""
+        if self._planned is None:
+            return None
+        stat = self._planner.stat()
+        end = int(stat["next"])
+        rows = max(0, end - self._planned)
+        mean = int(stat["bytes"]) / max(1, int(stat["messages"]))
+        return {
+            **self._offset(end),
+            "rowsBehind": rows,
+            "bytesBehind": min(int(stat["bytes"]), round(rows * mean)),
+        }
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the partitions of a batch; also the first call of a query that restarts in mid

@@ -286,7 +286,8 @@ class Subscriptions:
         subscription = self._find(request)
         if "fence" in request.query:
             subscription.check_fence(number_in(request, "fence"))
-        return answer(self._node.broker.leases.stat(subscription))
+        at = number_in(request, "at", subscription.floor)
+        return answer(self._node.broker.leases.stat(subscription, at))
 
     async def _delete(self, request: web.Request) -> web.Response:
         require_administrator(request)
