@@ -16,6 +16,7 @@ from typing import Final, final
 from tallymark.engine.message import Slice
 from tallymark.engine.records import DROP_REASONS
 from tallymark.engine.settings import OFF
+from tallymark.engine.units import QueueSequence
 
 MOVING: Final = 0
 READY: Final = 1
@@ -71,10 +72,10 @@ class Account:
 
     # -- entering
 
-    def enter(self, count: int, size: int, bodies: int) -> int:
+    def enter(self, count: int, size: int, bodies: int) -> QueueSequence:
         """Count new messages as ready and return their first sequence. bodies: the bytes of their
         bodies, where these are counted."""
-        first = self.entered + 1
+        first = QueueSequence(self.entered + 1)
         self.entered += count
         self.ready += count
         self.ready_bytes += size
@@ -82,9 +83,9 @@ class Account:
             self.body_bytes += bodies
         return first
 
-    def enter_moving(self, count: int) -> int:
+    def enter_moving(self, count: int) -> QueueSequence:
         """Count new messages that are not ready first; return their first sequence."""
-        first = self.entered + 1
+        first = QueueSequence(self.entered + 1)
         self.entered += count
         self.moving += count
         return first
@@ -183,7 +184,7 @@ class Account:
         self.dropped = {_REASONS[name]: count for name, count in dropped.items()}
         self.moving = self.entered - self.ended()
 
-    def enter_up_to(self, sequence: int) -> None:
+    def enter_up_to(self, sequence: QueueSequence) -> None:
         """Count sequences up to this one as entered and MOVING, those of lost blocks too."""
         if sequence > self.entered:
             self.moving += sequence - self.entered

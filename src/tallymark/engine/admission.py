@@ -21,7 +21,7 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.settings import DROP_TAIL, REJECT_PUBLISH, REJECT_PUBLISH_DLX
 from tallymark.engine.state import State
 from tallymark.engine.topology import Targets
-from tallymark.engine.units import EngineMs
+from tallymark.engine.units import EngineMs, QueueSequence
 
 ENTERED: Final = 0
 REFUSED: Final = 1
@@ -84,7 +84,7 @@ class Admission:
         confirmed and not appended."""
         numbered = self._formats[payload.format].numbered(payload, lo, hi)
         if not numbered:
-            self._entrance.append(queue, payload, lo, hi, annotations, 0, 0)
+            self._entrance.append(queue, payload, lo, hi, annotations, 0, QueueSequence(0))
             return
         known = queue.deduplication.numbers
         taken: dict[str, int] = {}
@@ -109,7 +109,9 @@ class Admission:
                     records.DROPPED_DUPLICATE,
                 )  # fmt: skip
             else:
-                self._entrance.append(queue, payload, lo + at, lo + end, annotations, 0, 0)
+                self._entrance.append(
+                    queue, payload, lo + at, lo + end, annotations, 0, QueueSequence(0)
+                )
         if taken:
             self._ledger.emit(publishers_record(queue.id, taken))
 

@@ -59,7 +59,7 @@ from tallymark.engine.state import State
 from tallymark.engine.streams import Archives
 from tallymark.engine.subscription import Subscription, subscriptions_of
 from tallymark.engine.transactions import Transactions
-from tallymark.engine.units import EngineMs, Position
+from tallymark.engine.units import EngineMs, MessageId, Position
 from tallymark.engine.upkeep import Upkeep
 from tallymark.engine.vhost import VirtualHost
 
@@ -161,9 +161,9 @@ class Broker:
         on disk, for queues whose arguments and policies do not say."""
         self.agenda.syncs_first = is_so
 
-    def new_message_ids(self, n: int) -> int:
+    def new_message_ids(self, n: int) -> MessageId:
         """Reserve n consecutive broker-wide message ids; return the first."""
-        return self.state.message_ids.take(n)
+        return MessageId(self.state.message_ids.take(n))
 
     def drop_subscription(self, subscription: Subscription) -> int:
         """Delete a durable subscription for an operator. Messages that it leased and has not

@@ -27,7 +27,7 @@ from tallymark.engine.settlement import Settlement
 from tallymark.engine.state import State
 from tallymark.engine.streams import Start, not_of_streams
 from tallymark.engine.transactions import Transactions
-from tallymark.engine.units import Ms
+from tallymark.engine.units import Ms, QueueSequence
 
 
 @final
@@ -286,7 +286,9 @@ class Consuming:
             head = queue.head()
         if head is None or queue.rests:
             return None
-        self.get_must_wait = queue.stored and not self._marks.cover(queue, head.first + 1)
+        self.get_must_wait = queue.stored and not self._marks.cover(
+            queue, QueueSequence(head.first + 1)
+        )
         if head.first >= queue.disk_hold.shown or head.first in queue.disk_hold.returning:
             self.get_must_wait = True
         piece = queue.take(1)

@@ -32,7 +32,7 @@ from tallymark.engine.staging import (
 )
 from tallymark.engine.state import State
 from tallymark.engine.topology import Targets
-from tallymark.engine.units import EngineMs, Tag
+from tallymark.engine.units import EngineMs, QueueSequence, Tag
 
 
 def no_room_text(queue: Queue, what: str) -> str:
@@ -249,7 +249,7 @@ class Rollback:
 def record_unstaged(ledger: Ledger, transaction: Transaction, entry: InFlight) -> None:
     """Emit rows which say that a delivery is no longer settled in the transaction."""
     for first, count in stored_ranges(entry):
-        ledger.emit(unstaged_record(entry.queue.id, first, count, transaction.id))
+        ledger.emit(unstaged_record(entry.queue.id, QueueSequence(first), count, transaction.id))
 
 
 def _gone_text(payload: Payload) -> str:

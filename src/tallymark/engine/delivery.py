@@ -31,6 +31,7 @@ from tallymark.engine.session import (
     consumers_of,
 )
 from tallymark.engine.state import State
+from tallymark.engine.units import QueueSequence
 from tallymark.engine.upkeep import IN_A_TURN, Upkeep
 
 TURN_BYTES: Final = 1 << 20
@@ -391,6 +392,6 @@ class Dispatcher:
         as if `wanted` messages left together, up to a quota, so that the waiting does not depend on
         how the messages were published."""
         upto = head.first + max(n, min(wanted, LARGEST_QUOTA))
-        if self._marks.cover(queue, upto, head.first):
+        if self._marks.cover(queue, QueueSequence(upto), head.first):
             return n
         return min(n, queue.high_water.durable - head.first)

@@ -26,7 +26,7 @@ from tallymark.engine.ledger import mark_record
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import UNLIMITED, Session
 from tallymark.engine.state import Returns, State
-from tallymark.engine.units import EngineMs, Position, PublishNumber
+from tallymark.engine.units import EngineMs, Position, PublishNumber, QueueSequence
 
 LARGEST_RESERVE: Final = 8192
 """Maximum distance between a mark and the sequence that requests it."""
@@ -48,7 +48,7 @@ class MarkWait:
 
     __slots__ = ("budget", "comings", "mark", "queue", "reached")
 
-    def __init__(self, queue: Queue, mark: int, reached: int) -> None:
+    def __init__(self, queue: Queue, mark: QueueSequence, reached: QueueSequence) -> None:
         self.queue = queue
         self.mark = mark
         self.reached = reached
@@ -75,7 +75,9 @@ class Marks:
         self.waits: list[MarkWait] = []
         """Marks emitted in this turn."""
 
-    def cover(self, queue: Queue, upto: int, first: int = NO_CREDIT) -> bool:
+    def cover(
+        self, queue: Queue, upto: QueueSequence, first: QueueSequence = QueueSequence(NO_CREDIT)
+    ) -> bool:
         """Ask the journal to mark sequences below `upto` as possibly delivered.
 
         Returns whether that is on disk already. first: the sequence from which on the credit of the
@@ -95,7 +97,7 @@ class Marks:
         high.stalled = True
         return False
 
-    def _renew(self, queue: Queue, upto: int, first: int) -> None:
+    def _renew(self, queue: Queue, upto: QueueSequence, first: QueueSequence) -> None:
         """Set the mark as far ahead of `upto` as pace and credit allow. If credit prevents that, it
         is not tried again in this turn. O(consumers)."""
         high = queue.high_water
@@ -113,10 +115,10 @@ class Marks:
                 high.is_capped = most < mark
                 mark = min(mark, most)
         if mark > high.mark:
-            high.mark = mark
-            self._ledger.emit(mark_record(queue.id, mark))
-            self.waits.append(MarkWait(queue, mark, high.reached))
-            high.renew_at = mark - (mark - upto) // 2
+            high.mark = QueueSequence(mark)
+            self._ledger.emit(mark_record(queue.id, QueueSequence(mark)))
+            self.waits.append(MarkWait(queue, QueueSequence(mark), high.reached))
+            high.renew_at = QueueSequence(mark - (mark - upto) // 2)
             if not high.is_ahead:
                 high.is_ahead = True
                 high.was_reached = high.reached
@@ -140,7 +142,7 @@ class Marks:
             ahead = max(ahead, 2 * high.reserve)
         high.reserve = min(max(ahead, SMALLEST_RESERVE), LARGEST_RESERVE)
         if not high.is_capped:
-            high.renew_at = min(high.renew_at, high.mark - high.reserve // 2)
+            high.renew_at = QueueSequence(min(high.renew_at, high.mark - high.reserve // 2))
         high.returns = 0
         if wait.budget < UNLIMITED and wait.comings == queue.comings:
             back = queue.taken() + queue.demand() - wait.budget
@@ -283,7 +285,9 @@ class Durability:
                     out.append(confirm)
             elif queue is not None and wait.waiter is HELD:
                 queue.disk_hold.turns -= 1
-                queue.disk_hold.shown = wait.number if queue.disk_hold.turns else UNLIMITED
+                queue.disk_hold.shown = QueueSequence(
+                    wait.number if queue.disk_hold.turns else UNLIMITED
+                )
                 if queue.ready and queue.consumers:
                     self._agenda.mark(queue)
             elif queue is not None:
@@ -292,7 +296,9 @@ class Durability:
                 elif isinstance(wait.waiter, MarkWait):
                     self._marks.covered(wait.waiter)
                 else:
-                    queue.high_water.durable = max(queue.high_water.durable, wait.number)
+                    queue.high_water.durable = QueueSequence(
+                        max(queue.high_water.durable, wait.number)
+                    )
                 if queue.ready and queue.consumers:
                     self._agenda.mark(queue)
             else:

@@ -23,6 +23,7 @@ from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
 from tallymark.engine.settings import DROP_HEAD
 from tallymark.engine.state import State
+from tallymark.engine.units import MessageId, Position, QueueSequence
 
 
 @final
@@ -46,7 +47,7 @@ class Entrance:
         """Store the payload's bytes in the journal unless they are there already."""
         if payload.position == NOWHERE:
             self.store.load(payload)
-            payload.position = ON_ITS_WAY
+            payload.position = Position(ON_ITS_WAY)
             self.ledger.emit(payload_record(payload))
 
     def enter(
@@ -58,7 +59,7 @@ class Entrance:
         annotations: Annotations | None,
         kept: bool,
         source: int = 0,
-        source_first: int = 0,
+        source_first: QueueSequence = QueueSequence(0),
     ) -> None:
         """Make messages lo..hi-1 ready, in their lanes. The payload's users have been counted
         already.
@@ -69,7 +70,7 @@ class Entrance:
         if queue.settings.is_stream:
             self.append(queue, payload, lo, hi, annotations, source, source_first)
             return
-        self._agenda.entered(queue, queue.entered + 1, kept, source > 0)
+        self._agenda.entered(queue, QueueSequence(queue.entered + 1), kept, source > 0)
         if queue.account.body_bytes >= 0:
             self.weigh(payload)
         if annotations is not None and annotations.due_ms > self.clock.now_ms:
@@ -88,7 +89,7 @@ class Entrance:
                     end += 1
                 self._enter_run(
                     queue, payload, at, end, min(level, highest), annotations, kept, source,
-                    source_first + at - lo if source else 0,
+                    QueueSequence(source_first + at - lo if source else 0),
                 )  # fmt: skip
                 at = end
         if annotations is not None and annotations.ttl_ms >= 0:
@@ -106,7 +107,7 @@ class Entrance:
         hi: int,
         annotations: Annotations | None,
         source: int,
-        source_first: int,
+        source_first: QueueSequence,
     ) -> None:
         """Append messages to a stream, at once and in order. A delay set by the publisher is
         ignored, and transient messages are stored, too."""
@@ -134,10 +135,9 @@ class Entrance:
         assert raw is not None
         base = cuts[lo]
         copy = Payload(
-            payload.format, raw[base : cuts[hi]],
-            array("I", [cut - base for cut in cuts[lo : hi + 1]]), payload.route,
-            None if routes is None else routes[lo:hi], payload.first_id + lo, payload.arrived_ms,
-            True, payload.largest_frame,
+            payload.format, raw[base : cuts[hi]], array("I", [cut - base for cut in cuts[lo : hi +
+            1]]), payload.route, None if routes is None else routes[lo:hi],
+            MessageId(payload.first_id + lo), payload.arrived_ms, True, payload.largest_frame,
         )  # fmt: skip
         self.store.enter(copy, hi - lo)
         self.store.finish(payload, hi - lo)
@@ -152,7 +152,7 @@ class Entrance:
         annotations: Annotations,
         kept: bool,
         source: int,
-        source_first: int,
+        source_first: QueueSequence,
     ) -> None:
         """Defer messages until their publisher's due time; then they are ready at the tail [NQ-16].
         Lanes are chosen now, so that there is one slice for each priority."""
@@ -173,7 +173,7 @@ class Entrance:
             queue.defer(piece, annotations.due_ms, True)
             self.record(
                 queue, first, payload, at, end, priority, annotations, kept, source,
-                source_first + at - lo if source else 0,
+                QueueSequence(source_first + at - lo if source else 0),
             )  # fmt: skip
             at = end
 
@@ -187,7 +187,7 @@ class Entrance:
         annotations: Annotations | None,
         kept: bool,
         source: int,
-        source_first: int,
+        source_first: QueueSequence,
     ) -> None:
         first = queue.push_part(payload, lo, hi, priority, annotations)
         self.record(
@@ -197,7 +197,7 @@ class Entrance:
     def record(
         self,
         queue: Queue,
-        first: int,
+        first: QueueSequence,
         payload: Payload,
         lo: int,
         hi: int,
@@ -205,7 +205,7 @@ class Entrance:
         annotations: Annotations | None,
         kept: bool,
         source: int = 0,
-        source_first: int = 0,
+        source_first: QueueSequence = QueueSequence(0),
     ) -> None:
         """Emit the ENTERED record of messages lo..hi-1 if the queue is stored."""
         if not queue.stored:

@@ -11,6 +11,7 @@ from typing import Final, final
 from tallymark.engine.ledger import leased_answer, live_answer, missing_answer, payload_record
 from tallymark.engine.message import Payload, Slice, crc32c
 from tallymark.engine.records import Record
+from tallymark.engine.units import LeaseSequence, MessageId, Position, QueueSequence
 
 BLOCK_BYTES: Final = 4 << 20
 """A block of an answer ends with the message that passes this; only a single message makes a larger
@@ -25,7 +26,7 @@ class Span:
 
     __slots__ = ("position", "size")
 
-    def __init__(self, position: int, size: int) -> None:
+    def __init__(self, position: Position, size: int) -> None:
         self.position = position
         self.size = size
 
@@ -109,9 +110,9 @@ class Extents:
             return
         cuts = part.cuts
         for i, position in enumerate(pack.positions):
-            self._add_span(position, cuts[i + 1] - cuts[i])
+            self._add_span(Position(position), cuts[i + 1] - cuts[i])
 
-    def _add_span(self, position: int, size: int) -> None:
+    def _add_span(self, position: Position, size: int) -> None:
         spans = self.spans
         if spans and spans[-1].position + spans[-1].size == position:
             spans[-1].size += size
@@ -124,7 +125,7 @@ class StreamExtents(Extents):
     """Messages of a stream, from one sequence on."""
 
     def __init__(
-        self, queue_id: int, low: int, most_bytes: int, read: Callable[[Payload], bytes]
+        self, queue_id: int, low: QueueSequence, most_bytes: int, read: Callable[[Payload], bytes]
     ) -> None:
         super().__init__(queue_id, most_bytes, read)
         self.next = low
@@ -134,10 +135,10 @@ class StreamExtents(Extents):
         """Add a slice, as `put` does. Sequences before it are reported as missing."""
         self.pass_over(piece.first)
         put = self.put(piece)
-        self.next = put.first + len(put)
+        self.next = QueueSequence(put.first + len(put))
         return put
 
-    def pass_over(self, high: int) -> None:
+    def pass_over(self, high: QueueSequence) -> None:
         """Report the sequences below `high` that were not added as missing."""
         if high > self.next:
             self.rows.append(missing_answer(self._queue_id, self.next, high - self.next))
@@ -145,7 +146,9 @@ class StreamExtents(Extents):
 
     def _add_row(self, piece: Slice, part: Payload, lo: int, hi: int, known: bytes) -> None:
         first, count = piece.first + lo, hi - lo
-        self.rows.append(live_answer(self._queue_id, piece, first, count, part, lo, known))
+        self.rows.append(
+            live_answer(self._queue_id, piece, QueueSequence(first), count, part, lo, known)
+        )
 
 
 @final
@@ -156,7 +159,7 @@ class LeaseExtents(Extents):
         self,
         queue_id: int,
         epoch: int,
-        low: int,
+        low: LeaseSequence,
         most_bytes: int,
         read: Callable[[Payload], bytes],
     ) -> None:
@@ -165,18 +168,18 @@ class LeaseExtents(Extents):
         """Lease sequence at which the answer ends; it is not included."""
         self._epoch = epoch
 
-    def add(self, first: int, piece: Slice) -> Slice:
+    def add(self, first: LeaseSequence, piece: Slice) -> Slice:
         """Add a slice, as `put` does. first: its first lease sequence."""
         self.next = first
         put = self.put(piece)
-        self.next = first + len(put)
+        self.next = LeaseSequence(first + len(put))
         return put
 
     def _add_row(self, piece: Slice, part: Payload, lo: int, hi: int, known: bytes) -> None:
         self.rows.append(
             leased_answer(
-                self._queue_id, self._epoch, self.next + lo, piece, piece.first + lo, hi - lo,
-                part, lo, known,
+                self._queue_id, self._epoch, LeaseSequence(self.next + lo), piece,
+                QueueSequence(piece.first + lo), hi - lo, part, lo, known,
             )
         )  # fmt: skip
 
@@ -202,7 +205,7 @@ class Excerpts:
         self.rows.append(live_answer(self._queue_id, piece, piece.first, n, part, 0, piece.known()))
         return n
 
-    def add_leased(self, epoch: int, lease_first: int, piece: Slice) -> int:
+    def add_leased(self, epoch: int, lease_first: LeaseSequence, piece: Slice) -> int:
         """Add a slice as `add` does, whose lease sequences begin with `lease_first`."""
         part = self._put(piece)
         n = part.count
@@ -239,7 +242,7 @@ def _excerpt(payload: Payload, lo: int, hi: int) -> Payload:
         array("I", [cut - base for cut in cuts[lo : hi + 1]]),
         payload.route,
         payload.routes[lo:hi] if payload.routes is not None else None,
-        payload.first_id + lo,
+        MessageId(payload.first_id + lo),
         payload.arrived_ms,
         payload.persistent,
         payload.largest_frame,

@@ -22,7 +22,7 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.queue_parts import Archived, Letter
 from tallymark.engine.records import Record
 from tallymark.engine.subscription import subscriptions_of
-from tallymark.engine.units import EngineMs
+from tallymark.engine.units import EngineMs, QueueSequence
 
 
 @final
@@ -104,7 +104,7 @@ class QueueHistory:
         lost."""
         end = record.first + record.count
         if record.kind != records.MARK and end > self.queue.entered:
-            self.queue.account.enter_up_to(end - 1)
+            self.queue.account.enter_up_to(QueueSequence(end - 1))
 
     def apply(self, record: Record) -> None:
         """Take in a row about this queue; LEASED rows are the subscriptions' own."""
@@ -123,53 +123,53 @@ class QueueHistory:
             return
         self.reach(record)
         if kind == records.ENTERED or kind == records.LIVE:
-            self._enter(record, first, end)
+            self._enter(record, QueueSequence(first), QueueSequence(end))
         elif kind == records.ACQUIRED:
             self.acquired.add(first, end)
         elif kind == records.SETTLED:
             queue.account.end(record.count, SETTLED)
-            self._end(first, end)
+            self._end(QueueSequence(first), QueueSequence(end))
         elif kind == records.DEFERRED:
             self.note(record)
             if record.owner:
-                self._return(record, first, end)
+                self._return(record, QueueSequence(first), QueueSequence(end))
             to_tail = record.flags & records.TO_TAIL != 0
             self.deferrals.add(LoggedDeferral(first, end, EngineMs(record.other), to_tail))
         elif kind == records.DEAD_LETTERED:
             queue.account.end(record.count, DEAD_LETTERED)
-            self._end(first, end)
+            self._end(QueueSequence(first), QueueSequence(end))
         elif kind == records.PENDING:
             self.acquired.remove(first, end)
-            self._keep_letter(record, first, end)
+            self._keep_letter(record, QueueSequence(first), QueueSequence(end))
         elif kind == records.DROPPED:
             queue.account.end(record.count, DROPPED, record.reason)
-            self._end(first, end)
+            self._end(QueueSequence(first), QueueSequence(end))
             if record.reason in (records.DROPPED_RETENTION, records.DROPPED_ARCHIVED):
-                queue.retention.kept_from = max(queue.retention.kept_from, end)
+                queue.retention.kept_from = QueueSequence(max(queue.retention.kept_from, end))
                 queue.retention.let_go_bytes += record.other
             if record.reason in (records.DROPPED_LOST, records.DROPPED_UNREADABLE):
                 for subscription in subscriptions_of(queue):
-                    subscription.lose(first, end)
+                    subscription.lose(QueueSequence(first), QueueSequence(end))
         elif kind == records.RETURNED:
             self.note(record)
-            self._return(record, first, end)
+            self._return(record, QueueSequence(first), QueueSequence(end))
         elif kind == records.MARK:
             self.mark = first
         elif kind == records.COUNTERS:
             _set_counters(queue, json.loads(record.blob))
             self.counted = queue.entered
 
-    def _end(self, first: int, end: int) -> None:
+    def _end(self, first: QueueSequence, end: QueueSequence) -> None:
         self.finished.add(first, end)
         self.acquired.remove(first, end)
 
-    def _return(self, record: Record, first: int, end: int) -> None:
+    def _return(self, record: Record, first: QueueSequence, end: QueueSequence) -> None:
         self.acquired.remove(first, end)
         self.returns.add(first, end)
         if record.flags & records.RETURNED_FAILED:
             self.failures.add(first, end)
 
-    def _enter(self, record: Record, first: int, end: int) -> None:
+    def _enter(self, record: Record, first: QueueSequence, end: QueueSequence) -> None:
         if record.payload is None:
             self.transient.add(first, end)
         else:
@@ -187,7 +187,7 @@ class QueueHistory:
         if record.kind == records.LIVE and record.flags & records.LIVE_ACQUIRED:
             self.acquired.add(first, end)
 
-    def _keep_letter(self, record: Record, first: int, end: int) -> None:
+    def _keep_letter(self, record: Record, first: QueueSequence, end: QueueSequence) -> None:
         if record.payload is None:
             self.transient.add(first, end)
             return
@@ -224,9 +224,11 @@ class Contents:
             _readmit(history)
         self._place_entered()
         self._emit_rows()
-        queue.high_water.settle_at(history.mark)
+        queue.high_water.settle_at(QueueSequence(history.mark))
         if queue.settings.is_stream:
-            queue.high_water.durable = queue.entered + 1  # all restored messages are on disk
+            queue.high_water.durable = QueueSequence(
+                queue.entered + 1
+            )  # all restored messages are on disk
 
     def _count_leased(self) -> None:
         """Count what durable subscriptions hold as acquired: it is not ready."""
@@ -268,12 +270,12 @@ class Contents:
                 reason = records.DROPPED_TRANSIENT
                 queue.account.end(b - a, DROPPED, reason)
                 history.acquired.remove(a, b)
-                self._ledger.emit(dropped_record(queue.id, a, b - a, reason))
+                self._ledger.emit(dropped_record(queue.id, QueueSequence(a), b - a, reason))
         for low, high in history.supposed:
             history.acquired.add(low, high)
         for low, high in history.acquired:
             for a, b in gone.gaps(low, high):
-                self._ledger.emit(lost_delivery_record(queue.id, a, b - a))
+                self._ledger.emit(lost_delivery_record(queue.id, QueueSequence(a), b - a))
 
     def even_out(self) -> str:
         """Balance an account that its rows do not explain. Returns an error text about it; empty:
@@ -298,7 +300,7 @@ class Contents:
         for low, high in known.gaps(self._history.counted + 1, queue.entered + 1):
             reason = records.DROPPED_LOST
             queue.account.end(high - low, DROPPED, reason)
-            self._ledger.emit(dropped_record(queue.id, low, high - low, reason))
+            self._ledger.emit(dropped_record(queue.id, QueueSequence(low), high - low, reason))
 
     def _place(self, whole: Slice, low: int, high: int) -> None:
         """Make sequences low..high-1 of a slice ready, flagged as redelivered if they may have been

@@ -31,6 +31,7 @@ from tallymark.engine.subscription import (
     Subscription,
     subscriptions_of,
 )
+from tallymark.engine.units import LeaseSequence, Position
 from tallymark.engine.upkeep import Upkeep
 
 VERDICTS: Final = (ACCEPTED, REJECTED, RETURNED, FAILED)
@@ -113,7 +114,9 @@ class Leases:
         self._define(self.definition(subscription))
         return subscription
 
-    def lease(self, subscription: Subscription, start: int, max_rows: int, max_bytes: int) -> int:
+    def lease(
+        self, subscription: Subscription, start: LeaseSequence, max_rows: int, max_bytes: int
+    ) -> LeaseSequence:
         """Lease messages from lease sequence `start` on and return the end of the batch; it equals
         start if no message is there.
 
@@ -134,9 +137,9 @@ class Leases:
         self._forget(subscription, start)
         if subscription.next == start:
             self._extend(subscription, max_rows, max_bytes)
-        return min(subscription.next, start + max_rows)
+        return LeaseSequence(min(subscription.next, start + max_rows))
 
-    def begin(self, subscription: Subscription, start: int, end: int) -> bool:
+    def begin(self, subscription: Subscription, start: LeaseSequence, end: LeaseSequence) -> bool:
         """Begin to read the batch start..end-1, which is leased; return whether that changed
         anything: verdicts of an earlier holder are forgotten.
 
@@ -149,7 +152,7 @@ class Leases:
         subscription.part(start, end, 0)
         return self._forget(subscription, start)
 
-    def _forget(self, subscription: Subscription, start: int) -> bool:
+    def _forget(self, subscription: Subscription, start: LeaseSequence) -> bool:
         undone = subscription.begin(start)
         if undone:
             self.ledger.emit(verdicts_record(subscription.queue.id, subscription.epoch, undone))
@@ -182,7 +185,7 @@ class Leases:
             payload = head.payload
             if payload.position == NOWHERE:
                 self.store.load(payload)
-                payload.position = ON_ITS_WAY
+                payload.position = Position(ON_ITS_WAY)
                 self.ledger.emit(payload_record(payload))
             piece = queue.take(n)
             self.ledger.emit(leased_record(queue.id, subscription.epoch, subscription.next, piece))
@@ -194,7 +197,9 @@ class Leases:
         if queue.watched:
             self._agenda.mark(queue)  # the next head has an expiry of its own
 
-    def read(self, subscription: Subscription, low: int, high: int) -> list[tuple[int, Slice]]:
+    def read(
+        self, subscription: Subscription, low: LeaseSequence, high: LeaseSequence
+    ) -> list[tuple[LeaseSequence, Slice]]:
         """Return lease sequences low..high-1 as (first lease sequence, slice), bytes in memory.
 
         Raises:
@@ -214,7 +219,7 @@ class Leases:
         if not self.store.tried(piece.payload):
             raise self._quarantine.refuse_leased(subscription, piece)
 
-    def judge(self, subscription: Subscription, said: list[tuple[int, int, int]]) -> None:
+    def judge(self, subscription: Subscription, said: list[tuple[LeaseSequence, int, int]]) -> None:
         """Set the outcomes of leased messages for their settlement, as (first lease sequence,
         count, outcome of a session): accepted, rejected for good [DL-1], returned, or returned as a
         failed delivery [DL-5]. The last outcome set for a message counts; the default is accepted.
@@ -239,7 +244,7 @@ class Leases:
             subscription.judge(first, count, outcome)
         self.ledger.emit(verdicts_record(subscription.queue.id, subscription.epoch, said))
 
-    def settle(self, subscription: Subscription, end: int) -> int:
+    def settle(self, subscription: Subscription, end: LeaseSequence) -> LeaseSequence:
         """Settle every lease sequence below `end` with the outcomes set; return the floor.
         Cumulative: repeated and late calls change nothing.
 

@@ -14,7 +14,7 @@ from tallymark.engine import records
 from tallymark.engine.clock import Clock
 from tallymark.engine.message import Payload, Slice
 from tallymark.engine.records import Record
-from tallymark.engine.units import EngineMs
+from tallymark.engine.units import EngineMs, LeaseSequence, Position, QueueSequence
 
 UNSTAMPED: Final = -1
 """Time of a row that was not emitted yet."""
@@ -106,7 +106,7 @@ class SettledRows:
         self._queue_id = queue_id
         self._rows: list[Record] = []
 
-    def add(self, first: int, count: int, owner: int, reason: int) -> bool:
+    def add(self, first: QueueSequence, count: int, owner: int, reason: int) -> bool:
         """Add sequences. Returns whether they are the first of the turn."""
         rows = self._rows
         if rows:
@@ -150,7 +150,7 @@ def payload_record(payload: Payload, flags: int = 0) -> Record:
     )  # fmt: skip
 
 
-def moved_record(payload: Payload, old_position: int, time_ms: int) -> Record:
+def moved_record(payload: Payload, old_position: Position, time_ms: int) -> Record:
     """Return the MOVED row of a payload that now has its new position."""
     return Record(
         records.MOVED, 0, payload.first_id, payload.count, time_ms, payload, other=old_position
@@ -159,14 +159,14 @@ def moved_record(payload: Payload, old_position: int, time_ms: int) -> Record:
 
 def entered_record(
     queue_id: int,
-    first: int,
+    first: QueueSequence,
     count: int,
     payload: Payload,
     lo: int = 0,
     priority: int = 0,
     annotations: bytes = b"",
     source: int = 0,
-    source_first: int = 0,
+    source_first: QueueSequence = QueueSequence(0),
 ) -> Record:
     """Return the ENTERED row of stored messages: lo.. of the payload became sequences first...
     source, source_first: of dead letters and moved messages, the queue they come from."""
@@ -178,11 +178,11 @@ def entered_record(
 
 def transient_record(
     queue_id: int,
-    first: int,
+    first: QueueSequence,
     count: int,
     priority: int = 0,
     source: int = 0,
-    source_first: int = 0,
+    source_first: QueueSequence = QueueSequence(0),
 ) -> Record:
     """Return the ENTERED row of messages whose bytes are not stored."""
     return Record(
@@ -191,12 +191,16 @@ def transient_record(
     )  # fmt: skip
 
 
-def acquired_record(queue_id: int, first: int, count: int, owner: int, deliveries: int) -> Record:
+def acquired_record(
+    queue_id: int, first: QueueSequence, count: int, owner: int, deliveries: int
+) -> Record:
     """Return the ACQUIRED row. deliveries: how often the messages were delivered before."""
     return Record(records.ACQUIRED, queue_id, first, count, UNSTAMPED, None, 0, owner, deliveries)
 
 
-def settled_record(queue_id: int, first: int, count: int, reason: int, owner: int = 0) -> Record:
+def settled_record(
+    queue_id: int, first: QueueSequence, count: int, reason: int, owner: int = 0
+) -> Record:
     """Return the SETTLED row. reason: records.SETTLED_*."""
     return Record(records.SETTLED, queue_id, first, count, UNSTAMPED, None, 0, owner, 0, reason)
 
@@ -211,7 +215,7 @@ def returned_record(
     )  # fmt: skip
 
 
-def lost_delivery_record(queue_id: int, first: int, count: int) -> Record:
+def lost_delivery_record(queue_id: int, first: QueueSequence, count: int) -> Record:
     """Return the RETURNED row of messages whose deliveries ended with the broker."""
     return Record(
         records.RETURNED, queue_id, first, count, UNSTAMPED, reason=records.RETURNED_BY_LOSS
@@ -244,14 +248,16 @@ def _return_flags(failed: bool, to_tail: bool) -> int:
     return (records.RETURNED_FAILED if failed else 0) | (records.TO_TAIL if to_tail else 0)
 
 
-def dropped_record(queue_id: int, first: int, count: int, reason: int, size: int = 0) -> Record:
+def dropped_record(
+    queue_id: int, first: QueueSequence, count: int, reason: int, size: int = 0
+) -> Record:
     """Return the DROPPED row. reason: records.DROPPED_*; size: bytes, where a stream lets go."""
     return Record(records.DROPPED, queue_id, first, count, UNSTAMPED, other=size, reason=reason)
 
 
 def dead_lettered_record(
     queue_id: int,
-    first: int,
+    first: QueueSequence,
     count: int,
     reason: int,
     payload: Payload | None,
@@ -285,7 +291,7 @@ def pending_record(
 # -- leases, transactions and sinks
 
 
-def leased_record(queue_id: int, epoch: int, lease_first: int, piece: Slice) -> Record:
+def leased_record(queue_id: int, epoch: int, lease_first: LeaseSequence, piece: Slice) -> Record:
     """Return the LEASED row of a slice whose lease sequences begin with `lease_first`. epoch: the
     subscription's."""
     failed = min(piece.failed, _MOST_FAILED)
@@ -296,24 +302,28 @@ def leased_record(queue_id: int, epoch: int, lease_first: int, piece: Slice) -> 
     )  # fmt: skip
 
 
-def lease_settled_record(queue_id: int, epoch: int, floor: int) -> Record:
+def lease_settled_record(queue_id: int, epoch: int, floor: LeaseSequence) -> Record:
     """Return the LEASE_SETTLED row: all lease sequences below `floor` are settled."""
     return Record(records.LEASE_SETTLED, queue_id, 0, 0, UNSTAMPED, owner=epoch, other=floor)
 
 
-def verdicts_record(queue_id: int, epoch: int, said: list[tuple[int, int, int]]) -> Record:
+def verdicts_record(
+    queue_id: int, epoch: int, said: list[tuple[LeaseSequence, int, int]]
+) -> Record:
     """Return the VERDICTS row: (first lease sequence, count, outcome)."""
     return Record(records.VERDICTS, queue_id, 0, 0, UNSTAMPED, owner=epoch, blob=_json(said))
 
 
-def staged_record(queue_id: int, first: int, count: int, transaction: int, outcome: int) -> Record:
+def staged_record(
+    queue_id: int, first: QueueSequence, count: int, transaction: int, outcome: int
+) -> Record:
     """Return the STAGED row. outcome: records.STAGED_*."""
     return Record(
         records.STAGED, queue_id, first, count, UNSTAMPED, owner=transaction, reason=outcome
     )
 
 
-def unstaged_record(queue_id: int, first: int, count: int, transaction: int) -> Record:
+def unstaged_record(queue_id: int, first: QueueSequence, count: int, transaction: int) -> Record:
     """Return the UNSTAGED row."""
     return Record(records.UNSTAGED, queue_id, first, count, UNSTAMPED, owner=transaction)
 
@@ -360,7 +370,7 @@ def defined_record(definition: dict[str, object]) -> Record:
     return definition_record(_json(definition))
 
 
-def mark_record(queue_id: int, mark: int) -> Record:
+def mark_record(queue_id: int, mark: QueueSequence) -> Record:
     """Return the MARK row: all sequences below `mark` may have been delivered."""
     return Record(records.MARK, queue_id, mark, 0, UNSTAMPED)
 
@@ -376,7 +386,7 @@ def publishers_record(queue_id: int, numbers: dict[str, int]) -> Record:
 
 
 def archived_record(
-    queue_id: int, low: int, high: int, messages: int, place: dict[str, str]
+    queue_id: int, low: QueueSequence, high: QueueSequence, messages: int, place: dict[str, str]
 ) -> Record:
     """Return the ARCHIVED row of sequences low..high-1 of a stream. place: see streams.py."""
     return Record(
@@ -421,7 +431,13 @@ def live_record(
 
 
 def live_answer(
-    queue_id: int, piece: Slice, first: int, count: int, payload: Payload, lo: int, notes: bytes
+    queue_id: int,
+    piece: Slice,
+    first: QueueSequence,
+    count: int,
+    payload: Payload,
+    lo: int,
+    notes: bytes,
 ) -> Record:
     """Return the LIVE row of an answer: `count` messages of a slice from sequence `first` on, as
     messages lo.. of a payload in the answer. notes: their annotations."""
@@ -434,9 +450,9 @@ def live_answer(
 def leased_answer(
     queue_id: int,
     epoch: int,
-    lease_first: int,
+    lease_first: LeaseSequence,
     piece: Slice,
-    first: int,
+    first: QueueSequence,
     count: int,
     payload: Payload,
     lo: int,
@@ -450,7 +466,7 @@ def leased_answer(
     )  # fmt: skip
 
 
-def missing_answer(queue_id: int, first: int, count: int) -> Record:
+def missing_answer(queue_id: int, first: QueueSequence, count: int) -> Record:
     """Return the DROPPED row of an answer: these sequences are no longer there."""
     return Record(records.DROPPED, queue_id, first, count, 0)
 

@@ -27,7 +27,7 @@ from google_crc32c import extend as _extend
 from mypy_extensions import mypyc_attr
 
 from tallymark.engine.annotations import Annotations, Route
-from tallymark.engine.units import EngineMs
+from tallymark.engine.units import EngineMs, MessageId, Position, QueueSequence
 
 NOWHERE: Final = -1
 """Position of a payload that is not stored in the journal."""
@@ -144,7 +144,7 @@ class Payload:
         cuts: array[int],
         route: Route,
         routes: list[Route] | None,
-        first_id: int,
+        first_id: MessageId,
         arrived_ms: EngineMs,
         persistent: bool,
         largest_frame: int,
@@ -166,7 +166,7 @@ class Payload:
         self.persistent = persistent
         self.largest_frame = largest_frame
         """Bytes of the largest frame in raw; a reader with a smaller limit needs re-framing."""
-        self.position = NOWHERE
+        self.position = Position(NOWHERE)
         """Journal position of raw; negative while it has none. Set by the journal's commit."""
         self.live = 0
         """Count of (queue, message) pairs that still need these bytes; 0 releases them."""
@@ -195,13 +195,13 @@ class Payload:
         base = cuts[lo]
         part = Payload(
             self.format, None, array("I", [cut - base for cut in cuts[lo : hi + 1]]), self.route,
-            self.routes[lo:hi] if self.routes is not None else None, self.first_id + lo,
+            self.routes[lo:hi] if self.routes is not None else None, MessageId(self.first_id + lo),
             self.arrived_ms, self.persistent, self.largest_frame,
         )  # fmt: skip
         if pack is None:
-            part.position = self.position + base
+            part.position = Position(self.position + base)
         else:
-            part.position = PACKED
+            part.position = Position(PACKED)
             part.pack = Pack(pack.positions[lo:hi], pack.ids[lo:hi], pack.arrivals[lo:hi], [])
             if pack.sums is not None:
                 part.pack.sums = pack.sums[lo:hi]
@@ -224,10 +224,10 @@ class Payload:
             own = array("I", [cut - base for cut in cuts[lo : hi + 1]])
         route = self.routes[lo] if self.routes is not None else self.route
         part = Payload(
-            self.format, None, own, route, None, pack.ids[lo], EngineMs(pack.arrivals[lo]),
-            self.persistent, self.largest_frame,
+            self.format, None, own, route, None, MessageId(pack.ids[lo]),
+            EngineMs(pack.arrivals[lo]), self.persistent, self.largest_frame,
         )  # fmt: skip
-        part.position = pack.positions[lo]
+        part.position = Position(pack.positions[lo])
         if pack.sums is not None:
             if hi - lo == 1:
                 part.sum = pack.sums[lo]
@@ -257,7 +257,7 @@ class Slice:
         payload: Payload,
         lo: int,
         hi: int,
-        first: int,
+        first: QueueSequence,
         acquired: int,
         failed: int = 0,
         priority: int = 0,
@@ -303,15 +303,15 @@ class Slice:
     def part(self, start: int, stop: int) -> Slice:
         """Return the messages with index start..stop-1 of this slice as a slice of their own."""
         return Slice(
-            self.payload, self.lo + start, self.lo + stop, self.first + start, self.acquired,
-            self.failed, self.priority, self.annotations, self.shift,
+            self.payload, self.lo + start, self.lo + stop, QueueSequence(self.first + start),
+            self.acquired, self.failed, self.priority, self.annotations, self.shift,
         )  # fmt: skip
 
     def take(self, n: int) -> Slice:
         """Cut the first n messages off (0 < n < len) and return them; the rest stays."""
         front = self.part(0, n)
         self.lo += n
-        self.first += n
+        self.first = QueueSequence(self.first + n)
         return front
 
     def followed_by(self, other: Slice) -> bool:

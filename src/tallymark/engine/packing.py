@@ -18,7 +18,7 @@ from typing import Final, final
 
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.message import PACKED, PART, Pack, Payload, Slice, closed
-from tallymark.engine.units import Position
+from tallymark.engine.units import Position, QueueSequence
 
 UNPACK: Final = PART
 """Number of messages unpacked from a slice at a time."""
@@ -82,7 +82,7 @@ def pack(pieces: list[Slice]) -> Slice:
     whole.pack = Pack(positions, ids, arrivals, parts, entered)
     if len(sums) == len(pieces):
         whole.pack.sums = sums
-    whole.position = PACKED
+    whole.position = Position(PACKED)
     whole.live = whole.count
     return Slice(whole, 0, whole.count, head.first, 0, 0, head.priority, known, head.shift)
 
@@ -170,8 +170,8 @@ def view(piece: Slice, start: int) -> Slice:
     else:
         end = pack.together(whole, i, min(piece.hi, i + VIEWED))
     return Slice(
-        whole.stretch(i, end), 0, end - i, piece.first + start, piece.acquired, 0, piece.priority,
-        known, piece.shift,
+        whole.stretch(i, end), 0, end - i, QueueSequence(piece.first + start), piece.acquired, 0,
+        piece.priority, known, piece.shift,
     )  # fmt: skip
 
 
@@ -212,10 +212,10 @@ def _take_out(piece: Slice, n: int) -> list[Slice]:
         if blobs and blobs[i] != last:
             last = blobs[i]
             known = Annotations.from_bytes(last) if last else None
-        first = piece.first + i
+        first = QueueSequence(piece.first + i)
         out.append(Slice(one, 0, 1, first, piece.acquired, 0, piece.priority, known, piece.shift))
     piece.lo += n
-    piece.first += n
+    piece.first = QueueSequence(piece.first + n)
     whole.live -= n
     pack.taken += n
     return out

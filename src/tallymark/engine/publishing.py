@@ -31,7 +31,7 @@ from tallymark.engine.staging import Transaction
 from tallymark.engine.state import State
 from tallymark.engine.topology import Targets
 from tallymark.engine.transactions import Transactions
-from tallymark.engine.units import Ms, PublishNumber
+from tallymark.engine.units import Ms, Position, PublishNumber
 
 
 @final
@@ -105,7 +105,7 @@ class Publishing:
         self._store.enter(payload, count * len(queues))
         kept = payload.persistent and targets.durable
         if kept:
-            payload.position = ON_ITS_WAY
+            payload.position = Position(ON_ITS_WAY)
             ledger.emit(payload_record(payload))
         if not targets.plain or annotations is not None:
             self._publish_part(session, targets, payload, 0, count, annotations, kept, number)
@@ -175,7 +175,7 @@ class Publishing:
             return
         self._store.enter(payload, users)
         if kept:
-            payload.position = ON_ITS_WAY
+            payload.position = Position(ON_ITS_WAY)
             self._ledger.emit(payload_record(payload))
         entered: dict[int, Record] = {}
         look_after = self._backlogs.packing.look_after

@@ -37,7 +37,7 @@ from tallymark.engine.queue_parts import (
 )
 from tallymark.engine.ready import Ready, give_back, highest
 from tallymark.engine.settings import Settings
-from tallymark.engine.units import EngineMs
+from tallymark.engine.units import EngineMs, QueueSequence
 
 
 class QueueConsumer:
@@ -187,7 +187,7 @@ class Queue(Timed):
         slow [SC-D7]; see Publishing.hold_publishers."""
         self.subscriptions: list[QueueSubscription] = []
 
-        self.high_water = HighWater(1 if self.settings.is_stream else 0)
+        self.high_water = HighWater(QueueSequence(1 if self.settings.is_stream else 0))
         self.disk_hold = DiskHold()
         self.follow(self.settings)
 
@@ -240,7 +240,7 @@ class Queue(Timed):
 
     # -- ready messages
 
-    def push(self, payload: Payload, annotations: Annotations | None) -> int:
+    def push(self, payload: Payload, annotations: Annotations | None) -> QueueSequence:
         """Append all messages of a payload and return their first sequence. A queue with priorities
         or a limit on bytes uses `push_part` instead."""
         count = payload.count
@@ -253,7 +253,7 @@ class Queue(Timed):
 
     def push_part(
         self, payload: Payload, lo: int, hi: int, priority: int, annotations: Annotations | None
-    ) -> int:
+    ) -> QueueSequence:
         """Append messages lo..hi-1 of a payload and return their first sequence."""
         account = self.account
         cuts = payload.cuts
@@ -465,9 +465,11 @@ class Queue(Timed):
         self.account.settle(count, cuts[hi] - cuts[lo])
         if not self.stored:
             return False
-        return self.settled_rows.add(piece.first + lo - piece.lo, count, owner, reason)
+        return self.settled_rows.add(
+            QueueSequence(piece.first + lo - piece.lo), count, owner, reason
+        )
 
-    def end(self) -> int:
+    def end(self) -> QueueSequence:
         """Return the sequence behind the last message of a stream that readers may see."""
         return self.high_water.durable
 

@@ -16,7 +16,7 @@ from tallymark.engine.message import Slice
 from tallymark.engine.records import Record
 from tallymark.engine.settings import UNLIMITED
 from tallymark.engine.store import Store
-from tallymark.engine.units import EngineMs, Ms
+from tallymark.engine.units import EngineMs, Ms, QueueSequence
 
 
 @final
@@ -139,15 +139,15 @@ class HighWater:
         "renew_at", "reserve", "returns", "stalled", "turn", "was_reached",
     )  # fmt: skip
 
-    def __init__(self, durable: int) -> None:
-        self.mark = 0
+    def __init__(self, durable: QueueSequence) -> None:
+        self.mark = QueueSequence(0)
         """The mark that was sent to the journal: sequences below it may have been delivered."""
         self.durable = durable
         """The mark that is known to be on disk. No sequence at or above it is delivered. For a
         stream: all messages below it are on disk, and readers may see them."""
         self.reserve = 0
         """Distance by which the next mark runs ahead of deliveries, in messages."""
-        self.reached = 0
+        self.reached = QueueSequence(0)
         """First sequence that was neither delivered nor due for delivery since the broker
         started."""
         self.burst = 0
@@ -155,7 +155,7 @@ class HighWater:
         self.turn = 0
         self.stalled = False
         """True if a delivery had to wait for the present mark to reach the disk."""
-        self.renew_at = 0
+        self.renew_at = QueueSequence(0)
         """Sequence above which a delivery asks for the next mark."""
         self.asked = 0
         """Turn in which a mark was asked for last."""
@@ -168,10 +168,10 @@ class HighWater:
         """Credit that is expected to come back while a mark is in effect, in messages."""
         self.is_ahead = False
         """True if the mark may be ahead of what was delivered."""
-        self.was_reached = 0
+        self.was_reached = QueueSequence(0)
         """Value of `reached` when that was examined last."""
 
-    def settle_at(self, mark: int) -> None:
+    def settle_at(self, mark: QueueSequence) -> None:
         """Set the mark to one that is on disk, or that limits deliveries from now on."""
         self.mark = self.durable = self.renew_at = mark
 
@@ -183,10 +183,10 @@ class DiskHold:
     __slots__ = ("is_held", "returning", "shown", "turns")
 
     def __init__(self) -> None:
-        self.shown = UNLIMITED
+        self.shown = QueueSequence(UNLIMITED)
         """First sequence that is not delivered before it is on disk; UNLIMITED: no sequence
         waits."""
-        self.returning: dict[int, object] = {}
+        self.returning: dict[QueueSequence, object] = {}
         """Sequences of messages that were given back, and are not delivered before that is on disk;
         with the last wait for it of each."""
         self.turns = 0
@@ -194,7 +194,7 @@ class DiskHold:
         self.is_held = False
         """True if messages that wait entered in the present turn."""
 
-    def before_returns(self, first: int, n: int) -> int:
+    def before_returns(self, first: QueueSequence, n: int) -> int:
         """Return how many of the n sequences from `first` on come before one that is returning."""
         for at in range(n):
             if first + at in self.returning:
@@ -249,7 +249,7 @@ class Pin:
 
     __slots__ = ("held", "high", "low")
 
-    def __init__(self, low: int, high: int) -> None:
+    def __init__(self, low: QueueSequence, high: QueueSequence) -> None:
         self.low = low
         self.high = high
         self.held: list[Slice] = []
@@ -263,7 +263,7 @@ class Pin:
             store.use(piece.payload, stop - start)
             self.held.append(piece.part(start, stop))
 
-    def between(self, low: int, high: int) -> list[Slice]:
+    def between(self, low: QueueSequence, high: QueueSequence) -> list[Slice]:
         """Return the pinned slices of sequences low..high-1, as parts of their own."""
         found: list[Slice] = []
         for piece in self.held:
@@ -285,7 +285,13 @@ class Archived:
     __slots__ = ("archive", "checksum", "high", "low", "place", "rows")
 
     def __init__(
-        self, low: int, high: int, rows: int, archive: str, checksum: str, place: str
+        self,
+        low: QueueSequence,
+        high: QueueSequence,
+        rows: int,
+        archive: str,
+        checksum: str,
+        place: str,
     ) -> None:
         self.low = low
         self.high = high
@@ -318,8 +324,8 @@ class Archived:
         if not isinstance(found, dict) or set(found) != {"archive", "checksum", "place"}:
             raise ValueError(f"archived {found!r}, expected archive, checksum and place")
         return Archived(
-            record.first, record.first + record.count, record.other, str(found["archive"]),
-            str(found["checksum"]), str(found["place"]),
+            QueueSequence(record.first), QueueSequence(record.first + record.count), record.other,
+            str(found["archive"]), str(found["checksum"]), str(found["place"]),
         )  # fmt: skip
 
 
@@ -330,7 +336,7 @@ class Retention:
     __slots__ = ("archive", "kept_from", "let_go_bytes", "pins")
 
     def __init__(self) -> None:
-        self.kept_from = 1
+        self.kept_from = QueueSequence(1)
         """First sequence that the stream still retains; all lower ones were deleted."""
         self.let_go_bytes = 0
         """Bytes that the stream has deleted since it was declared."""
@@ -341,5 +347,5 @@ class Retention:
 
     def let_go(self, piece: Slice) -> None:
         """Note that the oldest messages were deleted."""
-        self.kept_from = piece.first + len(piece)
+        self.kept_from = QueueSequence(piece.first + len(piece))
         self.let_go_bytes += piece.size()

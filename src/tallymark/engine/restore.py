@@ -41,7 +41,7 @@ from tallymark.engine.records import Record
 from tallymark.engine.session import FAILED, RETURNED, InFlight
 from tallymark.engine.sinks import part_record
 from tallymark.engine.subscription import Subscription, ranges_of, subscriptions_of
-from tallymark.engine.units import EngineMs
+from tallymark.engine.units import EngineMs, LeaseSequence, QueueSequence
 
 TELL_ONLY: Final = (records.SLOW, records.CONSUMER)
 """Kinds of record that do not affect the content of a queue."""
@@ -227,11 +227,13 @@ def packed_in(broker: Broker, segments: set[int]) -> Iterator[tuple[Pack, int, P
                             yield pack, i, piece.payload.single(i)
 
 
-def tail_of(broker: Broker) -> tuple[list[tuple[int, str, str, int]], list[tuple[int, str, int]]]:
+def tail_of(
+    broker: Broker,
+) -> tuple[list[tuple[int, str, str, int]], list[tuple[int, str, int]]]:
     """Return the present state of what survives a restart: (id, virtual host, name, entered) of
     queues, (epoch, text, floor) of durable subscriptions."""
     queues = [(q.id, q.vhost, q.name, q.entered) for q in broker.queues.values() if q.stored]
-    subscriptions = [
+    subscriptions: list[tuple[int, str, int]] = [
         (s.epoch, f"subscription '{s.name}' on {named('queue', s.queue.name, s.queue.vhost)}",
          s.floor)
         for s in broker.leases.subscriptions.values()
@@ -329,28 +331,28 @@ class Restorer:
         low, skip = record.other & records.LEASE_BITS, 0
         if subscription.floor > low:
             skip = min(subscription.floor - low, record.count)
-        subscription.next = max(subscription.next, low + record.count)
+        subscription.next = LeaseSequence(max(subscription.next, low + record.count))
         if skip < record.count and record.payload is not None:
             piece = Slice(
                 record.payload,
                 record.lo + skip,
                 record.lo + record.count,
-                record.first + skip,
+                QueueSequence(record.first + skip),
                 record.flags,
                 record.other >> 48,
                 record.reason,
                 self._annotations.read(record.blob),
             )
-            subscription.next = low + skip
+            subscription.next = LeaseSequence(low + skip)
             subscription.add(piece)
 
     def _settle_lease(self, record: Record) -> None:
         subscription = self._broker.leases.subscriptions.get(record.owner)
         if subscription is not None:
-            for outcome, piece in subscription.settle(record.other):
+            for outcome, piece in subscription.settle(LeaseSequence(record.other)):
                 if outcome in (RETURNED, FAILED):
                     self._histories[subscription.queue.id].release(piece)
-            subscription.next = max(subscription.next, record.other)
+            subscription.next = LeaseSequence(max(subscription.next, record.other))
 
     def _judge(self, record: Record) -> None:
         subscription = self._broker.leases.subscriptions.get(record.owner)
@@ -485,7 +487,7 @@ def drop_lost(broker: Broker, lost: list[Payload]) -> int:
         for subscription in subscriptions_of(queue):
             held = [lease.slice for lease in subscription.leases]
             for piece in [x for x in held if id(x.payload) in gone]:
-                subscription.lose(piece.first, piece.first + len(piece))
+                subscription.lose(piece.first, QueueSequence(piece.first + len(piece)))
                 count += _lose(broker, queue, piece, LEASED)
     return count + broker.sinks.lose(gone)
 

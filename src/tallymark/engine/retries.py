@@ -16,7 +16,7 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.queue_parts import Letter
 from tallymark.engine.state import State
 from tallymark.engine.subscription import subscriptions_of
-from tallymark.engine.units import EngineMs, Ms
+from tallymark.engine.units import EngineMs, Ms, QueueSequence
 
 RESTARTS_MS: Final = 1000
 """Time during which a change restarts an attempt at many letters from the first one, so that they
@@ -125,7 +125,7 @@ class Readmission:
         self._quarantine.look_after(queue)
         return back
 
-    def drop(self, queue: Queue, low: int, high: int) -> int:
+    def drop(self, queue: Queue, low: QueueSequence, high: QueueSequence) -> int:
         """Drop unreadable messages of sequences low..high-1, leased ones included; return their
         count. Payloads are dropped whole."""
         gone = 0
@@ -140,7 +140,7 @@ class Readmission:
                 piece = lease.slice
                 inside = low < piece.first + len(piece) and piece.first < high
                 if inside and not self._store.tried(piece.payload):
-                    subscription.lose(piece.first, piece.first + len(piece))
+                    subscription.lose(piece.first, QueueSequence(piece.first + len(piece)))
                     queue.account.move(piece, LEASED, MOVING)
                     self._state.drop(queue, piece, records.DROPPED_UNREADABLE)
                     gone += len(piece)

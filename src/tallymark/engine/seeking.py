@@ -26,14 +26,16 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.ready import Ready
 from tallymark.engine.session import Consumer, InFlight, seekers_of
 from tallymark.engine.state import State
-from tallymark.engine.units import EngineMs, Tag
+from tallymark.engine.units import EngineMs, MessageId, QueueSequence, Tag
 from tallymark.engine.upkeep import Upkeep
 
 LOOKS: Final = 2048
 """Number of messages of a queue that are examined in one turn, for all its filters together."""
 LOOK_BYTES: Final = 4096
 """Number of bytes that count as one more examined message: they may have to be read from disk."""
-_NOTHING: Final = Payload(0, b"", array("I", (0,)), Route("", ""), None, 0, EngineMs(0), False, 0)
+_NOTHING: Final = Payload(
+    0, b"", array("I", (0,)), Route("", ""), None, MessageId(0), EngineMs(0), False, 0
+)
 """Placeholder for the messages that readers of streams hold."""
 
 
@@ -172,7 +174,7 @@ class Seeking:
             else:
                 _lend(consumer, n, self._clock.now_ms)
         else:
-            if queue.stored and not self._marks.cover(queue, found.first + n):
+            if queue.stored and not self._marks.cover(queue, QueueSequence(found.first + n)):
                 n = min(n, queue.high_water.durable - found.first)
                 if n <= 0:
                     return 0
@@ -214,7 +216,7 @@ def _lend(consumer: Consumer, n: int, now_ms: EngineMs) -> None:
             last.last = Tag(last.last + n)
             last.left += n
             return
-    piece = Slice(_NOTHING, 0, n, 1, 0)
+    piece = Slice(_NOTHING, 0, n, QueueSequence(1), 0)
     entry = InFlight(tag, Tag(tag + n - 1), piece, consumer.queue, consumer, now_ms)
     entry.void = True
     inflight.append(entry)

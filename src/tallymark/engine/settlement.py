@@ -33,7 +33,7 @@ from tallymark.engine.session import (
 )
 from tallymark.engine.settings import RETRY_DISABLED
 from tallymark.engine.state import State
-from tallymark.engine.units import EngineMs, Ms, Tag
+from tallymark.engine.units import EngineMs, Ms, QueueSequence, Tag
 
 
 @final
@@ -343,7 +343,9 @@ class Settlement:
         if queue.watched:
             self.agenda.mark(queue)
 
-    def record_drop(self, queue: Queue, low: int, high: int, reason: int) -> None:
+    def record_drop(
+        self, queue: Queue, low: QueueSequence, high: QueueSequence, reason: int
+    ) -> None:
         """Record that sequences low..high-1 ended without success."""
         if queue.stored and high > low:
             self.ledger.emit(dropped_record(queue.id, low, high - low, reason))
@@ -357,7 +359,9 @@ class Settlement:
                     for low, high in entry.pieces(entry.first, entry.last):
                         piece = entry.part(low, high)
                         queue.account.move(piece, ACQUIRED, DROPPED, reason)
-                        self.record_drop(queue, piece.first, piece.first + len(piece), reason)
+                        self.record_drop(
+                            queue, piece.first, QueueSequence(piece.first + len(piece)), reason
+                        )
 
     def finish(
         self,

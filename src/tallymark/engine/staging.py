@@ -19,7 +19,7 @@ from tallymark.engine.errors import PreconditionFailed, ResourceExhausted
 from tallymark.engine.message import Payload
 from tallymark.engine.session import InFlight, Session
 from tallymark.engine.topology import Targets
-from tallymark.engine.units import EngineMs, Tag
+from tallymark.engine.units import EngineMs, MessageId, Tag
 
 RUN_BYTES: Final = 64 * 1024
 """Size in bytes at which a run is closed to further messages."""
@@ -75,7 +75,7 @@ class StagedRun:
         self.reached = False
         """True after the commit if the messages entered any queue."""
 
-    def seal(self, first_id: int) -> Payload:
+    def seal(self, first_id: MessageId) -> Payload:
         """Make one payload of the parts and close the run. first_id: first of as many consecutive
         message ids as there are messages."""
         parts, self.parts = self.parts, []
@@ -84,7 +84,7 @@ class StagedRun:
         return whole
 
 
-def _joined(parts: list[Payload], first_id: int) -> Payload:
+def _joined(parts: list[Payload], first_id: MessageId) -> Payload:
     """Return the messages of several payloads as one payload. Their bytes are in memory."""
     first = parts[0]
     cuts = array("I", (0,))

@@ -21,6 +21,7 @@ from tallymark.engine.message import Format, Payload, Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import Connection, Session
 from tallymark.engine.store import Store
+from tallymark.engine.units import QueueSequence
 from tallymark.engine.vhost import VirtualHost
 
 
@@ -103,7 +104,7 @@ class Returns:
 
     __slots__ = ("queue", "sequences")
 
-    def __init__(self, queue: Queue, sequences: list[int]) -> None:
+    def __init__(self, queue: Queue, sequences: list[QueueSequence]) -> None:
         self.queue = queue
         self.sequences = sequences
 
@@ -191,7 +192,7 @@ class Agenda:
             queue.appended = True
             self.appended.append(queue)
 
-    def entered(self, queue: Queue, first: int, kept: bool, is_moved: bool) -> None:
+    def entered(self, queue: Queue, first: QueueSequence, kept: bool, is_moved: bool) -> None:
         """Decide whether messages from sequence `first` on, which just entered, wait for the disk
         before delivery. Those of a commit, or from another queue, do: a crash might undo the commit
         or the move. Other persistent messages follow the queue's setting.
@@ -205,7 +206,9 @@ class Agenda:
         """Hold messages back that were just given back to a stored queue, where its deliveries wait
         for the disk: after a crash their attempts go on from what was delivered."""
         if self._syncs_first(queue):
-            sequences = [at for one in pieces for at in range(one.first, one.first + len(one))]
+            sequences = [
+                QueueSequence(at) for one in pieces for at in range(one.first, one.first + len(one))
+            ]
             returns = Returns(queue, sequences)
             for at in sequences:
                 queue.disk_hold.returning[at] = returns
@@ -216,7 +219,7 @@ class Agenda:
         after = queue.settings.after_sync
         return after > 0 or (after < 0 and self.syncs_first)
 
-    def _hold(self, queue: Queue, first: int) -> None:
+    def _hold(self, queue: Queue, first: QueueSequence) -> None:
         """Deliver sequences from `first` on only when the records of this turn are on disk."""
         if first < queue.disk_hold.shown:
             queue.disk_hold.shown = first

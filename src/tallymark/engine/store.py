@@ -43,7 +43,7 @@ class Store:
         """Count of packed payloads among these and in `_dying`."""
         self.is_behind = False
         """True if a sweep had to leave work for the next turn."""
-        self.released: list[tuple[int, int]] = []
+        self.released: list[tuple[Position, int]] = []
         """Journal extents (position, size) that are no longer needed. The owner takes them from
         here."""
         self.trouble = ""
@@ -165,11 +165,11 @@ class Store:
         if pack is not None:
             cuts = payload.cuts
             for i in range(pack.taken, payload.count):
-                self.released.append((pack.positions[i], cuts[i + 1] - cuts[i]))
+                self.released.append((Position(pack.positions[i]), cuts[i + 1] - cuts[i]))
             pack.taken = payload.count
         elif payload.position >= 0:
             self.released.append((payload.position, payload.size))
-            payload.position = NOWHERE
+            payload.position = Position(NOWHERE)
 
     def spill(self, budget: int, written: Position, ledger: Ledger) -> None:
         """Reduce memory to `budget` bytes. Payloads below journal position `written` lose their
@@ -184,7 +184,7 @@ class Store:
                 self._unused -= 1
             elif payload.position < 0 or payload.position + payload.size > written:
                 if payload.position == NOWHERE and payload.live:
-                    payload.position = ON_ITS_WAY
+                    payload.position = Position(ON_ITS_WAY)
                     ledger.emit(payload_record(payload, records.TRANSIENT))
                 if payload.position != NOWHERE:
                     excess -= payload.size

@@ -32,7 +32,7 @@ from tallymark.engine.queue_parts import Archived, Pin
 from tallymark.engine.session import Consumer
 from tallymark.engine.state import State
 from tallymark.engine.store import Store
-from tallymark.engine.units import EngineMs, WallMs
+from tallymark.engine.units import EngineMs, QueueSequence, WallMs
 
 FIRST: Final = "first"
 LAST: Final = "last"
@@ -111,7 +111,7 @@ def offset_of(consumer: Consumer) -> int:
     return consumer.cursors[0] - 1
 
 
-def pin(queue: Queue, low: int, high: int) -> Pin:
+def pin(queue: Queue, low: QueueSequence, high: QueueSequence) -> Pin:
     """Pin the range: it stays readable until `unpin`. O(1).
 
     Raises: as check_range.
@@ -143,7 +143,9 @@ def check_stream(queue: Queue, id: int) -> None:
         )
 
 
-def check_range(queue: Queue, low: int, high: int, under: Pin | None = None) -> None:
+def check_range(
+    queue: Queue, low: QueueSequence, high: QueueSequence, under: Pin | None = None
+) -> None:
     """Check that the range can be read. Raises Gone if retention has deleted part of it and the pin
     does not hold that, and PreconditionFailed if it ends behind what readers may see, or before it
     begins."""
@@ -162,7 +164,9 @@ def check_range(queue: Queue, low: int, high: int, under: Pin | None = None) -> 
         )
 
 
-def between(queue: Queue, low: int, high: int, under: Pin | None = None) -> list[Slice]:
+def between(
+    queue: Queue, low: QueueSequence, high: QueueSequence, under: Pin | None = None
+) -> list[Slice]:
     """Return the slices of a checked range, in order, as new parts; packed ones stay packed.
     O(slices) of the range."""
     found: list[Slice] = []
@@ -185,7 +189,7 @@ class Batch:
         """Raw bytes, framing included."""
 
 
-def batch(queue: Queue, low: int, most: int, most_bytes: int) -> Batch:
+def batch(queue: Queue, low: QueueSequence, most: int, most_bytes: int) -> Batch:
     """Find the end of a batch from `low` on: after `most` messages, before the message that exceeds
     `most_bytes` (but after the first one), or where readers may see no more.
 
@@ -285,7 +289,7 @@ class Archives:
         self._ledger.emit(made.to_record(queue.id))
         return True
 
-    def release(self, queue: Queue, high: int) -> bool:
+    def release(self, queue: Queue, high: QueueSequence) -> bool:
         """Delete the archived messages below `high`, a part of them in each turn. False: call again
         in the next turn.
 

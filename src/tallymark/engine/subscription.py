@@ -24,6 +24,7 @@ from tallymark.engine.errors import Fenced, PreconditionFailed
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue, QueueSubscription
 from tallymark.engine.session import ACCEPTED
+from tallymark.engine.units import LeaseSequence, QueueSequence
 
 DEFAULT_LIMIT_ROWS: Final = 100_000
 DEFAULT_LIMIT_BYTES: Final = 256 * 1024 * 1024
@@ -35,7 +36,7 @@ class Lease:
 
     __slots__ = ("first", "slice")
 
-    def __init__(self, first: int, slice: Slice) -> None:
+    def __init__(self, first: LeaseSequence, slice: Slice) -> None:
         self.first = first
         self.slice = slice
 
@@ -53,13 +54,13 @@ class Subscription(QueueSubscription):
         self.fence = epoch
         self.begun = False
         """True once the holder of the fence has begun a batch."""
-        self.floor = 0
-        self.next = 0
+        self.floor = LeaseSequence(0)
+        self.next = LeaseSequence(0)
         self.leases: deque[Lease] = deque()
         self.leased_bytes = 0
         self.limit_rows = DEFAULT_LIMIT_ROWS
         self.limit_bytes = DEFAULT_LIMIT_BYTES
-        self.verdicts: dict[int, int] = {}
+        self.verdicts: dict[LeaseSequence, int] = {}
         """Outcome by lease sequence, at or above the floor; not there: accepted."""
 
     def check_fence(self, fence: int) -> None:
@@ -89,10 +90,12 @@ class Subscription(QueueSubscription):
     def add(self, slice: Slice) -> None:
         """Lease a slice: its messages get the next lease sequences."""
         self.leases.append(Lease(self.next, slice))
-        self.next += len(slice)
+        self.next = LeaseSequence(self.next + len(slice))
         self.leased_bytes += slice.size()
 
-    def part(self, low: int, high: int, most: int = 1 << 62) -> list[tuple[int, Slice]]:
+    def part(
+        self, low: LeaseSequence, high: LeaseSequence, most: int = 1 << 62
+    ) -> list[tuple[LeaseSequence, Slice]]:
         """Lease sequences low..high-1 as (first lease sequence, slice) pairs, in order; no more
         than the first `most` of them.
 
@@ -105,7 +108,7 @@ class Subscription(QueueSubscription):
                 f"{self.floor} and can no longer be read"
             )
         self.check_position(high, "sequence")
-        found: list[tuple[int, Slice]] = []
+        found: list[tuple[LeaseSequence, Slice]] = []
         for lease in self.leases:
             piece = lease.slice
             end = lease.first + len(piece)
@@ -115,19 +118,20 @@ class Subscription(QueueSubscription):
                 break
             skip = max(0, low - lease.first)
             stop = min(end, high) - lease.first
-            found.append((lease.first + skip, piece.part(skip, stop)))
+            found.append((LeaseSequence(lease.first + skip), piece.part(skip, stop)))
         return found
 
-    def judge(self, first: int, count: int, outcome: int) -> None:
+    def judge(self, first: LeaseSequence, count: int, outcome: int) -> None:
         """Set the outcome of leased messages for their settlement; the last one set counts."""
         verdicts = self.verdicts
-        for sequence in range(first, first + count):
+        for i in range(count):
+            sequence = LeaseSequence(first + i)
             if outcome == ACCEPTED:
                 verdicts.pop(sequence, None)
             else:
                 verdicts[sequence] = outcome
 
-    def begin(self, start: int) -> list[tuple[int, int, int]]:
+    def begin(self, start: LeaseSequence) -> list[tuple[LeaseSequence, int, int]]:
         """Begin a batch at lease sequence `start`. The first one of a fence forgets the verdicts
         from there on: earlier holders set them for batches that are read again now.
 
@@ -141,7 +145,7 @@ class Subscription(QueueSubscription):
             del self.verdicts[sequence]
         return ranges_of(stale)
 
-    def settle(self, end: int) -> list[tuple[int, Slice]]:
+    def settle(self, end: LeaseSequence) -> list[tuple[int, Slice]]:
         """Raise the floor to `end`; returns what that settles, in order, as (outcome, slice) pairs.
         Repeating is no error."""
         done: list[tuple[int, Slice]] = []
@@ -165,20 +169,22 @@ class Subscription(QueueSubscription):
                 self.verdicts = {at: said for at, said in self.verdicts.items() if at >= end}
         return done
 
-    def _add_judged(self, into: list[tuple[int, Slice]], first: int, piece: Slice) -> None:
+    def _add_judged(
+        self, into: list[tuple[int, Slice]], first: LeaseSequence, piece: Slice
+    ) -> None:
         """Add a slice whose lease sequences begin with `first`, split by outcomes."""
         verdicts = self.verdicts
         count = len(piece)
         at = 0
         while at < count:
-            outcome = verdicts.get(first + at, ACCEPTED)
+            outcome = verdicts.get(LeaseSequence(first + at), ACCEPTED)
             stop = at + 1
-            while stop < count and verdicts.get(first + stop, ACCEPTED) == outcome:
+            while stop < count and verdicts.get(LeaseSequence(first + stop), ACCEPTED) == outcome:
                 stop += 1
             into.append((outcome, piece.part(at, stop)))
             at = stop
 
-    def lose(self, low: int, high: int) -> list[Slice]:
+    def lose(self, low: QueueSequence, high: QueueSequence) -> list[Slice]:
         """Take out the leases that begin among the queue's sequences low..high-1: their bytes are
         lost. Returns their slices."""
         lost = [x.slice for x in self.leases if low <= x.slice.first < high]
@@ -218,10 +224,10 @@ def subscriptions_of(queue: Queue) -> list[Subscription]:
     return cast(list[Subscription], queue.subscriptions)
 
 
-def ranges_of(verdicts: dict[int, int]) -> list[tuple[int, int, int]]:
+def ranges_of(verdicts: dict[LeaseSequence, int]) -> list[tuple[LeaseSequence, int, int]]:
     """Verdicts as (first lease sequence, count, outcome), in order."""
-    found: list[tuple[int, int, int]] = []
-    first = count = outcome = 0
+    found: list[tuple[LeaseSequence, int, int]] = []
+    first, count, outcome = LeaseSequence(0), 0, 0
     for sequence in sorted(verdicts):
         said = verdicts[sequence]
         if count and sequence == first + count and said == outcome:

@@ -50,7 +50,7 @@ from tallymark.engine.staging import (
 )
 from tallymark.engine.state import State
 from tallymark.engine.topology import Targets
-from tallymark.engine.units import EngineMs, Ms, Tag
+from tallymark.engine.units import EngineMs, MessageId, Ms, QueueSequence, Tag
 
 AHEAD_BYTES: Final = 1 << 20
 """Bytes of a transaction that wait in memory for its commit. Bytes beyond are written to the
@@ -275,7 +275,7 @@ class Transactions:
         if run.payload is not None:
             return
         first_id = self._state.message_ids.take(run.count) if len(run.parts) > 1 else 0
-        payload = run.seal(first_id)
+        payload = run.seal(MessageId(first_id))
         self.store.hold(-run.size)
         self.store.enter(payload, run.count)
         if not payload.persistent or not run.targets.durable:
@@ -398,7 +398,7 @@ class Transactions:
                 else:
                     queue.account.move(piece, STAGED, DROPPED, reason)
                     self._settlement.record_drop(
-                        queue, piece.first, piece.first + len(piece), reason
+                        queue, piece.first, QueueSequence(piece.first + len(piece)), reason
                     )
             entry.void = is_emptied
 
@@ -413,4 +413,6 @@ class Transactions:
 
     def _record_staged(self, transaction: Transaction, entry: InFlight, outcome: int) -> None:
         for first, count in stored_ranges(entry):
-            self.ledger.emit(staged_record(entry.queue.id, first, count, transaction.id, outcome))
+            self.ledger.emit(
+                staged_record(entry.queue.id, QueueSequence(first), count, transaction.id, outcome)
+            )

@@ -21,3 +21,10 @@ Tag = NewType("Tag", int)
 """Number of a delivery in its session, from 1; never given twice. AMQP 0-9-1's delivery tag."""
 PublishNumber = NewType("PublishNumber", int)
 """Number of a publish in its confirming session, from 1."""
+QueueSequence = NewType("QueueSequence", int)
+"""Number of a message in its queue, from 1: given when it enters, never twice. Where a place in the
+order of the queue is meant, which may be later (Slice.shift), it is a plain int."""
+LeaseSequence = NewType("LeaseSequence", int)
+"""Number of a leased message in its durable subscription, from 0, without gaps."""
+MessageId = NewType("MessageId", int)
+"""Number of a message in this broker, from 1, the same in every queue that it was routed to."""

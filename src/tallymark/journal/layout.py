@@ -92,6 +92,7 @@ from typing import Final, final
 from tallymark.engine.annotations import Route
 from tallymark.engine.message import Payload
 from tallymark.engine.records import PAYLOAD, Record
+from tallymark.engine.units import MessageId, Position
 from tallymark.journal.block import ALIGN as ALIGN
 from tallymark.journal.block import APART as APART
 from tallymark.journal.block import CHECKED as CHECKED
@@ -323,7 +324,7 @@ class Packer:
         self._places = {}
         for payload in self._payloads:
             if mode == STORED:  # nothing else may change a payload
-                payload.position = base + raw_at
+                payload.position = Position(base + raw_at)
             else:
                 self._places[id(payload)] = raw_at
             raw_at += payload.size
@@ -390,7 +391,7 @@ class Packer:
             summed = p.sum
         if p.pack is not None:
             flags |= COLUMNS
-            first, arrived = p.pack.ids[0], p.pack.arrivals[0]
+            first, arrived = MessageId(p.pack.ids[0]), p.pack.arrivals[0]
             if p.pack.sums is not None:
                 flags |= CHECKED
                 summed = p.pack.sums[0]

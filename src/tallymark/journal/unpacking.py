@@ -10,7 +10,7 @@ from typing import final
 from tallymark.engine.annotations import Route
 from tallymark.engine.message import PACKED, Pack, Payload
 from tallymark.engine.records import MOVED, PAYLOAD, Record
-from tallymark.engine.units import EngineMs
+from tallymark.engine.units import EngineMs, MessageId, Position
 from tallymark.journal.block import (
     CHECKED,
     HEADER,
@@ -82,7 +82,7 @@ class Unpacker:
                 )
                 if flags & CHECKED and payload.pack is None:
                     payload.sum = queue
-                payload.position = position if payload.pack is None else PACKED
+                payload.position = Position(position if payload.pack is None else PACKED)
                 payloads[position] = payload
                 if flags & RELOCATED:
                     continue
@@ -115,7 +115,7 @@ class Unpacker:
         payload = self.payloads.get(old)
         if payload is not None and payload.pack is None:
             del self.payloads[old]
-            payload.position = position
+            payload.position = Position(position)
             self.payloads[position] = payload
 
     def apply_moves(self) -> None:
@@ -163,7 +163,7 @@ class Unpacker:
             cuts,
             route,
             own,
-            first,
+            MessageId(first),
             EngineMs(time_ms),
             flags & PERSISTENT != 0,
             largest_frame,

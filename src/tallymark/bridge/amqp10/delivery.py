@@ -16,7 +16,7 @@ from tallymark.bridge.conversion import nsq_to_amqp10 as from_nsq
 from tallymark.bridge.formats import AMQP091, AMQP10
 from tallymark.engine.annotations import Annotations, Route
 from tallymark.engine.message import Payload, Slice
-from tallymark.engine.units import EngineMs
+from tallymark.engine.units import EngineMs, MessageId, QueueSequence
 
 ROUTES_KEPT: Final = 1024
 """Number of routes whose annotations are cached per link."""
@@ -185,10 +185,10 @@ def reply_to_amqp10(format: int, message: bytes, route: Route) -> bytes:
         array("I", (0, len(message))),
         route,
         None,
-        0,
+        MessageId(0),
         EngineMs(0),
         False,
         len(message),
     )
-    run = Outgoing().runs(Slice(payload, 0, 1, 1, 0), False, 0)[0]
+    run = Outgoing().runs(Slice(payload, 0, 1, QueueSequence(1), 0), False, 0)[0]
     return run.front + run.raw[run.cuts[0] + run.skip :]

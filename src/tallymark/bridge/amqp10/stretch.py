@@ -31,7 +31,7 @@ from tallymark.engine.message import Payload
 from tallymark.engine.publishing import Part
 from tallymark.engine.staging import AS_DUE, MUST_ARRIVE, StagedRun
 from tallymark.engine.topology import Targets
-from tallymark.engine.units import WallMs
+from tallymark.engine.units import MessageId, WallMs
 from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10.errors import DecodeError
 from tallymark.wire.amqp10.outcomes import DeliveryState, Error, Rejected, Released
@@ -367,6 +367,6 @@ def _part(whole: Payload, lo: int, hi: int) -> Payload:
     base = cuts[lo]
     return Payload(
         whole.format, raw[base : cuts[hi]], array("I", [cut - base for cut in cuts[lo : hi + 1]]),
-        whole.route if whole.routes is None else whole.routes[lo], None, whole.first_id + lo,
-        whole.arrived_ms, whole.persistent, whole.largest_frame,
+        whole.route if whole.routes is None else whole.routes[lo], None, MessageId(whole.first_id +
+        lo), whole.arrived_ms, whole.persistent, whole.largest_frame,
     )  # fmt: skip

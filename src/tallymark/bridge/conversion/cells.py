@@ -9,6 +9,7 @@ from tallymark.bridge.amqp10.front import Front
 from tallymark.bridge.formats import AMQP091
 from tallymark.engine.annotations import Route
 from tallymark.engine.message import Payload, Slice
+from tallymark.engine.units import MessageId
 from tallymark.wire.amqp091.frames import BODY, HEADER, METHOD, frame
 from tallymark.wire.amqp091.layouts import encode_method
 from tallymark.wire.amqp091.methods import BasicPublish
@@ -121,9 +122,10 @@ class Frames:
         piece = self._piece
         payload = self._payload
         whole = Payload(
-            AMQP091, b"".join(self._out), array("I", self._ends), payload.route,
-            None if payload.routes is None else payload.routes[piece.lo : piece.hi],
-            payload.first_id + piece.lo, payload.arrived_ms, payload.persistent, self._largest,
+            AMQP091, b"".join(self._out), array("I", self._ends), payload.route, None if
+            payload.routes is None else payload.routes[piece.lo : piece.hi],
+            MessageId(payload.first_id + piece.lo), payload.arrived_ms, payload.persistent,
+            self._largest,
         )  # fmt: skip
         return Slice(
             whole, 0, len(piece), piece.first, piece.acquired, piece.failed, piece.priority,

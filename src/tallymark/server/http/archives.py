@@ -17,6 +17,7 @@ from tallymark.engine import streams
 from tallymark.engine.queue import Queue
 from tallymark.engine.queue_parts import Archived
 from tallymark.engine.streams import first_offset
+from tallymark.engine.units import QueueSequence
 from tallymark.server.http.requests import HttpContext, answer, body_of
 
 Offset = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62) - 1)]
@@ -65,8 +66,8 @@ class Archiving:
         wanted = await body_of(request, Range)
         queue = self._stream(request, wanted.id)
         made = Archived(
-            wanted.low + 1, wanted.high + 1, wanted.rows, wanted.archive, wanted.checksum,
-            wanted.place,
+            QueueSequence(wanted.low + 1), QueueSequence(wanted.high + 1), wanted.rows,
+            wanted.archive, wanted.checksum, wanted.place,
         )  # fmt: skip
         is_new = self._node.broker.archives.record(queue, made)
         await self._node.durable()
@@ -77,7 +78,7 @@ class Archiving:
         done = False
         while not done:
             queue = self._stream(request, wanted.id)  # again in each turn: it may be another
-            done = self._node.broker.archives.release(queue, wanted.high + 1)
+            done = self._node.broker.archives.release(queue, QueueSequence(wanted.high + 1))
             self._node.schedule()
             await asyncio.sleep(0)
         await self._node.durable()

@@ -18,6 +18,7 @@ from typing import Final
 from aiohttp import web
 
 from tallymark.engine.extents import Span
+from tallymark.engine.units import Position
 from tallymark.journal.journal import Journal
 from tallymark.server.config.kinds import is_loopback
 from tallymark.server.logs import log_of
@@ -332,7 +333,7 @@ def _gather(fd: int, spans: list[Span], size: int) -> bytearray:
                 buffers.append(nowhere[:gap])
             buffers.append(into[done : done + span.size])
             done += span.size
-            here = span.position + span.size
+            here = Position(span.position + span.size)
             at += 1
         wanted = here - begin
         if os.preadv(fd, buffers, begin & 0xFFFFFFFF) != wanted:

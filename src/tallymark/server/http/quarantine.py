@@ -16,6 +16,7 @@ from aiohttp import web
 
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import DEATHS
+from tallymark.engine.units import QueueSequence
 from tallymark.server.http.requests import (
     HttpContext,
     Refused,
@@ -73,7 +74,9 @@ class Quarantines:
                 400, "bad_request", f"first {wanted.first}, expected at most last = {wanted.last}"
             )
         queue = self._http.queue(request)
-        dropped = self._node.broker.readmission.drop(queue, wanted.first, wanted.last + 1)
+        dropped = self._node.broker.readmission.drop(
+            queue, QueueSequence(wanted.first), QueueSequence(wanted.last + 1)
+        )
         await self._node.durable()
         return answer({"dropped": dropped, "quarantined": queue.account.quarantined})
 

@@ -29,6 +29,7 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.queue_parts import Pin
 from tallymark.engine.records import Record
 from tallymark.engine.streams import TIME, Start, first_offset, start_of
+from tallymark.engine.units import QueueSequence
 from tallymark.journal import layout
 from tallymark.journal.journal import BytesLost
 from tallymark.server.http.extents import (
@@ -150,7 +151,7 @@ class Streams:
         deadline = loop.time() + wait_ms / 1000
         while True:
             queue = self._find(request)  # again after each wait: it may be another by now
-            found = streams.batch(queue, first + 1, most, most_bytes)
+            found = streams.batch(queue, QueueSequence(first + 1), most, most_bytes)
             left = deadline - loop.time()
             if found.end > first + 1 or left <= 0:
                 break
@@ -240,12 +241,13 @@ class Streams:
         self, request: web.Request, queue: Queue, pin: Pin | None
     ) -> tuple[StreamExtents, list[Slice]]:
         """Return where the rows of a range lie, and the slices that are held for it."""
-        low, high = number_in(request, "from") + 1, number_in(request, "to") + 1
+        low = QueueSequence(number_in(request, "from") + 1)
+        high = QueueSequence(number_in(request, "to") + 1)
         streams.check_range(queue, low, high, pin)
         most_bytes = number_in(request, "max_bytes", ANSWER_BYTES) or ANSWER_BYTES
         most_bytes = min(most_bytes, MOST_ANSWER_BYTES)
         if queue.retention.kept_from <= low < high:  # what else is in the range is not looked at
-            high = min(high, streams.batch(queue, low, MOST, most_bytes).end)
+            high = QueueSequence(min(high, streams.batch(queue, low, MOST, most_bytes).end))
         store = self._node.broker.store
         extents = StreamExtents(queue.id, low, most_bytes, store.read)
         pieces: list[Slice] = []
@@ -272,7 +274,10 @@ class Streams:
         streams.check_stream(queue, wanted.id)
         plan = self._plans.make(
             request,
-            lambda: Pinned(queue, streams.pin(queue, wanted.low + 1, wanted.high + 1)),
+            lambda: Pinned(
+                queue,
+                streams.pin(queue, QueueSequence(wanted.low + 1), QueueSequence(wanted.high + 1)),
+            ),
         )
         return answer({"plan": plan.name, "id": queue.id, "from": wanted.low, "to": wanted.high})
 

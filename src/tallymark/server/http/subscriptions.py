@@ -21,6 +21,7 @@ from tallymark.engine.extents import PIECES, Excerpts, LeaseExtents
 from tallymark.engine.message import Slice
 from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED
 from tallymark.engine.subscription import Subscription
+from tallymark.engine.units import LeaseSequence
 from tallymark.journal import layout
 from tallymark.journal.journal import BytesLost
 from tallymark.server.http.blocks import send_blocks
@@ -166,7 +167,7 @@ class Subscriptions:
             # Again after each wait: it may be another by now.
             subscription = self._holds(request, wanted.fence, wanted.epoch)
             end = self._node.broker.leases.lease(
-                subscription, wanted.start, wanted.max_rows, wanted.max_bytes
+                subscription, LeaseSequence(wanted.start), wanted.max_rows, wanted.max_bytes
             )
             left = deadline - loop.time()
             if end > wanted.start or left <= 0:
@@ -181,7 +182,9 @@ class Subscriptions:
     async def _begin(self, request: web.Request) -> web.Response:
         wanted = await body_of(request, Begin)
         subscription = self._holds(request, wanted.fence, wanted.epoch)
-        if self._node.broker.leases.begin(subscription, wanted.start, wanted.end):
+        if self._node.broker.leases.begin(
+            subscription, LeaseSequence(wanted.start), LeaseSequence(wanted.end)
+        ):
             await self._node.durable()
         return answer({"floor": subscription.floor})
 
@@ -190,7 +193,8 @@ class Subscriptions:
         if "max_bytes" in request.query:
             return await self._read_apart(request)
         subscription = self._reads(request)
-        low, high = number_in(request, "from"), number_in(request, "to")
+        low = LeaseSequence(number_in(request, "from"))
+        high = LeaseSequence(number_in(request, "to"))
         if low > high:
             raise Refused(400, "bad_request", f"from is {low}, expected at most to = {high}")
         subscription.part(low, high)  # refuses what is settled or was never leased
@@ -204,7 +208,7 @@ class Subscriptions:
                 raise NotFound(f"subscription '{subscription.name}' is gone")
             subscription.check_fence(fence)
             self._http.check_read(request, subscription.queue)
-            for first, piece in subscription.part(at, high):
+            for first, piece in subscription.part(LeaseSequence(at), high):
                 leases.load(subscription, piece)
                 n = excerpts.add_leased(subscription.epoch, first, piece)
                 if excerpts.full:
@@ -218,7 +222,8 @@ class Subscriptions:
         """One block, whose raw is sent from where it lies in the journal; the header NEXT says
         where to go on."""
         subscription = self._reads(request)
-        low, high = number_in(request, "from"), number_in(request, "to")
+        low = LeaseSequence(number_in(request, "from"))
+        high = LeaseSequence(number_in(request, "to"))
         if low > high:
             raise Refused(400, "bad_request", f"from is {low}, expected at most to = {high}")
         found = subscription.part(low, high, PIECES)
@@ -262,7 +267,7 @@ class Subscriptions:
         wanted = await body_of(request, Verdicts)
         subscription = self._find(request)
         subscription.check_fence(wanted.fence)
-        said = []
+        said: list[tuple[LeaseSequence, int, int]] = []
         for first, count, outcome in wanted.verdicts:
             if outcome not in OUTCOMES:
                 raise Refused(
@@ -270,7 +275,7 @@ class Subscriptions:
                     f"outcome {outcome!r} of lease sequence {first}, expected one of "
                     f"{', '.join(OUTCOMES)}",
                 )  # fmt: skip
-            said.append((first, count, OUTCOMES[outcome]))
+            said.append((LeaseSequence(first), count, OUTCOMES[outcome]))
         self._node.broker.leases.judge(subscription, said)
         await self._node.durable()
         return answer({"floor": subscription.floor, "verdicts": len(subscription.verdicts)})
@@ -278,7 +283,7 @@ class Subscriptions:
     async def _settle(self, request: web.Request) -> web.Response:
         wanted = await body_of(request, Settle)
         subscription = self._holds(request, wanted.fence, wanted.epoch)
-        floor = self._node.broker.leases.settle(subscription, wanted.end)
+        floor = self._node.broker.leases.settle(subscription, LeaseSequence(wanted.end))
         await self._node.durable()
         return answer({"floor": floor})
 
