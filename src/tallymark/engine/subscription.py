@@ -195,7 +195,7 @@ class Subscription(QueueSubscription):
     def behind(self, at: int) -> tuple[int, int]:
         """Return how many messages and bytes a reader at lease sequence `at` has not planned yet:
         what is leased from there on, and what is ready."""
-        found = self.part(max(at, self.floor), self.next) if at < self.next else []
+        found = self.part(LeaseSequence(max(at, self.floor)), self.next) if at < self.next else []
         rows = sum(len(piece) for _, piece in found)
         size = sum(piece.size() for _, piece in found)
         return rows + self.queue.ready, size + self.queue.account.ready_bytes
