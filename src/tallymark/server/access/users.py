@@ -257,6 +257,12 @@ class Users:
         accepted = await self._logins.attempt(name, peer, accepts)
         return self.named(name) if accepted and self.scram_of(name, peer) == keys else None
 
+    async def settled(self) -> None:
+        """Return when the changes under way are made or failed: `current` is as nobody is about to
+        change it until the caller waits again."""
+        async with self._changing:
+            pass
+
     async def change(
         self, change: Callable[[dict[str, User]], None], by: str, keep_guest: bool = True
     ) -> None:

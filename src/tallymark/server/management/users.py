@@ -81,6 +81,11 @@ def tags_in(fields: Fields) -> list[str]:
     return [tag.strip() for tag in found if tag.strip()]
 
 
+def _forget(users: dict[str, User], names: list[str]) -> None:
+    for name in names:
+        users.pop(name, None)
+
+
 class UsersAndPermissions(Routes):
     """Routes under /api/users and /api/permissions, and those of /api/vhosts that concern users."""
 
@@ -112,17 +117,6 @@ class UsersAndPermissions(Routes):
     def _row(self, user: User) -> dict[str, Any]:
         return {**user_row(user), "limits": self.node.broker.quotas.users.get(user.name, {})}
 
-    async def _change(self, request: web.Request, name: str, make: User | None) -> None:
-        """Keep a user under the name, or none. Raises Refused 400."""
-
-        def change(users: dict[str, User]) -> None:
-            if make is None:
-                users.pop(name, None)
-            else:
-                users[name] = make
-
-        await self.change_users(request, change)
-
     # -- users
 
     async def _list(self, request: web.Request) -> web.Response:
@@ -144,14 +138,19 @@ class UsersAndPermissions(Routes):
         require_administrator(request)
         name, fields = request.match_info["user"], await fields_of(request)
         tags = tags_in(fields)
-        current = self.users().get(name)
         with refused_by_users():
-            made = await self._made(name, fields)
-        vhosts = {} if current is None else current.vhosts
-        await self._change(
-            request, name, tagged(msgspec.structs.replace(made, vhosts=vhosts), tags)
-        )
-        return web.Response(status=201 if current is None else 204)
+            made = tagged(await self._made(name, fields), tags)
+        is_new = False
+
+        def change(users: dict[str, User]) -> None:
+            nonlocal is_new
+            current = users.get(name)
+            is_new = current is None
+            vhosts = {} if current is None else current.vhosts  # as they are by now
+            users[name] = msgspec.structs.replace(made, vhosts=vhosts)
+
+        await self.change_users(request, change)
+        return web.Response(status=201 if is_new else 204)
 
     async def _made(self, name: str, fields: Fields) -> User:
         if "password" in fields:
@@ -162,7 +161,8 @@ class UsersAndPermissions(Routes):
         return hashed_user(name, "", NO_PASSWORD)
 
     async def _delete(self, request: web.Request) -> web.Response:
-        await self._change(request, self._user(request).name, None)
+        name = self._user(request).name
+        await self.change_users(request, lambda users: _forget(users, [name]))
         return web.Response(status=204)
 
     async def _delete_some(self, request: web.Request) -> web.Response:
@@ -173,11 +173,7 @@ class UsersAndPermissions(Routes):
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise fields.wrong("users", "a list of names")
 
-        def change(users: dict[str, User]) -> None:
-            for name in names:
-                users.pop(name, None)
-
-        await self.change_users(request, change)
+        await self.change_users(request, lambda users: _forget(users, names))
         return web.Response(status=204)
 
     # -- permissions

@@ -112,7 +112,7 @@ class VirtualHosts(Routes):
     async def _permit(self, request: web.Request, user: User, name: str) -> None:
         def change(users: dict[str, User]) -> None:
             current = users.get(user.name)
-            if current is not None:
+            if current is not None and name in self.node.broker.vhosts:
                 vhosts = {**current.vhosts, name: Permission()}
                 users[user.name] = msgspec.structs.replace(current, vhosts=vhosts)
 
@@ -124,6 +124,7 @@ class VirtualHosts(Routes):
         require_administrator(request)
         name = request.match_info["vhost"]
         self.node.broker.vhost(name)  # there must be one
+        await self.node.users.settled()
         if any(name in user.vhosts for user in self.users().values()):
             close_connections(self.node, name)  # for this reason, not for want of permissions
             await self.change_users(request, lambda users: _forget(users, name))
