@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,20 @@ def test_nsqs_listeners_are_in_the_overview_and_in_health_checks(broker: BrokerP
     assert found["nsq_http"] == broker.nsq_http_port
     assert get(broker, "health/checks/protocol-listener/nsq")["status"] == "ok"
     assert get(broker, f"health/checks/port-listener/{broker.nsq_port}")["status"] == "ok"
+
+
+def test_clients_of_a_virtual_host_are_closed_with_it(tmp_path: Path) -> None:
+    """Whether they have a queue there, have published, or have only said who they are."""
+    with BrokerProcess(tmp_path / "data", vhosts="/,bus", nsq_vhost="bus") as broker:
+        with ExitStack() as opened:
+            port = broker.nsq_port
+            clients = [opened.enter_context(Client(port, client_id="a")) for _ in range(3)]
+            clients[0].ok(commands.pub("events", b"x"))
+            clients[1].ok(commands.sub("events", "c"))
+            assert [row["vhost"] for row in get(broker, "connections")] == ["bus"] * 3
+            assert done(broker, "DELETE", "vhosts/bus") == 204
+            for one in clients:
+                with pytest.raises(AssertionError, match="hung up"):
+                    one.next()
+            assert get(broker, "connections") == []
+        assert broker.log().count("reason=\"vhost 'bus' is deleted\"") == 3

@@ -14,11 +14,11 @@ from aiohttp import web
 from tallymark.engine.arguments import check_default_type
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.access.user import Permission, TokenUser, User, permission_in
-from tallymark.server.amqp import AmqpClient
 from tallymark.server.http.requests import require_administrator, user_of
 from tallymark.server.management.requests import Routes, fields_of, listed, shown
 from tallymark.server.management.rows import counted, queue_totals
 from tallymark.server.node import Node, node_name
+from tallymark.server.places import place_of
 
 DEFAULT_TYPE: Final = ("default_queue_type", "defaultqueuetype")
 """Field names under which clients send the type of queues whose declaration names none."""
@@ -35,8 +35,8 @@ def make_vhost(node: Node, name: str) -> VirtualHost:
 def close_connections(node: Node, name: str) -> None:
     """Close the connections to a virtual host that is about to end."""
     for client in list(node.clients):
-        entered = client.bridge.entered if isinstance(client, AmqpClient) else None
-        if entered is not None and entered.vhost == name:
+        place = place_of(client)
+        if place is not None and place[0] == name:
             client.bridge.shutdown(f"vhost '{name}' is deleted")
             client.touch()
 
