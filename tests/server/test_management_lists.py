@@ -49,8 +49,12 @@ def client(broker: BrokerProcess) -> Iterator[pika.BlockingConnection]:
 
 
 @pytest.mark.parametrize(
-    "path", ["queues", "queues/%2F", "queues/shop/alpha", "overview", "exchanges/shop?name=amq"]
-)
+    "path",
+    [
+        "queues?columns=name,vhost", "queues/%2F?columns=name", "queues/shop/alpha?columns=name",
+        "overview?columns=object_totals", "exchanges/shop?name=amq",
+    ],
+)  # fmt: skip
 def test_a_slash_at_the_end_of_a_path_says_nothing(broker: BrokerProcess, path: str) -> None:
     name, mark, query = path.partition("?")
     assert get(broker, f"{name}/{mark}{query}") == get(broker, path)
@@ -84,7 +88,7 @@ def test_a_queue_shows_what_is_in_it_and_with_whom(
     eventually(lambda: get(broker, "queues/shop/alpha")["messages_unacknowledged"] == 1, client)
     row = get(broker, "queues/shop/alpha")
     assert (row["messages"], row["messages_ready"], row["consumers"]) == (3, 2, 1)
-    assert row["messages_details"] == {"rate": 0.0}
+    assert set(row["messages_details"]) == {"rate"}
     assert (row["durable"], row["auto_delete"], row["exclusive"]) == (True, False, False)
     assert (row["type"], row["state"], row["policy"]) == ("classic", "running", None)
     assert row["message_stats"]["publish"] == 3

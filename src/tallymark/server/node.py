@@ -24,6 +24,7 @@ from tallymark.server.features import Features
 from tallymark.server.housekeeping import Housekeeping
 from tallymark.server.pacer import Pacer
 from tallymark.server.parts import Parts
+from tallymark.server.samples import Samples
 from tallymark.server.schedule import Schedule
 from tallymark.server.slow.consumers import SlowConsumerWatch
 from tallymark.server.turns import Turns
@@ -62,6 +63,7 @@ class Node(Turns):
         self.doors = Doors(config.max_connections)
         self.buffers = Buffers(self)
         self.parts = Parts()
+        self.samples = Samples()
         self.pacer = Pacer(self)
         self.alarms = Alarms(self)
         self.clients = Clients(self, self.doors, self.buffers, self.pacer, self.alarms)

@@ -41,8 +41,8 @@ class Parts:
         return rows
 
 
-def cut(things: Iterable[Thing]) -> Iterator[list[Thing]]:
-    """Return the things as they are now in lists of PART; without any, one empty list."""
+def cut(things: Iterable[Thing], size: int = PART) -> Iterator[list[Thing]]:
+    """Return the things as they are now in lists of one size; without any, one empty list."""
     every = list(things)
-    for at in range(0, max(1, len(every)), PART):
-        yield every[at : at + PART]
+    for at in range(0, max(1, len(every)), size):
+        yield every[at : at + size]

@@ -16,6 +16,7 @@ from tallymark.server.heap import HeapTrim
 from tallymark.server.installed import installed
 from tallymark.server.logs import log_of
 from tallymark.server.node import Node
+from tallymark.server.sampler import Sampler
 from tallymark.server.schedule import Task
 from tallymark.server.slow.policies import with_installed
 
@@ -25,6 +26,7 @@ TASKS: Final[dict[str, Callable[[Node], Task]]] = {
     "users": lambda node: node.rights,
     "consumer-statistics": ConsumerLedger,
     "heap": HeapTrim,
+    "samples": Sampler,
 }
 """Our own."""
 

@@ -14,6 +14,7 @@ from tallymark.server.amqp import AmqpClient
 from tallymark.server.client import Client
 from tallymark.server.http.requests import user_of
 from tallymark.server.logs import log_of
+from tallymark.server.management.rates import MOST_IN_A_LIST, Rates
 from tallymark.server.management.requests import Routes, listed, shown
 from tallymark.server.management.rows import (
     channel_rows,
@@ -34,10 +35,10 @@ Listed: TypeAlias = AmqpClient | NsqClient
 log = log_of("http")
 
 
-def row_of(client: Listed) -> dict[str, Any]:
+def row_of(client: Listed, rates: Rates) -> dict[str, Any]:
     if isinstance(client, NsqClient):
-        return nsq_connection_row(client)
-    return connection_row(client)
+        return nsq_connection_row(client, rates)
+    return connection_row(client, rates)
 
 
 def channel_rows_of(client: Listed) -> list[dict[str, Any]]:
@@ -83,10 +84,19 @@ class Connections(Routes):
         raise NotFound(f"no connection '{name}'")
 
     async def _connections(self, request: web.Request) -> web.Response:
-        return listed(request, (row_of(client) for client in self._seen(request)))
+        return await self._rows(request, list(self._seen(request)))
+
+    async def _rows(self, request: web.Request, clients: list[Listed]) -> web.Response:
+        rates = Rates(self.node, request, MOST_IN_A_LIST)
+
+        def row(client: Listed) -> dict[str, Any]:
+            return {} if place_of(client) is None else row_of(client, rates)
+
+        rows = await self.node.parts.rows(clients, row)
+        return listed(request, [one for one in rows if one])  # without those gone meanwhile
 
     async def _connection(self, request: web.Request) -> web.Response:
-        return shown(request, row_of(self._found(request)))
+        return shown(request, row_of(self._found(request), Rates(self.node, request)))
 
     async def _close(self, request: web.Request) -> web.Response:
         """Close a connection: an AMQP client gets 320 with the reason in `X-Reason`, and the
@@ -98,7 +108,7 @@ class Connections(Routes):
         return web.Response(status=204)
 
     async def _connections_of(self, request: web.Request) -> web.Response:
-        return listed(request, (row_of(client) for client in self._seen_of(request)))
+        return await self._rows(request, self._seen_of(request))
 
     async def _close_all(self, request: web.Request) -> web.Response:
         """Close all connections of a user, as one is closed."""

@@ -12,11 +12,14 @@ from aiohttp import web
 
 from tallymark.bridge.identity import BROKER, PRODUCT, VERSION
 from tallymark.engine.exchange import TYPES
+from tallymark.engine.queue import Queue
 from tallymark.server.http.requests import HttpContext, answer
+from tallymark.server.management.rates import LENGTHS, MSG_RATES, Rates
 from tallymark.server.management.requests import Routes, listed, shown
-from tallymark.server.management.rows import counted, queue_totals
 from tallymark.server.node import node_name
+from tallymark.server.parts import cut
 from tallymark.server.places import place_of
+from tallymark.server.samples import MESSAGES, MOVED, PRESENT, counts_of
 
 DESCRIPTORS: Final = "/dev/fd"
 BOUNDLESS: Final = 1 << 20
@@ -50,7 +53,9 @@ class Overview(Routes):
         names = {vhost.name for vhost in vhosts}
         places = [place_of(client) for client in self.node.clients]
         sessions = [len(c.sessions) for c in broker.connections.values() if c.vhost in names]
+        rates = Rates(self.node, request).of_vhosts(names)
         queues = [queue for vhost in vhosts for queue in vhost.queues.values()]
+        sums = await self._sums(queues)
         return shown(
             request,
             {
@@ -61,15 +66,10 @@ class Overview(Routes):
                 **BROKER,
                 "cluster_name": node_name(),
                 "node": node_name(),
-                "rates_mode": "none",
+                "rates_mode": "basic",
                 "exchange_types": _exchange_types(),
-                "message_stats": counted(
-                    {
-                        "publish": sum(queue.entered for queue in queues),
-                        "ack": sum(queue.account.settled for queue in queues),
-                    }
-                ),
-                "queue_totals": counted(queue_totals(queues)),
+                "message_stats": rates.counted({name: sums[name] for name in MOVED}, MSG_RATES),
+                "queue_totals": rates.counted({name: sums[name] for name in PRESENT}, LENGTHS),
                 "object_totals": {
                     "connections": sum(p is not None and p[0] in names for p in places),
                     "channels": sum(sessions),
@@ -94,6 +94,16 @@ class Overview(Routes):
             },
         )
 
+    async def _sums(self, queues: list[Queue]) -> dict[str, int]:
+        """Return the sums of the counts of queues."""
+        sums = dict.fromkeys(MESSAGES, 0)
+        for part in cut(queues):
+            await self.node.parts.turn()
+            for queue in part:
+                for name, count in zip(MESSAGES, counts_of(queue), strict=True):
+                    sums[name] += count
+        return sums
+
     async def _cluster_name(self, request: web.Request) -> web.Response:
         return answer({"name": node_name()})
 
@@ -111,7 +121,7 @@ class Overview(Routes):
             "os_pid": str(os.getpid()),
             "uptime": node.uptime_ms(),
             "processors": os.cpu_count() or 1,
-            "rates_mode": "none",
+            "rates_mode": "basic",
             "exchange_types": _exchange_types(),
             "auth_mechanisms": [
                 {"name": name, "description": "", "enabled": True} for name in node.mechanisms()

@@ -1,8 +1,7 @@
 """Queues, exchanges, bindings, connections, channels and consumers as RabbitMQ's interface shows
 them.
 
-Nothing is invented: what this broker does not count is left out, and a rate is 0.0 wherever there
-are counts, because rates are not measured.
+Nothing is invented: what this broker does not count is left out.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import hashlib
 import re
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import quote_plus
 
@@ -26,10 +26,13 @@ from tallymark.engine.vhost import VirtualHost
 from tallymark.server.amqp import AmqpClient
 from tallymark.server.client import Client
 from tallymark.server.http.state import plain, stream_row
+from tallymark.server.management.rates import DATA_RATES, LENGTHS, MSG_RATES, Rates
 from tallymark.server.node import Node, node_name
 from tallymark.server.nsq.client import NsqClient
+from tallymark.server.samples import MESSAGES, PRESENT, counts_of
 from tallymark.wire.nsq.states import State
 
+MILLIS: Final = "milliseconds"
 NSQ_PROTOCOL: Final = "NSQ V2"
 NSQ_CHANNEL: Final = 0
 """Number of the only channel in the consumers' rows."""
@@ -39,45 +42,33 @@ NO_ARGUMENTS: Final = "~"
 PEER: Final = re.compile(r"\[?(.*?)\]?:(\d+) -> \[?(.*?)\]?:(\d+)")
 
 
-def counted(counts: dict[str, int]) -> dict[str, Any]:
-    """Each count with the `_details` that clients look for beside it."""
-    found: dict[str, Any] = {}
-    for name, count in counts.items():
-        found[name] = count
-        found[f"{name}_details"] = {"rate": 0.0}
-    return found
-
-
 # -- queues
 
 
 def queue_counts(queue: Queue) -> dict[str, int]:
-    """Messages: ready, handed out (settled in a transaction or not), and all, with those that are
-    deferred, cannot be read, and dead letters that wait for a way out."""
-    account = queue.account
-    return {
-        "messages": account.present(),
-        "messages_ready": account.ready,
-        "messages_unacknowledged": account.acquired + account.staged,
-    }
+    """Messages: all, with those that are deferred, cannot be read, and dead letters that wait for a
+    way out; ready; handed out (settled in a transaction or not)."""
+    found = dict(zip(MESSAGES, counts_of(queue), strict=True))
+    return {name: found[name] for name in PRESENT}
 
 
 def queue_totals(queues: Iterable[Queue]) -> dict[str, int]:
     """Return the sums of `queue_counts`."""
-    totals = {"messages": 0, "messages_ready": 0, "messages_unacknowledged": 0}
+    totals = dict.fromkeys(PRESENT, 0)
     for queue in queues:
         for name, count in queue_counts(queue).items():
             totals[name] += count
     return totals
 
 
-def queue_row(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any]:
+def queue_row(node: Node, vhost: VirtualHost, queue: Queue, rates: Rates) -> dict[str, Any]:
     policy, operator = (
         vhost.policy_table.of_queue(queue, False),
         vhost.policy_table.of_queue(queue, True),
     )
     exclusive = [consumer.tag for consumer in consumers_of(queue) if consumer.exclusive]
     active = active_of(queue) if queue.settings.single_active else None
+    of_queue, at_rest = rates.of_queue(queue), rates.at_rest_since(queue)
     held_bytes = queue.account.acquired_bytes + queue.account.staged_bytes
     row: dict[str, Any] = {
         "name": queue.name,
@@ -95,7 +86,7 @@ def queue_row(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any]:
         "consumers": len(queue.consumers),
         "exclusive_consumer_tag": exclusive[0] if exclusive else None,
         "single_active_consumer_tag": None if active is None else active.tag,
-        **counted(queue_counts(queue)),
+        **of_queue.counted(queue_counts(queue), LENGTHS),
         "messages_delayed": queue.deferred,
         "message_bytes": queue.account.ready_bytes + held_bytes + queue.account.deferred_bytes,
         "message_bytes_ready": queue.account.ready_bytes,
@@ -110,18 +101,21 @@ def queue_row(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any]:
         if queue.end() > 1:
             row["committed_offset"] = queue.end() - 2
     if queue.entered:
-        row["message_stats"] = counted({"publish": queue.entered, "ack": queue.account.settled})
+        counts = {"publish": queue.entered, "ack": queue.account.settled}
+        row["message_stats"] = of_queue.counted(counts, MSG_RATES)
+    if at_rest is not None:
+        row["idle_since"] = datetime.fromtimestamp(at_rest / 1000, UTC).isoformat("T", MILLIS)
     owner = node.broker.connections.get(queue.exclusive_owner)
     if owner is not None:
         row["owner_pid_details"] = peer_details(owner.name)
     return row
 
 
-def queue_details(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any]:
+def queue_details(node: Node, vhost: VirtualHost, queue: Queue, rates: Rates) -> dict[str, Any]:
     """Return the row of one queue asked for by name, with its consumers and figures for which every
     deferred message is looked at."""
     consumers = [consumer_row(consumer) for consumer in consumers_of(queue)]
-    row = {**queue_row(node, vhost, queue), "consumer_details": consumers}
+    row = {**queue_row(node, vhost, queue, rates), "consumer_details": consumers}
     if queue.deferrals:
         row["last_delayed_at"] = node.broker.clock.to_wall(queue.deferrals.last_due())
     return row
@@ -237,7 +231,7 @@ def channel_name(connection: str, number: int) -> str:
     return f"{connection} ({number})"
 
 
-def connection_row(client: AmqpClient) -> dict[str, Any]:
+def connection_row(client: AmqpClient, rates: Rates) -> dict[str, Any]:
     about = client.bridge.describe()
     properties = about["client_properties"]
     channels = about["channels"]
@@ -258,7 +252,7 @@ def connection_row(client: AmqpClient) -> dict[str, Any]:
         "client_properties": plain(properties),
         "connected_at": client.since_ms,
         "ssl": client.is_encrypted,
-        **counted({"recv_oct": client.received_bytes, "send_oct": client.sent_bytes}),
+        **_traffic(client, rates),
     }
     if found is not None:
         row |= {"host": found[3], "port": int(found[4])}
@@ -268,6 +262,11 @@ def connection_row(client: AmqpClient) -> dict[str, Any]:
     if isinstance(properties.get("connection_name"), str):
         row["user_provided_name"] = properties["connection_name"]
     return row
+
+
+def _traffic(client: Client, rates: Rates) -> dict[str, Any]:
+    counts = {"recv_oct": client.received_bytes, "send_oct": client.sent_bytes}
+    return rates.of_connection(client).counted(counts, DATA_RATES)
 
 
 def channel_rows(client: AmqpClient) -> list[dict[str, Any]]:
@@ -320,7 +319,7 @@ def _nsq_state(client: NsqClient) -> str:
     return "flow" if client.is_paced else "running"
 
 
-def nsq_connection_row(client: NsqClient) -> dict[str, Any]:
+def nsq_connection_row(client: NsqClient, rates: Rates) -> dict[str, Any]:
     bridge, tls = client.bridge, client.tls
     identify, auth = bridge.identify, bridge.auth
     properties = {
@@ -341,7 +340,7 @@ def nsq_connection_row(client: NsqClient) -> dict[str, Any]:
         "client_properties": {name: value for name, value in properties.items() if value},
         "connected_at": client.since_ms,
         "ssl": tls is not None,
-        **counted({"recv_oct": client.received_bytes, "send_oct": client.sent_bytes}),
+        **_traffic(client, rates),
     }
     if tls is not None:
         row |= {"ssl_protocol": tls.version(), "ssl_cipher": tls.cipher()}

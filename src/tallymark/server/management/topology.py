@@ -19,6 +19,7 @@ from tallymark.engine.exchange import Binding, Exchange
 from tallymark.engine.queue import Queue
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.http.requests import Refused
+from tallymark.server.management.rates import MOST_IN_A_LIST, Rates
 from tallymark.server.management.requests import (
     DEFAULT_EXCHANGE,
     Routes,
@@ -78,7 +79,8 @@ class Topology(Routes):
 
     async def _queues(self, request: web.Request) -> web.Response:
         found = [(vhost, one) for vhost in self.vhosts(request) for one in vhost.queues.values()]
-        rows = await self.node.parts.rows(found, lambda one: queue_row(self.node, *one))
+        rates = Rates(self.node, request, MOST_IN_A_LIST)
+        rows = await self.node.parts.rows(found, lambda one: queue_row(self.node, *one, rates))
         return listed(request, rows)
 
     def _found_queue(self, request: web.Request) -> tuple[VirtualHost, Queue]:
@@ -86,7 +88,8 @@ class Topology(Routes):
         return vhost, queue_of(vhost, request.match_info["name"])
 
     async def _queue(self, request: web.Request) -> web.Response:
-        return shown(request, queue_details(self.node, *self._found_queue(request)))
+        rates = Rates(self.node, request)
+        return shown(request, queue_details(self.node, *self._found_queue(request), rates))
 
     async def _put_queue(self, request: web.Request) -> web.Response:
         fields = await fields_of(request)

@@ -15,8 +15,9 @@ from tallymark.engine.arguments import check_default_type
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.access.user import Permission, TokenUser, User, permission_in
 from tallymark.server.http.requests import require_administrator, user_of
+from tallymark.server.management.rates import LENGTHS, MOST_IN_A_LIST, MSG_RATES, Rates
 from tallymark.server.management.requests import Routes, fields_of, listed, shown
-from tallymark.server.management.rows import counted, queue_totals
+from tallymark.server.management.rows import queue_totals
 from tallymark.server.node import Node, node_name
 from tallymark.server.places import place_of
 
@@ -53,10 +54,11 @@ def delete_vhost(node: Node, name: str) -> None:
     node.limits.forget(broker.vhosts)
 
 
-def vhost_row(vhost: VirtualHost) -> dict[str, Any]:
+def vhost_row(vhost: VirtualHost, rates: Rates) -> dict[str, Any]:
     queues = vhost.queues.values()
     published = sum(queue.entered for queue in queues)
     settled = sum(queue.account.settled for queue in queues)
+    of_vhost = rates.of_vhosts([vhost.name])
     row: dict[str, Any] = {
         "name": vhost.name,
         "description": "",
@@ -64,13 +66,14 @@ def vhost_row(vhost: VirtualHost) -> dict[str, Any]:
         "metadata": {"description": "", "tags": []},
         "tracing": False,
         "cluster_state": {node_name(): "running"},
-        **counted(queue_totals(queues)),
+        **of_vhost.counted(queue_totals(queues), LENGTHS),
     }
     if vhost.topology.default_queue_type:
         row["default_queue_type"] = vhost.topology.default_queue_type
         row["metadata"]["default_queue_type"] = vhost.topology.default_queue_type
     if published:
-        row["message_stats"] = counted({"publish": published, "ack": settled})
+        counts = {"publish": published, "ack": settled}
+        row["message_stats"] = of_vhost.counted(counts, MSG_RATES)
     return row
 
 
@@ -84,10 +87,11 @@ class VirtualHosts(Routes):
         app.router.add_delete(ONE, self._delete)
 
     async def _list(self, request: web.Request) -> web.Response:
-        return listed(request, (vhost_row(vhost) for vhost in self.vhosts(request)))
+        rates = Rates(self.node, request, MOST_IN_A_LIST)
+        return listed(request, (vhost_row(vhost, rates) for vhost in self.vhosts(request)))
 
     async def _get(self, request: web.Request) -> web.Response:
-        return shown(request, vhost_row(self.vhost(request)))
+        return shown(request, vhost_row(self.vhost(request), Rates(self.node, request)))
 
     async def _put(self, request: web.Request) -> web.Response:
         """Create a virtual host, and give its creator all permissions there, as RabbitMQ does. The

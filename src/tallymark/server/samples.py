@@ -1,0 +1,134 @@
+"""Samples of the counts that lists show: what rates are made from.
+
+Time is cut into slots of SLOT_MS, numbered from 1970 in engine time. The ring of a queue, virtual
+host or connection holds its counts at the end of each slot in which they changed, the oldest of
+them given up first. A thing at rest costs nothing, one that is always busy a bounded number of
+bytes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import Final, Generic, TypeAlias, TypeVar
+
+from tallymark.engine.queue import Queue
+
+Key = TypeVar("Key", int, str)
+Counts: TypeAlias = tuple[int, ...]
+At: TypeAlias = Callable[[int], Sequence[int]]
+"""Counts at the end of a slot."""
+
+SLOT_MS: Final = 5_000
+MOVED: Final = ("publish", "ack")
+PRESENT: Final = ("messages", "messages_ready", "messages_unacknowledged")
+MESSAGES: Final = (*MOVED, *PRESENT)
+"""Counts of a queue, and of all queues of a virtual host."""
+BYTES: Final = ("recv_oct", "send_oct")
+"""Counts of a connection."""
+OF_THINGS: Final = 61
+"""Slots with changes that are kept of a queue or connection: five minutes of a busy one."""
+OF_VHOSTS: Final = 721
+"""Slots with changes that are kept of a virtual host: an hour of a busy one."""
+
+
+def counts_of(queue: Queue) -> Counts:
+    """Return the counts of a queue that are called MESSAGES."""
+    account = queue.account
+    return (
+        account.entered, account.settled, account.present(), account.ready,
+        account.acquired + account.staged,
+    )  # fmt: skip
+
+
+class Ring:
+    """The counts of one thing in the slots in which they changed."""
+
+    __slots__ = ("_most", "_slots", "_values", "last")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._slots = array("q")
+        self._values = array("q")
+        """Counts of the slots, one slot's behind the other's."""
+        self.last: Counts = ()
+
+    def put(self, slot: int, counts: Counts) -> None:
+        """Note the counts as of now. slot: the newest, or one behind it."""
+        if counts == self.last:
+            return
+        slots, width = self._slots, len(counts)
+        if slots and slots[-1] == slot:
+            del self._values[-width:]
+        else:
+            slots.append(slot)
+        self.last = counts
+        self._values.extend(counts)
+        if len(slots) > self._most:
+            del slots[0]
+            del self._values[:width]
+
+    def at(self, slot: int) -> Sequence[int]:
+        """Return the counts at the end of a slot: for one that is older than all that is kept, the
+        oldest counts."""
+        place, width = max(bisect_right(self._slots, slot) - 1, 0), len(self.last)
+        return self._values[place * width : (place + 1) * width]
+
+    def changed(self) -> int:
+        """Return the slot in which the counts changed last."""
+        return self._slots[-1]
+
+
+class Series(Generic[Key]):
+    """The rings of all things of one kind, by id or name."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.rings: dict[Key, Ring] = {}
+
+    def put(self, key: Key, slot: int, counts: Counts, began: bool) -> None:
+        """Note the counts of one thing. began: a thing not seen before had counted nothing; else
+        it had counted all of it, before this process began."""
+        ring = self.rings.get(key)
+        if ring is None:
+            ring = self.rings[key] = Ring(self._most)
+            if began:
+                ring.put(slot - 1, (0,) * len(counts))
+        ring.put(slot, counts)
+
+    def keep(self, keys: Container[Key], count: int) -> None:
+        """Forget the things without one of these keys, of which there are so many."""
+        if len(self.rings) > count:
+            for key in [key for key in self.rings if key not in keys]:
+                del self.rings[key]
+
+    def at(self, key: Key) -> At | None:
+        """Return the function from slots to counts; None: nothing is known of it yet."""
+        ring = self.rings.get(key)
+        return None if ring is None else ring.at
+
+
+class Samples:
+    """All samples of one node."""
+
+    def __init__(self) -> None:
+        self.slot = 0
+        """Slot of the newest samples; 0: none yet."""
+        self.queues: Series[int] = Series(OF_THINGS)
+        """Samples of MESSAGES, by id."""
+        self.vhosts: Series[str] = Series(OF_VHOSTS)
+        """Samples of MESSAGES, by name."""
+        self.connections: Series[int] = Series(OF_THINGS)
+        """Samples of BYTES, by id."""
+
+
+def total(parts: Iterable[At | None]) -> At | None:
+    """Return the function that adds up the counts of several things; None: of none of them
+    anything is known."""
+    known = [part for part in parts if part is not None]
+    if not known:
+        return None
+    return lambda slot: [
+        sum(column) for column in zip(*[part(slot) for part in known], strict=True)
+    ]
