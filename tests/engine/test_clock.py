@@ -233,7 +233,7 @@ def test_a_checkpoint_is_in_wall_time(step_ms: int) -> None:
     assert known.since_ms == before.since_ms + step_ms
     assert [d.first_ms for d in known.deaths] == [d.first_ms for d in before.deaths]
     queue = after.vhost.queues["stream"]
-    first = queue.lanes[0].fresh[0].entered_ms()
+    first = queue.lanes.lowest.fresh[0].entered_ms()
     assert Start(TIME, first).place(queue, after.broker.clock) == 1
     assert after.now_ms - first == 200
     after.advance(10_000 - 201)

@@ -188,7 +188,7 @@ def test_nq_14_what_an_nsq_client_held_too_long_waits_as_returned_and_goes_to_th
     rig.broker.consuming.set_flow(session, False)
     rig.advance(MIN)
     assert [d.number for d in rig.given][:2] == [1, 2]
-    assert queue.lane().slices()[-1].first == 1
+    assert queue.lanes.next_lane().slices()[-1].first == 1
 
 
 def test_lc_4_a_consumer_that_took_too_long_has_returned_them() -> None:

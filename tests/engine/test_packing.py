@@ -24,7 +24,7 @@ def deep(n: int) -> Rig:
 
 def test_most_of_a_backlog_is_packed() -> None:
     rig = deep(MANY)
-    assert len(rig.vhost.queues["q"].lanes[0].fresh) < MANY / 2
+    assert len(rig.vhost.queues["q"].lanes.lowest.fresh) < MANY / 2
     rig.broker.check()
     assert rig.ready("q") == list(range(MANY))
 
@@ -34,7 +34,7 @@ def test_each_extent_is_released_once_whether_taken_out_or_purged() -> None:
     queue, session = rig.vhost.queues["q"], rig.session()
     for _ in range(UNPACK // 2):
         rig.get(session, queue)
-    assert any(p.payload.pack is not None and p.lo > 0 for p in queue.lanes[0].fresh)
+    assert any(p.payload.pack is not None and p.lo > 0 for p in queue.lanes.lowest.fresh)
     rig.broker.contents.purge(queue)
     rig.broker.settlement.settle_up_to(session, 0, ACCEPTED)
     for _ in range(3):
@@ -57,7 +57,7 @@ def test_a_packed_backlog_survives_a_checkpoint_and_a_restart() -> None:
     after.broker.pack_all(after.log.end)
     after.turn()
     after.broker.check()
-    assert len(after.vhost.queues["q"].lanes[0].fresh) < MANY / 2
+    assert len(after.vhost.queues["q"].lanes.lowest.fresh) < MANY / 2
     assert after.ready("q") == list(range(5, MANY))
 
 

@@ -38,7 +38,7 @@ def deep_in_letters(n: int, after: int = 10) -> Rig:
 
 def packed_messages(rig: Rig, name: str) -> int:
     """How many messages of the queue are packed with annotations of their own."""
-    fresh = rig.vhost.queues[name].lanes[0].fresh
+    fresh = rig.vhost.queues[name].lanes.lowest.fresh
     packs = [(piece, piece.payload.pack) for piece in fresh]
     return sum(len(piece) for piece, pack in packs if pack is not None and pack.annotations)
 
@@ -110,7 +110,7 @@ def test_what_is_known_stays_with_its_message(pattern: str) -> None:
         rig.send("q", number, annotations=None if letter == "." else known[letter])
         rig.turn()
         expected.append(-1 if letter == "." else known[letter].ttl_ms)
-    fresh = rig.vhost.queues["q"].lanes[0].fresh
+    fresh = rig.vhost.queues["q"].lanes.lowest.fresh
     assert len(fresh) < MANY / 2, "nothing is packed"
     found = drained(rig, "q")
     assert [message.number for message in found] == list(range(MANY))

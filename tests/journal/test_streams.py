@@ -113,7 +113,7 @@ class Host:
         found = []
         queue = self.vhost.queues[name]
         place = queue.retention.kept_from
-        while (piece := queue.lanes[0].peek(place)) is not None:
+        while (piece := queue.lanes.lowest.peek(place)) is not None:
             raw = self.journal.fetch(piece.payload)
             for i in range(piece.lo, piece.hi):
                 cell = raw[piece.payload.cuts[i] : piece.payload.cuts[i + 1]]
@@ -138,7 +138,7 @@ class Host:
 
 
 def packs(host: Host, name: str = "s") -> int:
-    return sum(p.payload.pack is not None for p in host.vhost.queues[name].lanes[0].fresh)
+    return sum(p.payload.pack is not None for p in host.vhost.queues[name].lanes.lowest.fresh)
 
 
 def filled(tmp_path: Path, count: int = 400) -> Host:

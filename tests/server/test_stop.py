@@ -115,7 +115,7 @@ async def a_deep_backlog_beside_traffic(folder: Path) -> None:
         broker.spill(1 << 40, node.journal.written)
     broker.settlement.settle_up_to(session, 0, ACCEPTED)
     await node.durable()
-    assert any(piece.payload.pack is not None for piece in vhost.queues["keep"].lanes[0].fresh)
+    assert any(piece.payload.pack is not None for piece in vhost.queues["keep"].lanes.lowest.fresh)
     before = node.journal.disk_bytes
 
     def is_half() -> bool:

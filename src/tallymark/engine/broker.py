@@ -27,7 +27,6 @@ from typing import Final, final
 
 from tallymark.engine import records
 from tallymark.engine.admission import Admission
-from tallymark.engine.backlogs import Backlogs
 from tallymark.engine.clients import Clients, Consuming
 from tallymark.engine.clock import Timed, in_wall_time
 from tallymark.engine.consumers import Consumers
@@ -35,7 +34,7 @@ from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.delivery import Dispatcher
 from tallymark.engine.durability import Durability, Marks
 from tallymark.engine.effects import Effect
-from tallymark.engine.entrance import Entrance
+from tallymark.engine.entrance import Backlogs, Entrance
 from tallymark.engine.inflight import Handover, Timeouts
 from tallymark.engine.leases import Leases
 from tallymark.engine.message import Payload

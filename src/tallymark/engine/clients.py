@@ -223,7 +223,7 @@ class Consuming:
 
     def _seek(self, consumer: Consumer) -> None:
         queue = consumer.queue
-        consumer.cursors = [1] * len(queue.lanes)
+        consumer.cursors = [1] * len(queue.lanes.by_priority)
         queue.seekers.append(consumer)
 
     def cancel(self, consumer: Consumer) -> None:

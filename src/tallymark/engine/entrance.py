@@ -1,8 +1,9 @@
-"""Entrance: the way of messages into a queue where more is needed than to append them.
+"""Entrance: the way of messages into a queue where more is needed than to append them, and which
+queues became so deep by it that they are to be packed.
 
 Priorities split a stretch into lanes; a limit on bytes wants bodies weighed. Queues that ask for
 none of this are appended to in `Publishing.publish` itself; which messages a full queue lets in is
-decided before (admission.py).
+decided before (admission.py). How messages are packed is in packing.py.
 """
 
 from __future__ import annotations
@@ -12,18 +13,60 @@ from typing import final
 
 from tallymark.engine.account import MOVING, PENDING
 from tallymark.engine.annotations import Annotations, ready_since
-from tallymark.engine.backlogs import Backlogs
 from tallymark.engine.ledger import (
     entered_record,
     payload_record,
     transient_record,
 )
 from tallymark.engine.message import NOWHERE, ON_ITS_WAY, Payload, Slice
+from tallymark.engine.packing import Packing
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
 from tallymark.engine.settings import DROP_HEAD
 from tallymark.engine.state import State
 from tallymark.engine.units import MessageId, Position, QueueSequence
+
+
+@final
+class Backlogs:
+    """Collects deep queues as they are published to, and packs them after the turn."""
+
+    __slots__ = ("_deep", "_store", "packing")
+
+    def __init__(self, state: State) -> None:
+        self._store = state.store
+        self._deep: list[Queue] = []
+        self.packing = Packing()
+        """Thresholds and operation of packing."""
+
+    def note(self, queue: Queue) -> None:
+        """Note a queue for packing. Called when its new slices exceed `packing.look_after`."""
+        if queue.lanes.awaits_packing or (queue.seekers and not queue.settings.is_stream):
+            return
+        if queue.lanes.depth() > self.packing.after:
+            queue.lanes.awaits_packing = True
+            self._deep.append(queue)
+        else:
+            queue.lanes.unexamined = 0
+
+    def look_at(self, queue: Queue) -> None:
+        """Consider all slices of the queue, as if all were new."""
+        queue.lanes.unexamined = queue.lanes.depth()
+        if queue.lanes.unexamined > self.packing.look_after:
+            self.note(queue)
+
+    def pack(self, written: Position) -> None:
+        """Pack the noted queues, as far as their bytes are below journal position `written`."""
+        if not self._deep:
+            return
+        for queue in self._deep:
+            lanes = queue.lanes
+            lanes.awaits_packing = False
+            for lane in lanes.by_priority:
+                for payload in self.packing.pack_newest(lane.fresh, lanes.unexamined, written):
+                    self._store.forget(payload)
+            lanes.unexamined = self.packing.fresh
+        self._deep.clear()
 
 
 @final
@@ -94,7 +137,7 @@ class Entrance:
                 at = end
         if annotations is not None and annotations.ttl_ms >= 0:
             queue.own_ttl = queue.watched = True
-        if queue.loose > self.backlogs.packing.look_after:
+        if queue.lanes.unexamined > self.backlogs.packing.look_after:
             self.backlogs.note(queue)
         if queue.consumers or queue.watched:
             self._agenda.mark(queue)
@@ -122,7 +165,7 @@ class Entrance:
         self.keep(payload)
         self._enter_run(queue, payload, lo, hi, 0, annotations, True, source, source_first)
         self._agenda.note_append(queue)
-        if queue.loose > self.backlogs.packing.look_after:
+        if queue.lanes.unexamined > self.backlogs.packing.look_after:
             self.backlogs.note(queue)
         if queue.watched:
             self._agenda.mark(queue)
@@ -324,7 +367,7 @@ def _leading_bytes(queue: Queue, n: int) -> int:
     if n >= queue.ready:
         return queue.account.body_bytes - sum(letter.piece.body_bytes() for letter in queue.letters)
     total = 0
-    for lane in reversed(queue.lanes):
+    for lane in reversed(queue.lanes.by_priority):
         for pieces in (lane.in_front(), lane.fresh):
             for piece in pieces:
                 if n <= 0:

@@ -330,7 +330,7 @@ class Contents:
                 piece.payload = piece.payload.window(piece.lo, piece.hi)
                 piece.lo, piece.hi = 0, piece.payload.count
             piece.acquired += more
-            piece.priority = min(piece.priority, len(queue.lanes) - 1)
+            piece.priority = min(piece.priority, len(queue.lanes.by_priority) - 1)
             piece.payload.live += b - a
             self._place_ready(piece)
 
@@ -400,7 +400,7 @@ def _enter_ready(queue: Queue, piece: Slice) -> None:
         and not queue.settings.is_stream
     ):
         queue.own_ttl = True
-    queue.lanes[piece.priority].fresh.append(piece)
+    queue.lanes.by_priority[piece.priority].fresh.append(piece)
 
 
 def _readmit(history: QueueHistory) -> None:

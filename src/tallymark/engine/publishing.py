@@ -10,9 +10,9 @@ from typing import final
 
 from tallymark.engine.admission import Admission
 from tallymark.engine.annotations import Annotations
-from tallymark.engine.backlogs import Backlogs
 from tallymark.engine.durability import Durability
 from tallymark.engine.effects import PublisherHeld, Refused
+from tallymark.engine.entrance import Backlogs
 from tallymark.engine.ledger import (
     entered_record,
     payload_record,
@@ -113,7 +113,7 @@ class Publishing:
         look_after = self._backlogs.packing.look_after
         for queue in queues:
             first = queue.push(payload, None)
-            if queue.loose > look_after:
+            if queue.lanes.unexamined > look_after:
                 self._backlogs.note(queue)
             if queue.stored:
                 if kept:
@@ -191,7 +191,7 @@ class Publishing:
             number = PublishNumber(number + n)
             for queue in part.targets.queues:
                 first = queue.push_part(payload, part.lo, part.hi, 0, None)
-                if queue.loose > look_after:
+                if queue.lanes.unexamined > look_after:
                     self._backlogs.note(queue)
                 if queue.consumers or queue.watched:
                     self._agenda.mark(queue)

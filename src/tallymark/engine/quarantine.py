@@ -53,7 +53,7 @@ class Quarantine:
         quarantined."""
         if self.store.tried(head.payload):
             return True
-        self.put(queue, queue.remove(queue.lane(), len(head)))
+        self.put(queue, queue.remove(queue.lanes.next_lane(), len(head)))
         return False
 
     def put(self, queue: Queue, piece: Slice, letter: Letter | None = None) -> None:
@@ -69,13 +69,13 @@ class Quarantine:
     def put_ready(self, queue: Queue, pieces: list[Slice]) -> None:
         """Quarantine ready slices, which are removed from their lanes."""
         for piece in pieces:
-            queue.lanes[piece.priority].discard(piece)
+            queue.lanes.by_priority[piece.priority].discard(piece)
             queue.account.move(piece, READY, MOVING)
             self.put(queue, piece)
 
     def put_from_stream(self, queue: Queue, found: Slice) -> None:
         """Quarantine those messages of a stream's slice that cannot be read. The others stay."""
-        for piece in queue.lanes[0].isolated(found.first, len(found)):
+        for piece in queue.lanes.lowest.isolated(found.first, len(found)):
             if not self.store.tried(piece.payload):
                 self.put_ready(queue, [piece])
 

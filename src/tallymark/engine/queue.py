@@ -1,6 +1,6 @@
 """A queue: its ready messages, and the account of every message that ever entered it.
 
-Ready messages lie in lanes, one per priority; order within a lane is ready.py's. What else a queue
+Ready messages lie in lanes, one for each priority (lanes.py). What else a queue
 has, one rule each, is in queue_parts.py.
 
 The account is account.py's. "Of no bucket" are messages on their way from one to another.
@@ -22,6 +22,7 @@ from tallymark.engine.account import (
 )
 from tallymark.engine.annotations import Annotations, ready_since
 from tallymark.engine.clock import Timed
+from tallymark.engine.lanes import Lane, Lanes
 from tallymark.engine.ledger import SettledRows
 from tallymark.engine.message import Payload, Slice
 from tallymark.engine.queue_parts import (
@@ -35,7 +36,6 @@ from tallymark.engine.queue_parts import (
     Retention,
     Retry,
 )
-from tallymark.engine.ready import Ready, give_back, highest
 from tallymark.engine.settings import Settings
 from tallymark.engine.units import EngineMs, QueueSequence
 
@@ -89,12 +89,11 @@ class Queue(Timed):
 
     __slots__ = (
         "account", "active", "appended", "arguments", "auto_delete", "comings", "consumers",
-        "deduplication", "deep", "deferrals", "deleted", "dirty", "disk_hold", "draining",
-        "durable", "exclusive_owner", "had_consumer", "high_water", "holds_publishers", "id",
-        "lanes", "letters", "loose", "name", "next_turn", "own_ttl", "paused", "quarantine",
-        "requeued", "rests", "retention", "retry", "seekers", "seen", "settings", "settled_rows",
-        "shift", "shows_counts", "stored", "subscriptions", "timed_out", "used_ms", "vhost",
-        "watched",
+        "deduplication", "deferrals", "deleted", "dirty", "disk_hold", "draining", "durable",
+        "exclusive_owner", "had_consumer", "high_water", "holds_publishers", "id", "lanes",
+        "letters", "name", "next_turn", "own_ttl", "paused", "quarantine", "requeued", "rests",
+        "retention", "retry", "seekers", "seen", "settings", "settled_rows", "shows_counts",
+        "stored", "subscriptions", "timed_out", "used_ms", "vhost", "watched",
     )  # fmt: skip
 
     def __init__(
@@ -127,12 +126,8 @@ class Queue(Timed):
 
         self.settings = Settings(arguments, {})
         """Settings in effect: arguments and policies combined. Changed by `follow` only."""
-        self.lanes = [Ready() for _ in range(self.settings.max_priority + 1)]
-        """Lanes of ready messages, indexed by priority."""
-        self.loose = 0
-        """Count of the newest slices that packing has not examined yet."""
-        self.deep = False
-        """True while the queue is noted by `Backlogs`, to be packed."""
+        self.lanes = Lanes(self.settings.max_priority)
+        """Ready messages."""
         self.account = Account()
         self.deferrals = Deferrals()
         self.letters: deque[Letter] = deque()
@@ -140,9 +135,6 @@ class Queue(Timed):
         self.retry = Retry()
         self.quarantine: list[Quarantined] = []
         """Stored messages whose bytes cannot be read (quarantine.py)."""
-        self.shift = 0
-        """Count of the messages put to the tail so far. The place of a new message is its sequence
-        plus this number."""
         self.requeued = 0
         """Count of deliveries given back by their consumers since the broker started [NQ-21]."""
         self.timed_out = 0
@@ -245,10 +237,11 @@ class Queue(Timed):
         or a limit on bytes uses `push_part` instead."""
         count = payload.count
         first = self.account.enter(count, payload.size, 0)
-        self.lanes[0].fresh.append(
-            Slice(payload, 0, count, first, 0, 0, 0, annotations, self.shift)
+        lanes = self.lanes
+        lanes.lowest.fresh.append(
+            Slice(payload, 0, count, first, 0, 0, 0, annotations, lanes.next_shift)
         )
-        self.loose += 1
+        lanes.unexamined += 1
         return first
 
     def push_part(
@@ -263,21 +256,7 @@ class Queue(Timed):
             assert bodies is not None, account.entered
             size = bodies[hi] - bodies[lo]
         first = account.enter(hi - lo, cuts[hi] - cuts[lo], size)
-        fresh = self.lanes[priority].fresh
-        if fresh:
-            last = fresh[-1]
-            if (
-                last.payload is payload
-                and last.hi == lo
-                and last.first + lo - last.lo == first
-                and last.annotations is annotations
-                and last.shift == self.shift
-                and last.acquired == 0
-            ):
-                last.hi = hi
-                return first
-        fresh.append(Slice(payload, lo, hi, first, 0, 0, priority, annotations, self.shift))
-        self.loose += 1
+        self.lanes.append_part(payload, lo, hi, first, priority, annotations)
         return first
 
     def defer(self, piece: Slice, due_ms: EngineMs, to_tail: bool) -> None:
@@ -308,7 +287,7 @@ class Queue(Timed):
                 if known.ttl_ms >= 0:
                     self.own_ttl = True
             if entry.to_tail:
-                self._to_tail(piece)
+                self.lanes.put_to_tail(piece, self.entered)
             else:
                 back.append(piece)
         if back:
@@ -321,38 +300,27 @@ class Queue(Timed):
             self.account.move(piece, DEFERRED, MOVING)
         return pieces
 
-    def _to_tail(self, piece: Slice) -> None:
-        """Append a slice behind all present messages and before all future ones."""
-        piece.shift = self.entered + self.shift + 1 - piece.first
-        self.shift += len(piece)
-        self.lanes[piece.priority].fresh.append(piece)
-        self.loose += 1
-
     def _to_places(self, pieces: list[Slice]) -> None:
         for consumer in self.seekers:
             consumer.look_again_at(pieces)
-        give_back(self.lanes, pieces)
-
-    def lane(self) -> Ready:
-        """Return the lane of the next message: the highest priority that has any."""
-        return highest(self.lanes)
+        self.lanes.give_back(pieces)
 
     def head(self) -> Slice | None:
         """Return the slice that leaves next. Its bytes may not be in memory."""
         lanes = self.lanes
-        lane = lanes[0] if len(lanes) == 1 else self.lane()
+        lane = lanes.lowest if len(lanes.by_priority) == 1 else lanes.next_lane()
         return lane.head()
 
     def take(self, n: int) -> Slice:
         """Take n messages off the head slice (0 < n <= its length): they change from ready to
         acquired."""
         lanes = self.lanes
-        lane = lanes[0] if len(lanes) == 1 else self.lane()
+        lane = lanes.lowest if len(lanes.by_priority) == 1 else lanes.next_lane()
         piece = lane.take(n)
         self.account.take(piece)
         return piece
 
-    def pick(self, lane: Ready, place: int, n: int) -> Slice:
+    def pick(self, lane: Lane, place: int, n: int) -> Slice:
         """Take n messages of one slice, from `place` on, out of the lane's `returned`: they change
         from ready to acquired."""
         piece = lane.pick(place, n)
@@ -362,12 +330,12 @@ class Queue(Timed):
     def let_go(self, n: int) -> Slice:
         """Delete up to n of a stream's oldest messages and return them. The caller moves them
         on."""
-        piece = self.lanes[0].drop_oldest(n)
+        piece = self.lanes.lowest.drop_oldest(n)
         self.account.move(piece, READY, MOVING)
         self.retention.let_go(piece)
         return piece
 
-    def remove(self, lane: Ready, n: int) -> Slice:
+    def remove(self, lane: Lane, n: int) -> Slice:
         """Remove n messages from the lane's head slice for good. The caller moves them on."""
         piece = lane.take(n)
         self.account.move(piece, READY, MOVING)
@@ -427,28 +395,22 @@ class Queue(Timed):
                 piece.failed += 1
         if to_tail:
             for piece in pieces:
-                self._to_tail(piece)
+                self.lanes.put_to_tail(piece, self.entered)
         else:
             self._to_places(pieces)
 
     def slices(self) -> list[Slice]:
         """Return all ready slices in delivery order. They are the queue's own objects and must not
         be changed."""
-        lanes = self.lanes
-        if len(lanes) == 1:
-            return lanes[0].slices()
-        return [piece for lane in reversed(lanes) for piece in lane.slices()]
+        return self.lanes.slices()
 
     def unpack(self) -> None:
         """Unpack all packed messages, for a reader of the whole queue. O(messages)."""
-        for lane in self.lanes:
-            lane.unpack()
+        self.lanes.unpack()
 
     def clear(self) -> list[Slice]:
         """Remove all ready messages and return them. The caller moves them on."""
-        pieces = self.slices()
-        for lane in self.lanes:
-            lane.clear()
+        pieces = self.lanes.clear()
         for piece in pieces:
             self.account.move(piece, READY, MOVING)
         return pieces
@@ -492,17 +454,17 @@ def check_queue(queue: Queue) -> None:
     """Assert that the account balances and says what is there [LC-5]. O(slices)."""
     account = queue.account
     account.check()
-    pieces = queue.slices()
+    pieces = queue.lanes.slices()
     assert account.ready == sum(len(p) for p in pieces), (queue.name, account.ready)
     assert account.ready_bytes == sum(p.size() for p in pieces), queue.name
-    for priority, lane in enumerate(queue.lanes):
+    for priority, lane in enumerate(queue.lanes.by_priority):
         last = 0
         for piece in lane.slices():
             place = piece.first + piece.shift
             assert piece.priority == priority, (queue.name, piece.priority, priority)
             assert place > last, (queue.name, place, last)
             last = place + len(piece) - 1
-        assert last <= queue.entered + queue.shift, (queue.name, last)
+        assert last <= queue.entered + queue.lanes.next_shift, (queue.name, last)
     waiting = [entry.piece for entry in queue.deferrals]
     assert account.deferred == sum(len(p) for p in waiting), (queue.name, account.deferred)
     assert account.deferred_bytes == sum(p.size() for p in waiting), queue.name

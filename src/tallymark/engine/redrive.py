@@ -141,7 +141,7 @@ class Redrives:
         ways: dict[tuple[int, int], Way | None] = {}
         alike: dict[tuple[object, ...], Way] = {}
         missing: list[Found] = []
-        tails = _tails(queue, found) if queue.shift else {}
+        tails = _tails(queue, found) if queue.lanes.next_shift else {}
         for one in found:
             piece = self._find(queue, one, tails.get(one.sequence, one.sequence))
             if piece is None:
@@ -186,7 +186,7 @@ class Redrives:
         finally:
             for lane, some in spans.items():
                 some.sort()
-                queue.lanes[lane].cut_out(some)
+                queue.lanes.by_priority[lane].cut_out(some)
         if queue.watched:
             self._state.agenda.mark(queue)  # what is its head now has a time of its own
 
@@ -232,7 +232,7 @@ class Redrives:
         at = 0
         while at < len(run):
             lane, place = run[at].lane, run[at].place
-            piece = queue.lanes[lane].at(place)
+            piece = queue.lanes.by_priority[lane].at(place)
             assert piece is not None, (queue.name, place)
             n = min(len(piece), len(run) - at)
             for target in run[at].queues:
@@ -272,7 +272,7 @@ class Redrives:
         `one`."""
         if not 0 < one.sequence <= queue.entered:
             return None
-        for i, lane in enumerate(queue.lanes):
+        for i, lane in enumerate(queue.lanes.by_priority):
             piece = lane.at(place)
             if piece is not None and piece.first == one.sequence:
                 one.lane, one.place = i, place

@@ -208,7 +208,7 @@ def packed_payloads(broker: Broker) -> list[Payload]:
     return [
         piece.payload
         for queue in broker.queues.values()
-        for lane in queue.lanes
+        for lane in queue.lanes.by_priority
         for piece in lane.fresh
         if piece.payload.pack is not None
     ]
@@ -218,7 +218,7 @@ def packed_in(broker: Broker, segments: set[int]) -> Iterator[tuple[Pack, int, P
     """Yield every packed message whose bytes are in one of these segments: its pack, its index
     there, and itself. A caller that moves its bytes writes the new position into the pack."""
     for queue in broker.queues.values():
-        for lane in queue.lanes:
+        for lane in queue.lanes.by_priority:
             for piece in lane.fresh:
                 pack = piece.payload.pack
                 if pack is not None:
@@ -437,7 +437,7 @@ def take_apart(broker: Broker, positions: set[int]) -> list[Payload]:
     payloads of those messages."""
     found: list[Payload] = []
     for queue in broker.queues.values():
-        for lane in queue.lanes:
+        for lane in queue.lanes.by_priority:
             for piece in list(lane.fresh):
                 pack = piece.payload.pack
                 if pack is not None and not positions.isdisjoint(pack.positions):
@@ -474,7 +474,7 @@ def drop_lost(broker: Broker, lost: list[Payload]) -> int:
             if id(piece.payload) in gone:
                 count += _lose(broker, queue, piece, MOVING)
             else:
-                queue.lanes[piece.priority].fresh.append(piece)
+                queue.lanes.by_priority[piece.priority].fresh.append(piece)
                 queue.account.move(piece, MOVING, READY)
         for entry in queue.deferrals.take_all():
             if id(entry.piece.payload) in gone:

@@ -152,7 +152,7 @@ class Readmission:
             if piece.first < queue.retention.kept_from:  # retention has passed it meanwhile
                 self._state.drop(queue, piece, records.DROPPED_RETENTION)
                 return
-            queue.lanes[0].put_between(piece)
+            queue.lanes.lowest.put_between(piece)
             queue.account.move(piece, MOVING, READY)
             return
         if queue.account.body_bytes >= 0:

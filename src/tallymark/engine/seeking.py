@@ -20,10 +20,10 @@ from tallymark.engine.annotations import Route
 from tallymark.engine.durability import Marks
 from tallymark.engine.effects import Deliver
 from tallymark.engine.inflight import Handover
+from tallymark.engine.lanes import Lane
 from tallymark.engine.message import Payload, Slice
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
-from tallymark.engine.ready import Ready
 from tallymark.engine.session import Consumer, InFlight, seekers_of
 from tallymark.engine.state import State
 from tallymark.engine.units import EngineMs, MessageId, QueueSequence, Tag
@@ -71,7 +71,7 @@ class Seeking:
         share = self._share(queue)
         for consumer in seekers_of(queue):
             looks = share
-            for number in range(len(queue.lanes) - 1, -1, -1):
+            for number in range(len(queue.lanes.by_priority) - 1, -1, -1):
                 looks = self._serve_lane(queue, consumer, number, looks)
                 if consumer.room() <= 0 or looks <= 0:
                     break
@@ -94,7 +94,7 @@ class Seeking:
         """Return whether the consumer has examined all messages of the queue."""
         if queue.settings.is_stream:
             return shown(queue, consumer.cursors[0]) is None
-        for number, lane in enumerate(queue.lanes):
+        for number, lane in enumerate(queue.lanes.by_priority):
             if lane.at(consumer.cursors[number]) is not None:
                 return False
         return True
@@ -102,7 +102,7 @@ class Seeking:
     def _serve_lane(self, queue: Queue, consumer: Consumer, number: int, looks: int) -> int:
         """Serve a consumer from one lane. Returns how many messages may still be examined in this
         turn; below 0: none."""
-        lane = queue.lanes[number]
+        lane = queue.lanes.by_priority[number]
         store = self._store
         while looks > 0:
             most = consumer.room()
@@ -143,7 +143,7 @@ class Seeking:
                 return looks
         return looks
 
-    def _put_aside(self, queue: Queue, found: Slice, lane: Ready) -> None:
+    def _put_aside(self, queue: Queue, found: Slice, lane: Lane) -> None:
         """Quarantine messages found for a consumer, a part of one slice, that cannot be read."""
         quarantine = self._quarantine
         if queue.settings.is_stream:
@@ -182,7 +182,7 @@ class Seeking:
                 n = queue.disk_hold.before_returns(found.first, n)
                 if not n:
                     return 0
-            piece = queue.pick(queue.lanes[number], found.first + found.shift, n)
+            piece = queue.pick(queue.lanes.by_priority[number], found.first + found.shift, n)
             self._effects.append(Deliver(consumer, piece, session.next_tag))
             self._handover.acquire(session, queue, piece, consumer, consumer.no_ack)
         self._agenda.spend(connection, piece.size())
@@ -193,7 +193,7 @@ class Seeking:
 def shown(queue: Queue, place: int) -> Slice | None:
     """Return the messages of a stream that readers may see from sequence `place` on, up to the end
     of one slice; None: there are none yet."""
-    found = queue.lanes[0].peek(place)
+    found = queue.lanes.lowest.peek(place)
     end = queue.end()
     if found is None or found.first >= end:
         return None

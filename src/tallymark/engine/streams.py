@@ -61,7 +61,7 @@ class Start:
 
     def place(self, queue: Queue, clock: Clock) -> int:
         """Return the first sequence of the stream that its reader is to see."""
-        lane = queue.lanes[0]
+        lane = queue.lanes.lowest
         if self.kind == OFFSET:
             return self.value + 1
         if self.kind == NEXT or not lane.fresh:
@@ -172,7 +172,7 @@ def between(
     found: list[Slice] = []
     if under is not None and low < queue.retention.kept_from:
         found = under.between(low, high)
-    return found + queue.lanes[0].between(low, high)
+    return found + queue.lanes.lowest.between(low, high)
 
 
 @final
@@ -198,7 +198,7 @@ def batch(queue: Queue, low: QueueSequence, most: int, most_bytes: int) -> Batch
     end = queue.end()
     check_range(queue, low, max(low, end))
     found = Batch(low)
-    lane = queue.lanes[0]
+    lane = queue.lanes.lowest
     index = lane.index_of(low)
     while index < len(lane.fresh) and found.messages < most:
         piece = lane.fresh[index]
@@ -305,7 +305,7 @@ class Archives:
                 f"{named('stream', queue.name, queue.vhost)}, archived are those below "
                 f"{archived - 1}"
             )
-        fresh = queue.lanes[0].fresh
+        fresh = queue.lanes.lowest.fresh
         room = IN_A_TURN
         while fresh and fresh[0].first < high:
             if room == 0:

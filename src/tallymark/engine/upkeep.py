@@ -17,11 +17,11 @@ from tallymark.engine.annotations import ready_since
 from tallymark.engine.clock import NEVER
 from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.entrance import Entrance
+from tallymark.engine.lanes import Lane
 from tallymark.engine.message import Slice
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
 from tallymark.engine.queue_parts import Deferred
-from tallymark.engine.ready import Ready
 from tallymark.engine.retries import Retries
 from tallymark.engine.session import UNLIMITED
 from tallymark.engine.settings import DROP_HEAD
@@ -83,7 +83,7 @@ class Upkeep:
         if queue.ready > 0 and queue.demand() > 0:
             self._expire(queue, queue.seen)
         else:
-            queue.seen = queue.entered + queue.shift
+            queue.seen = queue.entered + queue.lanes.next_shift
             done = self._expire(queue, queue.seen) and self._cut(queue)
             if not (done and self._expire(queue, queue.seen)):  # what lay behind those cut
                 self._agenda.mark(queue)
@@ -115,7 +115,7 @@ class Upkeep:
         gone: list[Slice] = []
         found: Slice | None = None
         while queue.ready:
-            lane = queue.lane()
+            lane = queue.lanes.next_lane()
             head = lane.head()
             assert head is not None, queue.name
             n = self._overdue(queue, head, queue.seen, now)
@@ -131,7 +131,7 @@ class Upkeep:
             self._letters.bury(queue, gone, records.DEAD_EXPIRED)
         return found
 
-    def expire_at(self, queue: Queue, lane: Ready, found: Slice) -> int:
+    def expire_at(self, queue: Queue, lane: Lane, found: Slice) -> int:
         """Let the expired messages at the front of `found`, the next slice for a consumer with a
         filter, leave from any position in the lane [DL-4]. Returns their count."""
         if not (queue.settings.ttl_ms >= 0 or queue.own_ttl):
@@ -157,9 +157,9 @@ class Upkeep:
         engine time, ms."""
         due = NEVER
         if queue.settings.max_age_ms >= 0 and queue.ready:
-            due = EngineMs(queue.lanes[0].fresh[0].entered_ms() + queue.settings.max_age_ms)
+            due = EngineMs(queue.lanes.lowest.fresh[0].entered_ms() + queue.settings.max_age_ms)
         if queue.ready and (queue.settings.ttl_ms >= 0 or queue.own_ttl):
-            for lane in queue.lanes:
+            for lane in queue.lanes.by_priority:
                 head = lane.head()
                 if head is not None:
                     due = EngineMs(min(due, _expiry(queue, head)))
@@ -207,7 +207,7 @@ class Upkeep:
         now = self.clock.now_ms
         gone: list[Slice] = []
         done = True
-        for lane in queue.lanes:
+        for lane in queue.lanes.by_priority:
             while True:
                 head = lane.head()
                 n = 0 if head is None else self._overdue(queue, head, upto, now)
@@ -230,7 +230,7 @@ class Upkeep:
         whole number of segments: so what is kept does not depend on when that is looked at.
         """
         settings = queue.settings
-        lane = queue.lanes[0]
+        lane = queue.lanes.lowest
         oldest = self.clock.now_ms - settings.max_age_ms + 1 if settings.max_age_ms >= 0 else -1
         excess = 0
         if settings.retain_bytes >= 0:
@@ -281,7 +281,7 @@ class Upkeep:
                 n = max(min(excess, len(piece)), _covering(piece, excess_bytes))
                 self._pending.give_up(queue, n, records.DROPPED_MAXLEN)
                 continue
-            lane: Ready = queue.lane()
+            lane: Lane = queue.lanes.next_lane()
             head = lane.head()
             assert head is not None
             n = max(min(excess, len(head)), _covering(head, excess_bytes))

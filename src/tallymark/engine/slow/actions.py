@@ -13,9 +13,9 @@ from tallymark.engine import records
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import CloseConsumer, CloseSession
 from tallymark.engine.errors import TooSlow
+from tallymark.engine.lanes import Lane
 from tallymark.engine.ledger import slow_record
 from tallymark.engine.message import Slice
-from tallymark.engine.ready import Ready
 from tallymark.engine.slow.consumers import Reading, messages_of
 from tallymark.engine.units import EngineMs
 from tallymark.engine.upkeep import IN_A_TURN
@@ -103,13 +103,13 @@ class SlowSubscription:
         gone: list[Slice] = []
         if rule.age > 0:
             oldest = self._broker.clock.now_ms - rule.age
-            for lane in queue.lanes:
+            for lane in queue.lanes.by_priority:
                 self._take_older(lane, EngineMs(oldest), gone)
         excess = messages_of(queue) - rule.count if rule.count > 0 else 0
         if rule.depth > 0 and queue.ready:
             excess = max(excess, queue.ready - self._broker.slow.fitting(queue, rule.depth))
         while queue.ready and excess > 0 and len(gone) < IN_A_TURN:
-            lane = queue.lane()
+            lane = queue.lanes.next_lane()
             head = lane.head()
             assert head is not None
             piece = queue.remove(lane, min(excess, len(head)))
@@ -119,7 +119,7 @@ class SlowSubscription:
             self._broker.agenda.mark(queue)
         return gone
 
-    def _take_older(self, lane: Ready, than_ms: EngineMs, gone: list[Slice]) -> None:
+    def _take_older(self, lane: Lane, than_ms: EngineMs, gone: list[Slice]) -> None:
         queue = self.reading.queue
         while len(gone) < IN_A_TURN:
             head = lane.head()

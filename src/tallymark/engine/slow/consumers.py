@@ -311,7 +311,7 @@ class SlowConsumers:
         total = 0
         for piece in self._held(queue):
             total += self._weight(piece)
-        for lane in queue.lanes:
+        for lane in queue.lanes.by_priority:
             for pieces in (lane.in_front(), lane.fresh):
                 for piece in pieces:
                     if total > limit:
@@ -366,7 +366,7 @@ class SlowConsumers:
         oldest = self._clock.now_ms
         for piece in self._held(queue):
             oldest = min(oldest, piece.entered_ms())
-        for lane in queue.lanes:
+        for lane in queue.lanes.by_priority:
             head = lane.head()
             if head is not None:
                 oldest = min(oldest, head.entered_ms())

@@ -119,7 +119,7 @@ class Streams:
 
     def _arrived_ms(self, queue: Queue, which: int) -> int | None:
         """Return when the oldest (0) or newest (-1) message arrived; wall time."""
-        fresh = queue.lanes[0].fresh
+        fresh = queue.lanes.lowest.fresh
         if not fresh:
             return None
         piece = fresh[which]

@@ -1,10 +1,11 @@
-"""The ready messages of one queue and one priority, in order.
+"""The ready messages of one queue, in order: a lane for each priority.
 
-Slices in the order of their places, in two parts: `returned` (given back, sorted) and `fresh`
-(entered, or put to the tail, and not taken since). Messages leave from the front only, so whatever
-was taken and comes back lies before everything fresh; after a restart, where all that is ready
-counts as fresh, the part before it is moved over then. Order is a property of the data, not of the
-path taken. A message's place is its sequence number, until it is put to the tail [NQ-12].
+A lane has its slices in the order of their places, in two parts: `returned` (given back, sorted)
+and `fresh` (entered, or put to the tail, and not taken since). Messages leave from the front only,
+so whatever was taken and comes back lies before everything fresh; after a restart, where all that
+is ready counts as fresh, the part before it is moved over then. Order is a property of the data,
+not of the path taken. A message's place is its sequence number, until it is put to the tail
+[NQ-12].
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from bisect import bisect_left
 from collections import deque
 from typing import Final, final
 
-from tallymark.engine.message import Slice
+from tallymark.engine.annotations import Annotations
+from tallymark.engine.message import Payload, Slice
 from tallymark.engine.packing import unpack_all, unpack_head, view
-from tallymark.engine.units import EngineMs
+from tallymark.engine.units import EngineMs, QueueSequence
 
 FEW: Final = 8
 """Largest number of slices that are inserted one by one; more are sorted in together."""
@@ -26,8 +28,9 @@ def _place(piece: Slice) -> int:
 
 
 @final
-class Ready:
-    """Ordered ready messages (see the module's docstring). The counters are the Queue's."""
+class Lane:
+    """The ready messages of one priority, in order (see the module's docstring). The counters are
+    the Queue's."""
 
     __slots__ = ("_gone", "fresh", "returned")
 
@@ -296,24 +299,112 @@ class Ready:
         return pieces
 
 
-def highest(lanes: list[Ready]) -> Ready:
-    """Return the lane of the highest priority that has any messages; the lowest if none has."""
-    at = len(lanes) - 1
-    while at > 0:
-        lane = lanes[at]
-        if lane.fresh or lane.returned:
-            return lane
-        at -= 1
-    return lanes[0]
+@final
+class Lanes:
+    """The ready messages of one queue: a lane for each priority."""
 
+    __slots__ = ("awaits_packing", "by_priority", "lowest", "next_shift", "unexamined")
 
-def give_back(lanes: list[Ready], pieces: list[Slice]) -> None:
-    """Return slices to their old places, each in the lane of its priority."""
-    if len(lanes) == 1:
-        lanes[0].give_back(pieces)
-        return
-    by_lane: dict[int, list[Slice]] = {}
-    for piece in pieces:
-        by_lane.setdefault(piece.priority, []).append(piece)
-    for priority, some in by_lane.items():
-        lanes[priority].give_back(some)
+    def __init__(self, highest_priority: int) -> None:
+        self.by_priority = [Lane() for _ in range(highest_priority + 1)]
+        """Lanes, indexed by priority."""
+        self.lowest = self.by_priority[0]
+        """Lane of priority 0; the only one of most queues, and of every stream."""
+        self.next_shift = 0
+        """Shift (Slice.shift) of the message that enters next: the count of messages put to the
+        tail so far."""
+        self.unexamined = 0
+        """Count of the newest slices that packing has not examined yet."""
+        self.awaits_packing = False
+        """True while the queue is among those that `Backlogs` packs after the turn."""
+
+    # -- putting in
+
+    def append(self, piece: Slice) -> None:
+        """Append a slice behind all of its lane."""
+        self.by_priority[piece.priority].fresh.append(piece)
+        self.unexamined += 1
+
+    def append_part(
+        self,
+        payload: Payload,
+        lo: int,
+        hi: int,
+        first: QueueSequence,
+        priority: int,
+        annotations: Annotations | None,
+    ) -> None:
+        """Append messages lo..hi-1 of a payload, which just entered, to the last slice of their
+        lane if they continue it, else as a slice of their own."""
+        fresh = self.by_priority[priority].fresh
+        if fresh:
+            last = fresh[-1]
+            if (
+                last.payload is payload
+                and last.hi == lo
+                and last.first + lo - last.lo == first
+                and last.annotations is annotations
+                and last.shift == self.next_shift
+                and last.acquired == 0
+            ):
+                last.hi = hi
+                return
+        fresh.append(Slice(payload, lo, hi, first, 0, 0, priority, annotations, self.next_shift))
+        self.unexamined += 1
+
+    def put_to_tail(self, piece: Slice, entered: int) -> None:
+        """Append a slice behind all present messages and before all future ones. entered: how many
+        messages ever entered the queue."""
+        piece.shift = entered + self.next_shift + 1 - piece.first
+        self.next_shift += len(piece)
+        self.append(piece)
+
+    def give_back(self, pieces: list[Slice]) -> None:
+        """Return slices to their old places, each in the lane of its priority."""
+        if len(self.by_priority) == 1:
+            self.lowest.give_back(pieces)
+            return
+        by_lane: dict[int, list[Slice]] = {}
+        for piece in pieces:
+            by_lane.setdefault(piece.priority, []).append(piece)
+        for priority, some in by_lane.items():
+            self.by_priority[priority].give_back(some)
+
+    # -- looking
+
+    def next_lane(self) -> Lane:
+        """Return the lane of the message that leaves next: that of the highest priority that has
+        any; the lowest if none has."""
+        lanes = self.by_priority
+        at = len(lanes) - 1
+        while at > 0:
+            lane = lanes[at]
+            if lane.fresh or lane.returned:
+                return lane
+            at -= 1
+        return self.lowest
+
+    def depth(self) -> int:
+        """Return the count of slices that were never delivered."""
+        return sum([len(lane.fresh) for lane in self.by_priority])
+
+    def slices(self) -> list[Slice]:
+        """Return all slices in delivery order. They are the lanes' own objects and must not be
+        changed."""
+        if len(self.by_priority) == 1:
+            return self.lowest.slices()
+        return [piece for lane in reversed(self.by_priority) for piece in lane.slices()]
+
+    # -- all of them
+
+    def unpack(self) -> None:
+        """Unpack all packed messages, for a reader of the whole queue. O(messages)."""
+        for lane in self.by_priority:
+            lane.unpack()
+
+    def clear(self) -> list[Slice]:
+        """Remove all slices and return them in delivery order."""
+        pieces = self.slices()
+        for lane in self.by_priority:
+            lane.clear()
+        return pieces
