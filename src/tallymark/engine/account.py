@@ -40,12 +40,6 @@ _REASONS: Final = {name: reason for reason, name in DROP_REASONS.items()}
 class Account:
     """The buckets of one queue, in messages and, for those that are there, in bytes."""
 
-    __slots__ = (
-        "acquired", "acquired_bytes", "body_bytes", "dead_lettered", "deferred", "deferred_bytes",
-        "dropped", "entered", "leased", "moving", "pending", "pending_bytes", "quarantined",
-        "ready", "ready_bytes", "settled", "staged", "staged_bytes",
-    )  # fmt: skip
-
     def __init__(self) -> None:
         self.entered = 0
         """Count of the sequences assigned so far; the next sequence is entered + 1."""

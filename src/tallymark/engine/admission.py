@@ -35,8 +35,6 @@ longest is forgotten first."""
 class Admission:
     """Publishes to queues of which one may refuse messages, drop them, or know them already."""
 
-    __slots__ = ("_agenda", "_clock", "_entrance", "_formats", "_letters", "_ledger", "_store")
-
     def __init__(self, state: State, entrance: Entrance, letters: DeadLetters) -> None:
         self._agenda = state.agenda
         self._clock = state.clock
@@ -242,8 +240,6 @@ class Admission:
 @final
 class CommitCheck:
     """Checks messages one after the other, for one commit."""
-
-    __slots__ = ("_admission", "_entrance", "_ids", "_seats")
 
     def __init__(self, admission: Admission, entrance: Entrance) -> None:
         self._admission = admission

@@ -503,8 +503,6 @@ def _reason(text: str) -> str:
 class _Fields:
     """Takes the members of a JSON object one by one. Raises ValueError for an unexpected value."""
 
-    __slots__ = ("_left", "_what")
-
     def __init__(self, what: str, value: object) -> None:
         if not isinstance(value, dict):
             raise ValueError(f"{what} {value!r}, expected an object")
@@ -588,8 +586,6 @@ class _Fields:
 @final
 class Route:
     """The exchange and routing key a message was published with, as its readers see them."""
-
-    __slots__ = ("exchange", "key")
 
     def __init__(self, exchange: str, key: str) -> None:
         self.exchange = exchange

@@ -34,11 +34,6 @@ from tallymark.engine.units import Ms, QueueSequence
 class Clients:
     """The commands by which connections and sessions are opened and closed."""
 
-    __slots__ = (
-        "_agenda", "_connections", "_consumers", "_publishing", "_quotas", "_registry",
-        "_settlement", "_state", "_transactions",
-    )  # fmt: skip
-
     def __init__(
         self,
         state: State,
@@ -117,11 +112,6 @@ class Clients:
 @final
 class Consuming:
     """The commands by which messages are consumed."""
-
-    __slots__ = (
-        "_agenda", "_clock", "_consumers", "_dispatcher", "_handover", "_marks", "_quarantine",
-        "_registry", "_settlement", "get_must_wait",
-    )  # fmt: skip
 
     def __init__(
         self,

@@ -120,8 +120,6 @@ class Clock:
 class Timed:
     """Something with a deadline: a queue, a session."""
 
-    __slots__ = ("armed_ms",)
-
     def __init__(self) -> None:
         self.armed_ms = NEVER
         """Time of its earliest entry in the heap; engine time, ms."""
@@ -130,8 +128,6 @@ class Timed:
 @final
 class Deadlines:
     """The deadlines of a broker (see the module's docstring)."""
-
-    __slots__ = ("_heap", "_number", "_stale")
 
     def __init__(self) -> None:
         self._heap: list[tuple[EngineMs, int, Timed]] = []

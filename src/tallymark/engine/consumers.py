@@ -28,10 +28,6 @@ VERSION: Final = 1
 class Consumers:
     """Adds consumers to queues and removes them."""
 
-    __slots__ = (
-        "_agenda", "_clock", "_effects", "_ledger", "_state", "_upkeep",
-    )  # fmt: skip
-
     def __init__(
         self,
         state: State,

@@ -69,8 +69,6 @@ class Address:
     """The destination and the new annotations of letters that died alike. It holds `before` and
     `published`, so that their identities, by which it is found, are not reused."""
 
-    __slots__ = ("annotations", "before", "exchange", "keys", "published")
-
     def __init__(
         self,
         annotations: Annotations,
@@ -89,12 +87,6 @@ class Address:
 @final
 class DeadLetters:
     """The dead-letter operations."""
-
-    __slots__ = (
-        "_busy", "_cycles", "_made", "_made_ms", "_may_pass_on", "_quarantine", "_routes",
-        "_shares", "_state", "_store", "_todo", "clock", "counts", "death_form", "effects",
-        "entrance", "formats", "pending", "ledger", "vhosts",
-    )  # fmt: skip
 
     def __init__(
         self, state: State, entrance: Entrance, pending: PendingLetters, quarantine: Quarantine

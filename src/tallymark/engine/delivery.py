@@ -44,11 +44,6 @@ LARGEST_QUOTA: Final = 32
 class Dispatcher:
     """Serves the queues of the `Agenda`, as far as the connections have room in this turn."""
 
-    __slots__ = (
-        "_agenda", "_effects", "_granted", "_handover", "_looked_at", "_marks", "_quarantine",
-        "_seeking", "_starved", "_upkeep", "again", "carry_out", "clock",
-    )  # fmt: skip
-
     def __init__(
         self,
         state: State,

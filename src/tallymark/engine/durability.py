@@ -46,8 +46,6 @@ HELD: Final = "held"
 class MarkWait:
     """A queue whose mark is being written to disk."""
 
-    __slots__ = ("budget", "comings", "mark", "queue", "reached")
-
     def __init__(self, queue: Queue, mark: QueueSequence, reached: QueueSequence) -> None:
         self.queue = queue
         self.mark = mark
@@ -61,8 +59,6 @@ class MarkWait:
 @final
 class Marks:
     """Sets the marks of all queues, and collects those that are being written to disk."""
-
-    __slots__ = ("_clock", "_look_ms", "_ahead", "_ledger", "turns", "waits")
 
     def __init__(self, state: State) -> None:
         self._clock = state.clock
@@ -207,8 +203,6 @@ class Wait:
 @final
 class Durability:
     """Collects the waits of the present turn, and holds those of earlier turns."""
-
-    __slots__ = ("_agenda", "_asked", "_confirming", "_marks", "_waits")
 
     def __init__(self, state: State, marks: Marks) -> None:
         self._agenda = state.agenda

@@ -53,8 +53,6 @@ class Cancelled:
     """Tell the client that the broker ended a consumer because its queue was deleted.
     [amqp-0.9.1 basic.cancel, server-sent]"""
 
-    __slots__ = ("consumer",)
-
     def __init__(self, consumer: Consumer) -> None:
         self.consumer = consumer
 
@@ -62,8 +60,6 @@ class Cancelled:
 @final
 class CloseSession:
     """Close a session by the broker; error has the reason."""
-
-    __slots__ = ("error", "session")
 
     def __init__(self, session: Session, error: BrokerError) -> None:
         self.session = session
@@ -75,8 +71,6 @@ class CloseConsumer:
     """Close a consumer by the broker; it is stopped already. error has the reason. Its session
     continues."""
 
-    __slots__ = ("consumer", "error")
-
     def __init__(self, consumer: Consumer, error: BrokerError) -> None:
         self.consumer = consumer
         self.error = error
@@ -86,8 +80,6 @@ class CloseConsumer:
 class PublisherHeld:
     """Stop reading from a connection that publishes to a queue whose consumer is slow, or, if not
     held, read on [SC-D7]."""
-
-    __slots__ = ("connection", "held", "queue")
 
     def __init__(self, connection: Connection, queue: Queue, held: bool) -> None:
         self.connection = connection
@@ -100,8 +92,6 @@ class TimedOut:
     """Report that a consumer (None: the session itself, by basic.get) held messages for too long.
     They returned to their queue, and the consumer is stopped already, or waits until it has settled
     their tags [LC-4]."""
-
-    __slots__ = ("consumer", "session", "tags", "timeout_ms")
 
     def __init__(self, session: Session, consumer: Consumer | None, timeout_ms: Ms) -> None:
         self.session = session
@@ -116,8 +106,6 @@ class Drained:
     """Report that a draining consumer has received all available messages: its credit is 0 now
     [FC-5]."""
 
-    __slots__ = ("consumer",)
-
     def __init__(self, consumer: Consumer) -> None:
         self.consumer = consumer
 
@@ -125,8 +113,6 @@ class Drained:
 @final
 class Activated:
     """Report that a waiting consumer has become a queue's single active consumer."""
-
-    __slots__ = ("consumer",)
 
     def __init__(self, consumer: Consumer) -> None:
         self.consumer = consumer
@@ -136,8 +122,6 @@ class Activated:
 class Refused:
     """Refuse publishes first..last of a confirming session, because a queue is full [DL-6].
     [amqp-0.9.1 basic.nack]"""
-
-    __slots__ = ("first", "last", "session")
 
     def __init__(self, session: Session, first: PublishNumber, last: PublishNumber) -> None:
         self.session = session
@@ -149,8 +133,6 @@ class Refused:
 class TransactionExpired:
     """Report that a transaction exceeded its time-out and was rolled back [TX-16]."""
 
-    __slots__ = ("transaction",)
-
     def __init__(self, transaction: Transaction) -> None:
         self.transaction = transaction
 
@@ -160,8 +142,6 @@ class Durable:
     """Report that the records a waiter waits for are on disk, so that its client can be
     answered."""
 
-    __slots__ = ("waiter",)
-
     def __init__(self, waiter: object) -> None:
         self.waiter = waiter
 
@@ -169,8 +149,6 @@ class Durable:
 @final
 class Signal:
     """Report something for logs or metrics. name is in dotted form, e.g. "queue.deleted"."""
-
-    __slots__ = ("is_alarm", "name", "values")
 
     def __init__(self, name: str, values: dict[str, object], is_alarm: bool = False) -> None:
         self.name = name

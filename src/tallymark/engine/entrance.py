@@ -31,8 +31,6 @@ from tallymark.engine.units import MessageId, Position, QueueSequence
 class Backlogs:
     """Collects deep queues as they are published to, and packs them after the turn."""
 
-    __slots__ = ("_deep", "_store", "packing")
-
     def __init__(self, state: State) -> None:
         self._store = state.store
         self._deep: list[Queue] = []
@@ -72,10 +70,6 @@ class Backlogs:
 @final
 class Entrance:
     """The operations by which messages enter queues."""
-
-    __slots__ = (
-        "_agenda", "backlogs", "clock", "formats", "quarantine", "ledger", "store",
-    )  # fmt: skip
 
     def __init__(self, state: State, backlogs: Backlogs, quarantine: Quarantine) -> None:
         self._agenda = state.agenda
@@ -337,8 +331,6 @@ class Entrance:
 class Seat:
     """The room in one queue: for a number of messages, of which some need no room for their
     bytes."""
-
-    __slots__ = ("awaited", "room", "room_bytes")
 
     def __init__(self, room: int, room_bytes: int, awaited: int) -> None:
         self.room = room

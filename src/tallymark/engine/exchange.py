@@ -69,8 +69,6 @@ class Binding:
     Its identity is (source, destination, key, arguments): binding the same again changes nothing.
     """
 
-    __slots__ = ("arguments", "durable", "exchange", "identity", "key", "queue", "source")
-
     def __init__(
         self,
         source: Exchange,
@@ -111,8 +109,6 @@ def identity_of(
 @final
 class Matches:
     """Destinations found so far for one message, each once."""
-
-    __slots__ = ("count", "exchanges", "queues")
 
     def __init__(self) -> None:
         self.queues: dict[int, Queue] = {}
@@ -194,8 +190,6 @@ class DirectExchange(Exchange):
     """Direct exchange: equal keys match. The default exchange is one too; the VirtualHost finds its
     queues."""
 
-    __slots__ = ("by_key",)
-
     def __init__(
         self,
         name: str,
@@ -228,8 +222,6 @@ class DirectExchange(Exchange):
 class FanoutExchange(Exchange):
     """Fanout exchange: every binding matches."""
 
-    __slots__ = ()
-
     def __init__(
         self,
         name: str,
@@ -254,8 +246,6 @@ class FanoutExchange(Exchange):
 @final
 class TopicExchange(Exchange):
     """Topic exchange: binding keys are patterns."""
-
-    __slots__ = ("trie",)
 
     def __init__(
         self,
@@ -283,8 +273,6 @@ class TopicExchange(Exchange):
 @final
 class HeadersExchange(Exchange):
     """Headers exchange: binding arguments are patterns, keys are ignored."""
-
-    __slots__ = ("table",)
 
     def __init__(
         self,
@@ -314,8 +302,6 @@ class HeadersExchange(Exchange):
 @final
 class HashExchange(Exchange):
     """Consistent-hash exchange: a hash selects one of the bindings, the same one for equal keys."""
-
-    __slots__ = ("hashed", "ring")
 
     def __init__(
         self,
@@ -363,8 +349,6 @@ class LocalRandomExchange(Exchange):
     a random queue among those on the publisher's node; here all queues are on it, and turns are as
     even as can be. Keys are ignored."""
 
-    __slots__ = ("_next", "_ring")
-
     def __init__(
         self,
         name: str,
@@ -404,8 +388,6 @@ class DelayedExchange(Exchange):
     """Delayed-message exchange: another kind under the name that programs for RabbitMQ's
     rabbitmq_delayed_message_exchange use. A message with a header `x-delay` waits in its target
     queues, whatever kind of exchange it came through, so this exchange only routes."""
-
-    __slots__ = ("kind",)
 
     def __init__(
         self,

@@ -41,8 +41,6 @@ hundred thousand entries thus costs little, and is 100 ms late at most [NQ-D1]."
 class Handover:
     """Puts messages in flight."""
 
-    __slots__ = ("_clock", "_deadlines", "_ledger", "_settling", "_store")
-
     def __init__(self, state: State) -> None:
         self._clock = state.clock
         self._deadlines = state.deadlines
@@ -109,8 +107,6 @@ class Handover:
 @final
 class Timeouts:
     """Handling of consumer time-outs."""
-
-    __slots__ = ("clock", "deadlines", "effects", "settlement")
 
     def __init__(self, state: State, settlement: Settlement) -> None:
         self.clock = state.clock

@@ -19,8 +19,6 @@ from tallymark.engine.units import EngineMs
 class IntervalSet:
     """A set of integers as disjoint, sorted, non-touching ranges."""
 
-    __slots__ = ("_highs", "_lows")
-
     def __init__(self) -> None:
         self._lows: list[int] = []
         self._highs: list[int] = []
@@ -102,8 +100,6 @@ class IntervalSet:
 class Tally:
     """Counts how often each number was added. All ranges are added before the first query."""
 
-    __slots__ = ("_counts", "_edges", "_steps")
-
     def __init__(self) -> None:
         self._steps: dict[int, int] = {}
         self._edges: list[int] = []
@@ -155,8 +151,6 @@ class LoggedDeferral:
 @final
 class DeferralLog:
     """All deferrals of one queue in a log. All are added before the first query."""
-
-    __slots__ = ("_added", "_in_order", "_lows")
 
     def __init__(self) -> None:
         self._added: list[LoggedDeferral] = []

@@ -32,8 +32,6 @@ class Lane:
     """The ready messages of one priority, in order (see the module's docstring). The counters are
     the Queue's."""
 
-    __slots__ = ("_gone", "fresh", "returned")
-
     def __init__(self) -> None:
         self.returned: list[Slice] = []
         """Returned slices, sorted by place. The first `_gone` entries were taken; the list is
@@ -302,8 +300,6 @@ class Lane:
 @final
 class Lanes:
     """The ready messages of one queue: a lane for each priority."""
-
-    __slots__ = ("awaits_packing", "by_priority", "lowest", "next_shift", "unexamined")
 
     def __init__(self, highest_priority: int) -> None:
         self.by_priority = [Lane() for _ in range(highest_priority + 1)]

@@ -41,11 +41,6 @@ VERDICTS: Final = (ACCEPTED, REJECTED, RETURNED, FAILED)
 class Leases:
     """Operations on all durable subscriptions of the broker."""
 
-    __slots__ = (
-        "_agenda", "_clock", "_dispatcher", "_quarantine", "_settlement", "_upkeep", "attaches",
-        "ledger", "store", "subscriptions",
-    )  # fmt: skip
-
     def __init__(
         self,
         state: State,

@@ -28,8 +28,6 @@ _MOST_DELIVERED: Final = 255
 class Ledger:
     """The rows since the last block, in order."""
 
-    __slots__ = ("_clock", "rows")
-
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.rows: list[Record] = []
@@ -99,8 +97,6 @@ class Ledger:
 class SettledRows:
     """The SETTLED rows of one queue in the present turn. What is settled one by one shares a row:
     they are emitted at the end of the turn."""
-
-    __slots__ = ("_queue_id", "_rows")
 
     def __init__(self, queue_id: int) -> None:
         self._queue_id = queue_id

@@ -64,8 +64,6 @@ class TopicNode(Generic[T]):
     """A node after some words of a pattern: its children, and the values of the patterns that end
     here."""
 
-    __slots__ = ("any_words", "loops", "one_word", "parent", "seen", "values", "word", "words")
-
     def __init__(self, parent: TopicNode[T] | None, word: str) -> None:
         self.parent = parent
         self.word = word
@@ -115,8 +113,6 @@ class TopicNode(Generic[T]):
 @final
 class TopicTrie(Generic[T]):
     """Patterns with values. A value (hashable) may be under many patterns, once under each."""
-
-    __slots__ = ("root", "step")
 
     def __init__(self) -> None:
         self.root: TopicNode[T] = TopicNode(None, "")
@@ -209,8 +205,6 @@ def check_match(arguments: dict[str, object]) -> None:
 class HeaderPattern:
     """One binding's requirements on a message's headers."""
 
-    __slots__ = ("any", "wanted")
-
     def __init__(self, arguments: dict[str, object]) -> None:
         kind = arguments.get("x-match", "all")
         with_x = kind == "all-with-x" or kind == "any-with-x"
@@ -246,8 +240,6 @@ def _bucket(name: str, value: object) -> tuple[str, object] | None:
 class HeaderTable(Generic[T]):
     """Values (hashable) with their header patterns, indexed by a header that each pattern needs.
     The cost grows with the bindings that share a header *and its value* with the message."""
-
-    __slots__ = ("buckets", "others", "patterns")
 
     def __init__(self) -> None:
         self.patterns: dict[T, HeaderPattern] = {}
@@ -318,8 +310,6 @@ def place_of(key: bytes) -> int:
 class Member(Generic[T]):
     """A name on the ring, its weight, and the values added under the name, oldest first."""
 
-    __slots__ = ("name", "places", "values", "weight")
-
     def __init__(self, name: str) -> None:
         self.name = name
         self.weight = 0
@@ -338,8 +328,6 @@ class Member(Generic[T]):
 @final
 class HashRing(Generic[T]):
     """Members by name. The ring is computed at the first look-up after a change."""
-
-    __slots__ = ("_owners", "_points", "_stale", "members")
 
     def __init__(self) -> None:
         self.members: dict[str, Member[T]] = {}

@@ -57,6 +57,8 @@ def closed(blobs: list[bytes]) -> bytes:
 class Pack:
     """Columns that locate each message of a packed payload: 28 bytes a message, and 4 of cuts."""
 
+    # A compiled class has no dictionary of attributes. Only those that exist once for each message
+    # or delivery name their slots: interpreted, a dictionary each would double their memory.
     __slots__ = ("annotations", "arrivals", "entered", "ids", "positions", "sums", "taken")
 
     def __init__(
@@ -118,24 +120,9 @@ class Payload:
     the place of its bytes: in memory (`raw`), in the journal (`position`), or both."""
 
     __slots__ = (
-        "format",
-        "count",
-        "raw",
-        "cuts",
-        "route",
-        "routes",
-        "first_id",
-        "arrived_ms",
-        "persistent",
-        "largest_frame",
-        "position",
-        "live",
-        "size",
-        "sum",
-        "sums",
-        "pack",
-        "bodies",
-    )
+        "format", "count", "raw", "cuts", "route", "routes", "first_id", "arrived_ms", "persistent",
+        "largest_frame", "position", "live", "size", "sum", "sums", "pack", "bodies",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -241,16 +228,8 @@ class Slice:
     """One queue's window onto a payload: messages lo..hi-1, sequences first..first+hi-lo-1."""
 
     __slots__ = (
-        "acquired",
-        "annotations",
-        "failed",
-        "first",
-        "hi",
-        "lo",
-        "payload",
-        "priority",
-        "shift",
-    )
+        "acquired", "annotations", "failed", "first", "hi", "lo", "payload", "priority", "shift",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -366,8 +345,6 @@ def crc32c(data: bytes, crc: int = 0) -> int:
 class Format:
     """A format that is not known: its messages have no properties."""
 
-    __slots__ = ()
-
     def priorities(self, payload: Payload, lo: int, hi: int) -> bytes:
         """Return one byte for each of the messages lo..hi-1: its priority, 0 where it has none."""
         return bytes(hi - lo)
@@ -404,8 +381,6 @@ class Filter:
 
     A filter is pure: the same message gets the same answer every time.
     """
-
-    __slots__ = ()
 
     def matches(self, payload: Payload, i: int, known: Annotations | None) -> bool:
         """Return whether message i matches; its bytes are in memory. Raises nothing, whatever a

@@ -98,8 +98,6 @@ def _parts_of(pieces: list[Slice]) -> list[bytes]:
 class Packing:
     """Thresholds of packing, in slices."""
 
-    __slots__ = ("after", "fresh", "group", "look_after")
-
     def __init__(self, after: int = 4096, group: int = 512, fresh: int = 256) -> None:
         self.after = after
         """Number of slices in a queue below which nothing is packed."""

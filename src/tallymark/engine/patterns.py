@@ -38,8 +38,6 @@ class PatternRefused(Exception):
 class Pattern:
     """A compiled pattern. Immutable."""
 
-    __slots__ = ("_excluded", "_expression", "_is_empty", "_required", "text")
-
     def __init__(
         self, text: str, expression: Any, required: list[Any], excluded: list[Any], is_empty: bool
     ) -> None:

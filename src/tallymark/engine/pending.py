@@ -34,8 +34,6 @@ RETRY_MS: Final = 1000
 class PendingLetters:
     """Keeps letters pending, and gives them up. retries.py tries them again."""
 
-    __slots__ = ("_agenda", "_clock", "_entrance", "_quarantine", "_ledger", "_state", "waiting")
-
     def __init__(self, state: State, entrance: Entrance, quarantine: Quarantine) -> None:
         self._state = state
         self._agenda = state.agenda

@@ -38,8 +38,6 @@ from tallymark.engine.units import Ms, Position, PublishNumber
 class Part:
     """Messages lo..hi-1 of a payload and their target queues."""
 
-    __slots__ = ("hi", "lo", "targets")
-
     def __init__(self, targets: Targets, lo: int, hi: int) -> None:
         self.targets = targets
         self.lo = lo
@@ -49,11 +47,6 @@ class Part:
 @final
 class Publishing:
     """The commands by which messages are published."""
-
-    __slots__ = (
-        "_admission", "_agenda", "_backlogs", "_durability", "_effects", "held",
-        "_ledger", "_sinks", "_state", "_store", "_transactions", "published",
-    )  # fmt: skip
 
     def __init__(
         self,

@@ -44,8 +44,6 @@ class QueueConsumer:
     """A consumer, as far as its queue knows it. `session.Consumer` is the only kind, and
     `session.consumers_of` returns a queue's consumers as such."""
 
-    __slots__ = ("browses", "cursors", "exclusive", "priority")
-
     def __init__(self, exclusive: bool, priority: int) -> None:
         self.exclusive = exclusive
         self.priority = priority
@@ -76,8 +74,6 @@ class QueueSubscription:
     """A durable subscription, as far as its queue knows it. `subscription.Subscription` is the only
     kind, and `subscription.subscriptions_of` returns a queue's subscriptions as such."""
 
-    __slots__ = ()
-
     def held(self) -> list[Slice]:
         """Return the messages that it has leased and that are not settled."""
         raise NotImplementedError
@@ -86,15 +82,6 @@ class QueueSubscription:
 @final
 class Queue(Timed):
     """One queue: plain state and its own counters. Rows and effects are made by the managers."""
-
-    __slots__ = (
-        "account", "active", "appended", "arguments", "auto_delete", "comings", "consumers",
-        "deduplication", "deferrals", "deleted", "dirty", "disk_hold", "draining", "durable",
-        "exclusive_owner", "had_consumer", "high_water", "holds_publishers", "id", "lanes",
-        "letters", "name", "next_turn", "own_ttl", "paused", "quarantine", "requeued", "rests",
-        "retention", "retry", "seekers", "seen", "settings", "settled_rows", "shows_counts",
-        "stored", "subscriptions", "timed_out", "used_ms", "vhost", "watched",
-    )  # fmt: skip
 
     def __init__(
         self,

@@ -37,8 +37,6 @@ class Deferred:
 class Deferrals:
     """The deferred slices of one queue."""
 
-    __slots__ = ("_entries", "_made")
-
     def __init__(self) -> None:
         self._entries: list[tuple[EngineMs, int, Deferred]] = []
         """Heap, by due time; the number in the middle orders equal times as they were added."""
@@ -99,8 +97,6 @@ class Letter:
 class Retry:
     """Schedule of the attempts at the pending letters of one queue (retries.py)."""
 
-    __slots__ = ("at", "began_ms", "due_ms", "generation", "wait_ms")
-
     def __init__(self) -> None:
         self.generation = 0
         """Generation of the topology at the last attempt to hand over the letters."""
@@ -133,11 +129,6 @@ class Quarantined:
 @final
 class HighWater:
     """The mark of one queue, and what decides how far ahead of deliveries the next one is."""
-
-    __slots__ = (
-        "asked", "budget", "burst", "durable", "is_ahead", "is_capped", "mark", "reached",
-        "renew_at", "reserve", "returns", "stalled", "turn", "was_reached",
-    )  # fmt: skip
 
     def __init__(self, durable: QueueSequence) -> None:
         self.mark = QueueSequence(0)
@@ -180,8 +171,6 @@ class HighWater:
 class DiskHold:
     """Messages that are not delivered before they, or the records of their return, are on disk."""
 
-    __slots__ = ("is_held", "returning", "shown", "turns")
-
     def __init__(self) -> None:
         self.shown = QueueSequence(UNLIMITED)
         """First sequence that is not delivered before it is on disk; UNLIMITED: no sequence
@@ -205,8 +194,6 @@ class DiskHold:
 @final
 class Deduplication:
     """The ids and numbers of one queue."""
-
-    __slots__ = ("ids", "numbers")
 
     def __init__(self) -> None:
         self.ids: dict[str, int] = {}
@@ -247,8 +234,6 @@ class Deduplication:
 class Pin:
     """A reader's claim to sequences low..high-1, which stay readable while it is among the pins."""
 
-    __slots__ = ("held", "high", "low")
-
     def __init__(self, low: QueueSequence, high: QueueSequence) -> None:
         self.low = low
         self.high = high
@@ -281,8 +266,6 @@ class Archived:
     The blob of its record: {"archive": id, "checksum": text, "place": text}; `other` is the number
     of messages.
     """
-
-    __slots__ = ("archive", "checksum", "high", "low", "place", "rows")
 
     def __init__(
         self,
@@ -332,8 +315,6 @@ class Archived:
 @final
 class Retention:
     """State of retention: from which message on the stream is kept, and what is claimed."""
-
-    __slots__ = ("archive", "kept_from", "let_go_bytes", "pins")
 
     def __init__(self) -> None:
         self.kept_from = QueueSequence(1)

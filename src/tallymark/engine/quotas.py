@@ -43,8 +43,6 @@ Limits = dict[str, dict[str, int]]
 class Bucket:
     """The state of one limit. Times are engine time, milliseconds."""
 
-    __slots__ = ("_at_ms", "_level")
-
     def __init__(self, rate: int, now_ms: EngineMs) -> None:
         self._level = rate * SCALE
         self._at_ms = now_ms
@@ -69,8 +67,6 @@ class Bucket:
 class Pace:
     """Counter that remembers two earlier readings, half a window or more apart. A rate is measured
     from one of them, between half a window and a whole one ago. Nothing happens by time alone."""
-
-    __slots__ = ("_at_done", "_at_ms", "_before_done", "_before_ms", "done", "last_ms")
 
     def __init__(self, now_ms: EngineMs) -> None:
         self.done = 0
@@ -104,11 +100,6 @@ class Pace:
 @final
 class Quotas:
     """The quotas of one broker."""
-
-    __slots__ = (
-        "_buckets_of_users", "_buckets_of_vhosts", "_of_user", "_of_vhost", "_sessions",
-        "has_rates", "users", "vhosts",
-    )  # fmt: skip
 
     def __init__(self) -> None:
         self.vhosts: Limits = {}

@@ -255,19 +255,9 @@ class Record:
     """One row of the ledger. The meaning of its fields depends on the kind, see above."""
 
     __slots__ = (
-        "kind",
-        "flags",
-        "reason",
-        "queue",
-        "first",
-        "count",
-        "payload",
-        "lo",
-        "owner",
-        "other",
-        "time_ms",
-        "blob",
-    )
+        "kind", "flags", "reason", "queue", "first", "count", "payload", "lo", "owner", "other",
+        "time_ms", "blob",
+    )  # fmt: skip
 
     def __init__(
         self,

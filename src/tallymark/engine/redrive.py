@@ -63,8 +63,6 @@ class Way:
     """A destination and the annotations that messages get there; shared by messages that are
     alike."""
 
-    __slots__ = ("exchange", "is_home", "keys", "made", "notes", "queues", "source", "ttl_ms")
-
     def __init__(
         self, exchange: str, keys: tuple[str, ...], ttl_ms: Ms, notes: Notes, is_home: bool
     ) -> None:
@@ -87,8 +85,6 @@ class Way:
 @final
 class Found:
     """The result of a redrive, actual or predicted, for one message that a caller named."""
-
-    __slots__ = ("id", "lane", "place", "queues", "sequence", "status", "way")
 
     def __init__(self, sequence: int, id: int) -> None:
         self.sequence = sequence

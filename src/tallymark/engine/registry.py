@@ -51,12 +51,6 @@ from tallymark.engine.vhost import VirtualHost
 class Contents:
     """Purges and empties queues, moves their messages, and reads them."""
 
-    __slots__ = (
-        "_admission", "_agenda", "_connections", "_dispatcher", "_entrance", "_ledger",
-        "_pending", "_quarantine", "_queues", "_settlement", "_state", "_store",
-        "_transactions", "_upkeep",
-    )  # fmt: skip
-
     def __init__(
         self,
         state: State,
@@ -197,13 +191,6 @@ class Contents:
 @final
 class Registry:
     """Commands on topology that concern messages, consumers and sinks as well."""
-
-    __slots__ = (
-        "_agenda", "_clock", "_connections", "_consumers", "_contents", "_dispatcher",
-        "_effects", "_leases", "_ledger", "_publishing", "_queues", "_quotas", "_settlement",
-        "_sinks", "_state", "_timeouts", "_transactions", "_vhosts", "observers",
-        "policy_checks",
-    )  # fmt: skip
 
     def __init__(
         self,

@@ -31,8 +31,6 @@ LONGEST_RETRY_MS: Final = 180_000
 class Retries:
     """Tries pending letters again."""
 
-    __slots__ = ("_agenda", "_clock", "_letters", "_pending")
-
     def __init__(self, state: State, letters: DeadLetters, pending: PendingLetters) -> None:
         self._agenda = state.agenda
         self._clock = state.clock
@@ -96,8 +94,6 @@ class Retries:
 @final
 class Readmission:
     """Takes messages out of quarantine."""
-
-    __slots__ = ("_entrance", "_letters", "_quarantine", "_state", "_store")
 
     def __init__(
         self, state: State, quarantine: Quarantine, entrance: Entrance, letters: DeadLetters

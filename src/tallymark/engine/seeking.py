@@ -43,10 +43,6 @@ _NOTHING: Final = Payload(
 class Seeking:
     """Service of the consumers that browse or filter."""
 
-    __slots__ = (
-        "_agenda", "_clock", "_effects", "_handover", "_marks", "_quarantine", "_store", "_upkeep",
-    )  # fmt: skip
-
     def __init__(
         self,
         state: State,

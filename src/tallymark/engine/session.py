@@ -55,21 +55,6 @@ more until it has settled them, which then has no effect [FC-18, LC-4]."""
 class Connection:
     """One client connection, as the engine sees it."""
 
-    __slots__ = (
-        "allowance",
-        "exclusive_queues",
-        "gated",
-        "handle",
-        "holds_output",
-        "id",
-        "name",
-        "paused",
-        "room",
-        "sessions",
-        "user",
-        "vhost",
-    )
-
     def __init__(self, id: int, vhost: str, user: str, name: str) -> None:
         self.id = id
         self.vhost = vhost
@@ -101,18 +86,9 @@ class InFlight:
     """Tags first..last of one session: one slice, one consumer."""
 
     __slots__ = (
-        "consumer",
-        "done",
-        "first",
-        "given_ms",
-        "is_late",
-        "last",
-        "left",
-        "queue",
-        "since_ms",
-        "slice",
-        "void",
-    )
+        "consumer", "done", "first", "given_ms", "is_late", "last", "left", "queue", "since_ms",
+        "slice", "void",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -187,31 +163,6 @@ class InFlight:
 @final
 class Consumer(QueueConsumer):
     """A consumer: receives a queue's messages as long as it has credit [LC-3]."""
-
-    __slots__ = (
-        "active",
-        "by_link",
-        "delivered",
-        "draining",
-        "filter",
-        "handle",
-        "id",
-        "in_line",
-        "last_ms",
-        "limit",
-        "no_ack",
-        "on_timeout",
-        "overdue",
-        "pace",
-        "queue",
-        "session",
-        "share",
-        "since_ms",
-        "tag",
-        "timeout_ms",
-        "told",
-        "unacked",
-    )
 
     def __init__(
         self,
@@ -363,27 +314,6 @@ def timeout_of(consumer: Consumer | None, queue: Queue) -> Ms:
 @final
 class Session(Timed):
     """A session publishes, consumes and settles, with a series of numbers for each direction."""
-
-    __slots__ = (
-        "closed",
-        "confirm_asked",
-        "confirming",
-        "connection",
-        "consumer_limit",
-        "consumers",
-        "flow",
-        "got",
-        "handle",
-        "id",
-        "inflight",
-        "is_offered",
-        "limit",
-        "line",
-        "next_tag",
-        "published",
-        "reserved",
-        "unacked",
-    )
 
     def __init__(self, id: int, connection: Connection) -> None:
         super().__init__()

@@ -51,39 +51,6 @@ to 4.2), or only rejected ones and not those of basic.nack (4.3)."""
 class Settings:
     """The values in effect for one queue. Immutable; a change makes a new object."""
 
-    __slots__ = (
-        "acquired_limit",
-        "after_sync",
-        "at_least_once",
-        "bounded",
-        "consumer_timeout_ms",
-        "counts_nacks",
-        "dead_letter_exchange",
-        "dead_letter_key",
-        "dedup_ms",
-        "delivery_limit",
-        "delayed_retry",
-        "delayed_retry_max_ms",
-        "delayed_retry_min_ms",
-        "expires_ms",
-        "guarded",
-        "hop_limit",
-        "is_quorum",
-        "is_stream",
-        "max_age_ms",
-        "max_bytes",
-        "max_length",
-        "max_priority",
-        "overflow",
-        "records_deliveries",
-        "retain_bytes",
-        "segment_bytes",
-        "single_active",
-        "slow_rule",
-        "ttl_ms",
-        "type",
-    )
-
     def __init__(self, arguments: dict[str, object], policy: dict[str, object]) -> None:
         """arguments: those of the declaration, checked. policy: the merged definition, checked."""
         self.is_quorum = arguments.get("x-queue-type") == "quorum"

@@ -40,8 +40,6 @@ from tallymark.engine.units import EngineMs, Ms, QueueSequence, Tag
 class Settlement:
     """Settles tags of sessions."""
 
-    __slots__ = ("_entrance", "_letters", "agenda", "clock", "ledger", "store")
-
     def __init__(self, state: State, entrance: Entrance, letters: DeadLetters) -> None:
         self.agenda = state.agenda
         self.clock = state.clock

@@ -49,8 +49,6 @@ MOST_STAGINGS: Final = 100_000
 class StagedPart:
     """Messages that were handed over together and share their annotations."""
 
-    __slots__ = ("annotations", "mandatory", "payload", "staged_ms")
-
     def __init__(
         self,
         payload: Payload,
@@ -69,8 +67,6 @@ class StagedPart:
 @final
 class Staging(Timed):
     """Messages that one task handed over for a later commit."""
-
-    __slots__ = ("count", "due_ms", "id", "parts", "sink", "size", "vhost")
 
     def __init__(self, id: int, vhost: str, sink: str, due_ms: EngineMs) -> None:
         super().__init__()
@@ -96,8 +92,6 @@ class Staging(Timed):
 class Sink(Timed):
     """The last commit to a sink: its writer and its batch number."""
 
-    __slots__ = ("batch", "due_ms", "identity", "name", "vhost")
-
     def __init__(self, vhost: str, name: str) -> None:
         super().__init__()
         self.vhost = vhost
@@ -113,8 +107,6 @@ class Sink(Timed):
 class Committed:
     """The result of a commit."""
 
-    __slots__ = ("published", "repeated", "unroutable")
-
     def __init__(self, repeated: bool) -> None:
         self.repeated = repeated
         """True if the batch had been committed before: nothing was done."""
@@ -126,8 +118,6 @@ class Committed:
 @final
 class Stretch:
     """Messages lo..hi-1 of a part and their target queues."""
-
-    __slots__ = ("hi", "lo", "part", "targets")
 
     def __init__(self, part: StagedPart, lo: int, hi: int, targets: Targets) -> None:
         self.part = part

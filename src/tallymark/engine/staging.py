@@ -114,8 +114,6 @@ def _joined(parts: list[Payload], first_id: MessageId) -> Payload:
 class StagedSettlement:
     """A settlement of deliveries that takes effect at the commit."""
 
-    __slots__ = ("due_ms", "entries", "is_final", "notes", "outcome", "session")
-
     def __init__(
         self, session: Session, outcome: int, notes: Notes, due_ms: EngineMs, is_final: bool
     ) -> None:

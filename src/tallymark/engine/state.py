@@ -29,8 +29,6 @@ from tallymark.engine.vhost import VirtualHost
 class Counter:
     """A counter that returns 1, 2, 3, ... and continues after a restart."""
 
-    __slots__ = ("last",)
-
     def __init__(self) -> None:
         self.last = 0
 
@@ -53,11 +51,6 @@ class Counter:
 @final
 class State:
     """The shared parts of a broker."""
-
-    __slots__ = (
-        "agenda", "clock", "connections", "deadlines", "effects", "formats", "message_ids",
-        "owner_ids", "queue_ids", "queues", "ledger", "store", "vhosts",
-    )  # fmt: skip
 
     def __init__(self, fetch: Callable[[Payload], bytes]) -> None:
         """fetch: function that reads a payload's bytes back from the journal."""
@@ -102,8 +95,6 @@ class State:
 class Returns:
     """Messages of a queue that were given back in one turn, and that the disk does not know of."""
 
-    __slots__ = ("queue", "sequences")
-
     def __init__(self, queue: Queue, sequences: list[QueueSequence]) -> None:
         self.queue = queue
         self.sequences = sequences
@@ -119,18 +110,6 @@ class Returns:
 @final
 class Agenda:
     """Lists of the queues, sessions and connections that the turn looks at."""
-
-    __slots__ = (
-        "appended",
-        "changed",
-        "commits",
-        "held",
-        "offers",
-        "returns",
-        "settling",
-        "spent",
-        "syncs_first",
-    )
 
     def __init__(self) -> None:
         self.changed: list[Queue] = []

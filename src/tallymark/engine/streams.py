@@ -50,8 +50,6 @@ MOST: Final = 1 << 31
 class Start:
     """A position in a stream, as its reader specifies it."""
 
-    __slots__ = ("kind", "value")
-
     def __init__(self, kind: str, value: int = 0) -> None:
         """kind: FIRST (the oldest message), LAST (the last stored batch), NEXT (messages still to
         come), OFFSET (value, or the first one behind it), TIME (messages that arrived at value or
@@ -179,8 +177,6 @@ def between(
 class Batch:
     """The extent of a batch for a reader with limits."""
 
-    __slots__ = ("bytes", "end", "messages")
-
     def __init__(self, end: int) -> None:
         self.end = end
         """Sequence behind the last message."""
@@ -234,8 +230,6 @@ def not_of_streams(what: str, queue: Queue) -> Unsupported:
 @final
 class Archives:
     """Operations on the archives of streams."""
-
-    __slots__ = ("_ledger", "_state")
 
     def __init__(self, state: State) -> None:
         self._state = state

@@ -68,8 +68,6 @@ deleted."""
 class PolicyTable:
     """Applies policies to the queues and exchanges of a virtual host, which owns their tables."""
 
-    __slots__ = ("_exchanges", "_queues", "operator", "user")
-
     def __init__(self, exchanges: dict[str, Exchange], queues: dict[str, Queue]) -> None:
         self._exchanges = exchanges
         self._queues = queues
@@ -191,8 +189,6 @@ class Targets:
     same object (unless more than MAX_TARGETS sets are in use, when it may be another, equal one).
     """
 
-    __slots__ = ("durable", "guarded", "holding", "plain", "queues")
-
     def __init__(self, queues: list[Queue]) -> None:
         self.queues = queues
         self.durable = False
@@ -226,8 +222,6 @@ class Router:
 
     `changed` must be called after every change of those tables.
     """
-
-    __slots__ = ("_by_id", "_by_set", "_exchanges", "_needs", "_nowhere", "_queues")
 
     def __init__(self, exchanges: dict[str, Exchange], queues: dict[str, Queue]) -> None:
         self._exchanges = exchanges

@@ -37,11 +37,6 @@ between."""
 class Upkeep:
     """The upkeep of queues."""
 
-    __slots__ = (
-        "_agenda", "_entrance", "_letters", "_pending", "_quarantine", "_retries", "_state",
-        "clock", "deadlines", "room",
-    )  # fmt: skip
-
     def __init__(
         self,
         state: State,

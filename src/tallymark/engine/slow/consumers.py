@@ -77,8 +77,6 @@ class Watched:
 class Sample:
     """A consumer's progress at one moment."""
 
-    __slots__ = ("at_ms", "done", "entered")
-
     def __init__(self, at_ms: EngineMs, done: int, entered: int) -> None:
         self.at_ms = at_ms
         self.done = done
@@ -90,8 +88,6 @@ class Sample:
 @final
 class Reading:
     """A measurement of one subscription."""
-
-    __slots__ = ("age_ms", "consumers", "count", "depth", "near", "over", "queue", "rate", "rule")
 
     def __init__(self, queue: Queue, rule: Rule, consumers: list[Consumer]) -> None:
         self.queue = queue
@@ -146,8 +142,6 @@ class Reading:
 @final
 class _Known:
     """The subscriptions of one virtual host, and the topology and rules they were found with."""
-
-    __slots__ = ("generation", "rules", "watched")
 
     def __init__(self, generation: int, rules: Rules, watched: dict[int, Watched]) -> None:
         self.generation = generation
