@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.management import FULL, call, connect, done
+from tests.server.management import FULL, call, connect, done, refused
 from tests.support.process import BrokerProcess
 
 PATHS = (
@@ -62,6 +62,15 @@ def test_who_sees_everything_reads_all_metrics(broker: BrokerProcess, user: str)
     for queue in (f"{SECRET}.q", f"{SECRET}.s", "mine"):
         assert f'queue="{queue}"'.encode() in raw
     assert call(broker, "GET", "overview", user=user)[0] == 200
+
+
+def test_the_machine_is_shown_to_who_watches_it(broker: BrokerProcess) -> None:
+    seen = call(broker, "GET", "overview", user="mo:mo")[2]
+    own = call(broker, "GET", "overview", user="ann:ann")[2]
+    assert seen.keys() - own.keys() == {"node", "listeners", "contexts"}
+    for path in ("nodes", f"nodes/{seen['node']}"):
+        assert call(broker, "GET", path, user="mo:mo")[0] == 200
+        assert refused(broker, "GET", path, user="ann:ann")[:2] == (401, "not_authorised")
 
 
 def test_the_own_queues_are_among_the_metrics(broker: BrokerProcess) -> None:

@@ -13,9 +13,10 @@ from aiohttp import web
 from tallymark.bridge.identity import BROKER, PRODUCT, VERSION
 from tallymark.engine.exchange import TYPES
 from tallymark.engine.queue import Queue
-from tallymark.server.http.requests import HttpContext, answer
+from tallymark.server.access.user import sees_everything
+from tallymark.server.http.requests import HttpContext, answer, user_of
 from tallymark.server.management.rates import LENGTHS, MSG_RATES, Rates
-from tallymark.server.management.requests import Routes, listed, shown
+from tallymark.server.management.requests import Routes, listed, require_monitoring, shown
 from tallymark.server.node import node_name
 from tallymark.server.parts import cut
 from tallymark.server.places import place_of
@@ -46,8 +47,7 @@ class Overview(Routes):
         router.add_get("/api/nodes/{name}", self._node)
 
     async def _overview(self, request: web.Request) -> web.Response:
-        """Show totals of the virtual hosts that the user may see, and the node's listeners and
-        properties."""
+        """Show totals of the virtual hosts that the user may see."""
         broker = self.node.broker
         vhosts = self.vhosts(request)
         names = {vhost.name for vhost in vhosts}
@@ -56,43 +56,48 @@ class Overview(Routes):
         rates = Rates(self.node, request).of_vhosts(names)
         queues = [queue for vhost in vhosts for queue in vhost.queues.values()]
         sums = await self._sums(queues)
-        return shown(
-            request,
-            {
-                "management_version": VERSION,
-                "rabbitmq_version": VERSION,
-                "product_name": PRODUCT,
-                "product_version": VERSION,
-                **BROKER,
-                "cluster_name": node_name(),
-                "node": node_name(),
-                "rates_mode": "basic",
-                "exchange_types": _exchange_types(),
-                "message_stats": rates.counted({name: sums[name] for name in MOVED}, MSG_RATES),
-                "queue_totals": rates.counted({name: sums[name] for name in PRESENT}, LENGTHS),
-                "object_totals": {
-                    "connections": sum(p is not None and p[0] in names for p in places),
-                    "channels": sum(sessions),
-                    "consumers": sum(len(queue.consumers) for queue in queues),
-                    "queues": len(queues),
-                    "exchanges": sum(len(vhost.exchanges) for vhost in vhosts),
-                },
-                "listeners": [
-                    {"node": node_name(), "protocol": protocol, "ip_address": host, "port": port}
-                    for protocol, host, port in listeners(self.http)
-                ],
-                "contexts": [
-                    {
-                        "node": node_name(),
-                        "description": "Tallymark management",
-                        "path": "/",
-                        "ip": host,
-                        "port": str(port),
-                    }
-                    for host, port in self.http.addresses
-                ],
+        found = {
+            "management_version": VERSION,
+            "rabbitmq_version": VERSION,
+            "product_name": PRODUCT,
+            "product_version": VERSION,
+            **BROKER,
+            "cluster_name": node_name(),
+            "rates_mode": "basic",
+            "exchange_types": _exchange_types(),
+            "message_stats": rates.counted({name: sums[name] for name in MOVED}, MSG_RATES),
+            "queue_totals": rates.counted({name: sums[name] for name in PRESENT}, LENGTHS),
+            "object_totals": {
+                "connections": sum(p is not None and p[0] in names for p in places),
+                "channels": sum(sessions),
+                "consumers": sum(len(queue.consumers) for queue in queues),
+                "queues": len(queues),
+                "exchanges": sum(len(vhost.exchanges) for vhost in vhosts),
             },
-        )
+        }
+        if sees_everything(user_of(request)):
+            found |= self._machine()
+        return shown(request, found)
+
+    def _machine(self) -> dict[str, Any]:
+        """Return what an overview has for who watches the broker as a whole."""
+        return {
+            "node": node_name(),
+            "listeners": [
+                {"node": node_name(), "protocol": protocol, "ip_address": host, "port": port}
+                for protocol, host, port in listeners(self.http)
+            ],
+            "contexts": [
+                {
+                    "node": node_name(),
+                    "description": "Tallymark management",
+                    "path": "/",
+                    "ip": host,
+                    "port": str(port),
+                }
+                for host, port in self.http.addresses
+            ],
+        }
 
     async def _sums(self, queues: list[Queue]) -> dict[str, int]:
         """Return the sums of the counts of queues."""
@@ -148,9 +153,11 @@ class Overview(Routes):
         }
 
     async def _nodes(self, request: web.Request) -> web.Response:
+        require_monitoring(request)
         return listed(request, [await self._node_row()])
 
     async def _node(self, request: web.Request) -> web.Response:
+        require_monitoring(request)
         if request.match_info["name"] != node_name():
             raise web.HTTPNotFound
         return shown(request, await self._node_row())

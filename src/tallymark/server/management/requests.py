@@ -22,7 +22,15 @@ from tallymark.engine.errors import AccessRefused, NotAllowed, NotFound
 from tallymark.engine.patterns import PatternRefused, compile_pattern
 from tallymark.engine.session import Connection
 from tallymark.engine.vhost import VirtualHost
-from tallymark.server.access.user import GUEST_USER, User, UsersError, permission_in, sees
+from tallymark.server.access.user import (
+    GUEST_USER,
+    MONITORING,
+    User,
+    UsersError,
+    permission_in,
+    sees,
+    sees_everything,
+)
 from tallymark.server.http.requests import (
     HttpContext,
     Refused,
@@ -59,6 +67,13 @@ def require_policymaker(request: web.Request, vhost: str) -> None:
             f"user '{user.name}' is neither administrator nor, with access to vhost '{vhost}', "
             f"{POLICYMAKER}"
         )
+
+
+def require_monitoring(request: web.Request) -> None:
+    """Raises AccessRefused unless the user may see the broker as a whole."""
+    user = user_of(request)
+    if not sees_everything(user):
+        raise AccessRefused(f"user '{user.name}' is neither administrator nor {MONITORING}")
 
 
 class Fields:
