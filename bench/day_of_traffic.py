@@ -28,17 +28,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tallymark.bridge.formats import NSQ
 from tallymark.bridge.nsq.format import NsqFormat
 from tallymark.bridge.nsq.topics import Topics
-from tallymark.engine import records
-from tallymark.engine.annotations import Route
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import Deliver, Effect, TimedOut
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.message import Format, Payload
 from tallymark.engine.queue import Queue
-from tallymark.engine.records import Record
+from tallymark.engine.record import Record
 from tallymark.engine.restore import Restorer, live_payloads, snapshot
 from tallymark.engine.session import (
     ACCEPTED,
@@ -53,6 +50,9 @@ from tallymark.engine.session import (
 )
 from tallymark.engine.streams import FIRST, Start
 from tallymark.journal.journal import Journal
+from tallymark.stored import records
+from tallymark.stored.annotations import Route
+from tallymark.stored.formats import NSQ
 from tallymark.wire.nsq import kernel as nsq
 
 DAY_MS: Final = 24 * 3600 * 1000

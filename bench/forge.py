@@ -9,9 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tallymark.engine import records
-from tallymark.journal import segment
-from tallymark.journal.block import HEADER, ROW, WHOLE, Header, crc32c
+from tallymark.stored import records, segment
+from tallymark.stored.layout import HEADER, ROW, WHOLE, Header, crc32c
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,13 @@ import time
 from array import array
 from typing import Final
 
-from tallymark.engine.annotations import Route
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import Deliver
 from tallymark.engine.message import Format, Payload
 from tallymark.engine.policies import QUEUES, Policy
 from tallymark.engine.session import ACCEPTED
-from tallymark.journal.layout import STORED, Packer
+from tallymark.journal.packer import STORED, Packer
+from tallymark.stored.annotations import Route
 
 MESSAGES: Final = 51_200
 BODY: Final = 1024

@@ -10,8 +10,8 @@ from uuid import UUID
 
 from tallymark.bridge.amqp10.delivery import Outgoing, Run
 from tallymark.bridge.conversion.amqp10_to_amqp091 import as_amqp091
-from tallymark.engine.annotations import Annotations, Route
 from tallymark.engine.message import Payload, Slice
+from tallymark.stored.annotations import Annotations, Route
 from tallymark.wire.amqp091.frames import body, property_section
 from tallymark.wire.amqp091.properties import Properties as BasicProperties
 from tallymark.wire.amqp091.properties import decode_properties

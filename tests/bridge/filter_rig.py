@@ -8,9 +8,9 @@ import pytest
 
 from tallymark.bridge.filters import FilterError, filters_of
 from tallymark.bridge.filters.attach import SELECTOR_FILTER, SQL_FILTER
-from tallymark.engine.annotations import Annotations, Route
 from tallymark.engine.clock import Clock
 from tallymark.engine.message import Filter, Payload
+from tallymark.stored.annotations import Annotations, Route
 from tallymark.wire.amqp10.sections import Header, Properties, encode_message
 from tallymark.wire.amqp10.types import Described, Symbol
 

@@ -8,7 +8,6 @@ from struct import Struct
 
 from tallymark.bridge.amqp091.format import Amqp091Format
 from tallymark.bridge.bridge import Bridge, Waiter
-from tallymark.bridge.formats import AMQP091, NSQ
 from tallymark.bridge.nsq.connection import Nsq
 from tallymark.bridge.nsq.format import NsqFormat
 from tallymark.bridge.nsq.in_flight import OnFinish
@@ -23,6 +22,7 @@ from tallymark.engine.effects import (
     Refused,
 )
 from tallymark.engine.queue import Queue
+from tallymark.stored.formats import AMQP091, NSQ
 from tallymark.wire.nsq.frames import ERROR, MESSAGE, RESPONSE, decode_message, split_frames
 from tallymark.wire.nsq.limits import Limits
 from tests.bridge import rig as amqp

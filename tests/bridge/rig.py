@@ -12,7 +12,6 @@ from tallymark.bridge.amqp091.format import Amqp091Format
 from tallymark.bridge.amqp091.lifecycle import Settings
 from tallymark.bridge.bridge import Waiter
 from tallymark.bridge.direct_reply import DirectReplies
-from tallymark.bridge.formats import AMQP091
 from tallymark.bridge.permissions import Permissions
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import (
@@ -26,6 +25,7 @@ from tallymark.engine.effects import (
     TimedOut,
 )
 from tallymark.engine.session import Session
+from tallymark.stored.formats import AMQP091
 from tallymark.wire.amqp091.frames import (
     BODY,
     HEADER,

@@ -12,7 +12,6 @@ from tallymark.bridge.amqp10.connection import Amqp10
 from tallymark.bridge.amqp10.format import Amqp10Format
 from tallymark.bridge.amqp10.settings import Settings, Watch
 from tallymark.bridge.bridge import Bridge, Waiter
-from tallymark.bridge.formats import AMQP10, NSQ
 from tallymark.bridge.nsq.format import NsqFormat
 from tallymark.bridge.permissions import Permissions
 from tallymark.engine.effects import (
@@ -31,6 +30,7 @@ from tallymark.engine.effects import (
 )
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import Session as EngineSession
+from tallymark.stored.formats import AMQP10, NSQ
 from tallymark.wire.amqp10.connection import Connection
 from tallymark.wire.amqp10.events import (
     ConnectionFailed,

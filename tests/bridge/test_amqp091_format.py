@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallymark.bridge.amqp091.format import Amqp091Format
-from tallymark.bridge.formats import AMQP091, LARGEST_NUMBER, PUBLISHER_NAME, PUBLISHING_ID
-from tallymark.engine.annotations import Route
+from tallymark.bridge.formats import LARGEST_NUMBER, PUBLISHER_NAME, PUBLISHING_ID
 from tallymark.engine.exchange import property_key
 from tallymark.engine.message import Format, Payload
+from tallymark.stored.annotations import Route
+from tallymark.stored.formats import AMQP091
 from tallymark.wire.amqp091.fields import Timestamp, WireInt
 from tallymark.wire.amqp091.properties import Properties, encode_properties
 from tests.support.amqp091 import publish

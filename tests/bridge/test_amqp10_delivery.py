@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallymark.bridge.amqp10.delivery import ROUTES_KEPT, Outgoing, reply_to_amqp10
-from tallymark.bridge.formats import NSQ
-from tallymark.engine.annotations import Annotations, Death, Route, after_death
+from tallymark.engine.deaths import after_death
 from tallymark.engine.message import Payload, Slice
+from tallymark.stored.annotations import Annotations, Death, Route
+from tallymark.stored.formats import NSQ
 from tallymark.wire.amqp091.properties import Properties as BasicProperties
 from tallymark.wire.amqp10 import types
 from tallymark.wire.amqp10.codec import encode

@@ -8,20 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.bridge.amqp10.front import (
-    Arrival,
-    Arrivals,
+from tallymark.bridge.amqp10.arrivals import Arrival, Arrivals, destinations, user_ids
+from tallymark.wire.amqp10.codec import encode
+from tallymark.wire.amqp10.encoded import is_sound
+from tallymark.wire.amqp10.errors import DecodeError
+from tallymark.wire.amqp10.front import (
     Front,
-    destinations,
     fronts,
     lenient_fronts,
     read_front,
-    user_ids,
     without_delivery_annotations,
 )
-from tallymark.bridge.amqp10.sections import is_sound
-from tallymark.wire.amqp10.codec import encode
-from tallymark.wire.amqp10.errors import DecodeError
 from tallymark.wire.amqp10.sections import (
     Body,
     Data,

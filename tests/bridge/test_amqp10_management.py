@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tallymark.bridge.amqp10.management import Answer, Management, NotAnswerable
 from tallymark.bridge.amqp10.management_paths import binding_location
 from tallymark.bridge.permissions import Access
-from tallymark.engine.annotations import Route
 from tallymark.engine.broker import Broker
 from tallymark.engine.message import Payload
 from tallymark.engine.session import Connection
+from tallymark.stored.annotations import Route
 from tallymark.wire.amqp10.sections import Data, Properties, Sections, Value, encode_message
 from tallymark.wire.amqp10.types import Array, Int, Symbol, UInt, ULong
 

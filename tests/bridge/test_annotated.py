@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from tallymark.bridge.amqp091.annotated import Additions, additions_to
 from tallymark.bridge.amqp091.channel import Channel
 from tallymark.bridge.amqp091.content import send_got
-from tallymark.bridge.formats import AMQP091
-from tallymark.engine.annotations import Annotations, Death, Route, after_death
+from tallymark.engine.deaths import after_death
 from tallymark.engine.effects import Deliver
 from tallymark.engine.message import Payload, Slice
+from tallymark.stored.annotations import Annotations, Death, Route
+from tallymark.stored.formats import AMQP091
 from tallymark.wire.amqp091.fields import Timestamp, WireInt
 from tallymark.wire.amqp091.frames import frame_length
 from tallymark.wire.amqp091.methods import (

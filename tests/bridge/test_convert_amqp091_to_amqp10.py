@@ -6,8 +6,8 @@ import pytest
 
 from tallymark.bridge.amqp10.delivery import Outgoing
 from tallymark.bridge.conversion.amqp091_to_amqp10 import sections_of
-from tallymark.engine.annotations import Annotations, Route
 from tallymark.engine.message import Slice
+from tallymark.stored.annotations import Annotations, Route
 from tallymark.wire.amqp091 import fields
 from tallymark.wire.amqp091.fields import Float32, WireInt
 from tallymark.wire.amqp091.properties import Properties as BasicProperties

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tallymark.bridge.amqp091.annotated import Additions
 from tallymark.bridge.conversion.amqp10_to_amqp091 import Converter, as_amqp091, frames_of
-from tallymark.engine.annotations import Annotations, Route
 from tallymark.engine.message import Slice
+from tallymark.stored.annotations import Annotations, Route
 from tallymark.wire.amqp091 import fields
 from tallymark.wire.amqp091.fields import Float32, WireInt
 from tallymark.wire.amqp091.frames import body, frame_length, property_section

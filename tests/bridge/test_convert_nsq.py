@@ -10,9 +10,9 @@ from tallymark.bridge.conversion.amqp091_to_nsq import bodies as from_amqp091
 from tallymark.bridge.conversion.amqp10_to_nsq import bodies as from_amqp10
 from tallymark.bridge.conversion.nsq_to_amqp091 import as_amqp091
 from tallymark.bridge.conversion.nsq_to_amqp10 import cells
-from tallymark.bridge.formats import NSQ
-from tallymark.engine.annotations import Route
 from tallymark.engine.message import Payload, Slice
+from tallymark.stored.annotations import Route
+from tallymark.stored.formats import NSQ
 from tallymark.wire.amqp091.frames import body, property_section
 from tallymark.wire.amqp091.properties import Properties as BasicProperties
 from tallymark.wire.amqp10.sections import (

@@ -5,13 +5,13 @@ from __future__ import annotations
 from array import array
 
 from tallymark.bridge.filters import filters_of
-from tallymark.bridge.formats import AMQP091, NSQ
-from tallymark.engine.annotations import Route
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import Deliver
 from tallymark.engine.message import Filter, Payload
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import Session
+from tallymark.stored.annotations import Route
+from tallymark.stored.formats import AMQP091, NSQ
 from tallymark.wire.amqp091.properties import Properties as Basic
 from tallymark.wire.amqp10.types import Described, ULong
 from tests.bridge.filter_rig import AMQP10, NOW_MS, message

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tallymark.bridge.amqp10.delivery import Outgoing
 from tallymark.bridge.filters import filters_of
 from tallymark.bridge.filters.message_filter import ANSWERS, MessageFilter
-from tallymark.bridge.formats import AMQP091, NSQ
-from tallymark.engine.annotations import NEWEST_FORM, Annotations, Death, Route
 from tallymark.engine.message import Filter, Payload, Slice
+from tallymark.stored.annotations import NEWEST_FORM, Annotations, Death, Route
+from tallymark.stored.formats import AMQP091, NSQ
 from tallymark.wire.amqp091.fields import Timestamp as Seconds
 from tallymark.wire.amqp091.fields import WireInt
 from tallymark.wire.amqp091.properties import Properties as Basic

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tallymark.engine.queue import Queue
-from tallymark.engine.records import ENTERED, PAYLOAD, SETTLED
+from tallymark.stored.records import ENTERED, PAYLOAD, SETTLED
 from tallymark.wire.line import SHARE
 from tallymark.wire.nsq.frames import ERROR, MESSAGE, RESPONSE
 from tallymark.wire.nsq.kernel import RUN_BYTES

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.bridge.amqp10.front import lenient_fronts
 from tallymark.bridge.conversion.amqp10_to_amqp091 import Converter
 from tallymark.client import BadMessage, Message
 from tallymark.client.amqp091.messages import Incoming, Outgoing
@@ -21,6 +20,7 @@ from tallymark.wire.amqp091.properties import (
     decode_properties,
     encode_properties,
 )
+from tallymark.wire.amqp10.front import lenient_fronts
 from tallymark.wire.amqp10.types import Symbol, UInt, ULong
 
 DELIVER = BasicDeliver("c", 1, False, "ex", "key")

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from random import Random
 
-from tallymark.engine.annotations import Annotations
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.session import ACCEPTED, FAILED, MERGE_MS, RETURNED
+from tallymark.stored.annotations import Annotations
 from tests.support.engine_rig import Delivery, held
 from tests.support.engine_steps import manual
 from tests.support.nsq_client import Client

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tallymark.engine.annotations import NEWEST_FORM, REASONS, Annotations, death_headers
+from tallymark.stored.annotations import NEWEST_FORM, REASONS, Annotations, death_headers
 from tests.engine.test_annotations import FORMS, START_MS, Traveller, counts, died, entries, facts
 
 FIXTURES = Path(__file__).parent / "fixtures"

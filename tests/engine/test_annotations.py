@@ -8,15 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.engine.annotations import (
+from tallymark.engine.deaths import after_death, is_cycle
+from tallymark.stored.annotations import (
     NEWEST_FORM,
     REASONS,
     Annotations,
     Death,
     Route,
-    after_death,
     death_headers,
-    is_cycle,
     keys_of,
 )
 

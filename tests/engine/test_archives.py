@@ -8,11 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tallymark.engine import records, streams
+from tallymark.engine import streams
 from tallymark.engine.errors import Fenced, PreconditionFailed
 from tallymark.engine.packing import Packing
 from tallymark.engine.queue import Queue
 from tallymark.engine.queue_parts import Archived
+from tallymark.stored import records
 from tests.engine.test_stream_publishers import numbered
 from tests.engine.test_stream_ranges import between
 from tests.engine.test_streams import STREAM

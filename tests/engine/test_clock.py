@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.engine.annotations import Annotations
 from tallymark.engine.clock import JUMP_MS, SLEW, Clock, in_wall_time
 from tallymark.engine.message import Pack
 from tallymark.engine.packing import Packing
-from tallymark.engine.records import Record
+from tallymark.engine.record import Record
 from tallymark.engine.restore import snapshot
 from tallymark.engine.streams import TIME, Start
+from tallymark.stored.annotations import Annotations
 from tests.support.engine_steps import finish, manual, reject
 from tests.support.nsq_client import Client
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tallymark.engine import records
+from tallymark.stored import records
 from tests.support.engine_rig import START_MS, Said
 from tests.support.engine_steps import die, finish, manual, reject
 from tests.support.growth import assert_linear

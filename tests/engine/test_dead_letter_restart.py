@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tallymark.engine import records
 from tallymark.engine.session import ACCEPTED, DISCARDED, FAILED, REJECTED, RETURNED
+from tallymark.stored import records
 from tests.support.engine_rig import Held, Rig, Said
 from tests.support.engine_steps import drain, finish, manual, reject
 

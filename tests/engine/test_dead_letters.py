@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from tallymark.engine import records
-from tallymark.engine.annotations import Annotations
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.session import DISCARDED, FAILED, REJECTED, RETURNED
 from tallymark.engine.settings import Settings
+from tallymark.stored import records
+from tallymark.stored.annotations import Annotations
 from tests.support.engine_rig import START_MS, Rig, Said
 from tests.support.engine_steps import REASONS, die, drain, finish, manual, reject
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tallymark.engine import records
 from tallymark.engine.restore import snapshot
 from tallymark.engine.session import RETURNED
+from tallymark.stored import records
 from tests.support.engine_rig import Rig, Said
 from tests.support.engine_steps import drain, finish, manual, reject
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tallymark.engine.annotations import Annotations
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.packing import Packing
 from tallymark.engine.session import ACCEPTED, FAILED, RETURNED
+from tallymark.stored.annotations import Annotations
 from tests.support.engine_rig import START_MS, Rig, Said
 from tests.support.engine_steps import drain, finish, manual
 from tests.support.nsq_client import Client

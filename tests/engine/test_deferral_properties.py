@@ -9,7 +9,6 @@ from random import Random
 
 import pytest
 
-from tallymark.engine.annotations import Annotations
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.message import Slice
 from tallymark.engine.packing import Packing
@@ -24,6 +23,7 @@ from tallymark.engine.session import (
     STOPS,
 )
 from tallymark.engine.subscription import subscriptions_of
+from tallymark.stored.annotations import Annotations
 from tests.support.engine_rig import Rig, Said, numbers
 from tests.support.engine_steps import manual
 from tests.support.long import longer, sized

@@ -17,9 +17,9 @@ from tallymark.engine import definitions
 from tallymark.engine.clock import Clock
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.ledger import Ledger
-from tallymark.engine.records import DEFINITION
 from tallymark.engine.table_json import canonical, from_json, to_json
 from tallymark.engine.vhost import VirtualHost
+from tallymark.stored.records import DEFINITION
 
 TEXTS = st.text(max_size=8) | st.sampled_from(["$bytes", "$table", "$", "\udcff", "a\0b"])
 VALUES = st.recursive(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tallymark.engine import records
 from tallymark.engine.session import ACCEPTED, FAILED, NACKED, RETURNED
+from tallymark.stored import records
 from tests.support.engine_rig import Rig
 from tests.support.engine_steps import finish, manual
 

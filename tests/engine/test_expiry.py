@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tallymark.engine.annotations import Annotations
 from tallymark.engine.clock import NEVER
 from tallymark.engine.delivery import IN_A_TURN
 from tallymark.engine.message import Filter, Payload
 from tallymark.engine.packing import Packing
 from tallymark.engine.session import ACCEPTED, RETURNED
+from tallymark.stored.annotations import Annotations
 from tests.support.engine_rig import START_MS, Rig, Said, numbers
 from tests.support.engine_steps import finish, manual, reject
 

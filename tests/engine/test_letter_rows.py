@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from tallymark.engine import records
 from tallymark.engine.session import REJECTED
+from tallymark.stored import records
 from tests.support.engine_rig import Held, Rig
 
 MANY = 20

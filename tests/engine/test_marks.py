@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tallymark.engine import records
 from tallymark.engine.durability import REST_MS, SMALLEST_RESERVE
 from tallymark.engine.session import ACCEPTED
+from tallymark.stored import records
 from tests.support.engine_rig import Rig
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tallymark.engine.annotations import Annotations
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.packing import Packing
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import MERGE_MS
+from tallymark.stored.annotations import Annotations
 from tests.support.engine_rig import Delivery, Rig, Said
 from tests.support.engine_steps import finish, manual
 from tests.support.nsq_client import Client

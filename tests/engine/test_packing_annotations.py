@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tallymark.engine.annotations import Annotations
 from tallymark.engine.packing import UNPACK, Packing
 from tallymark.engine.session import REJECTED
+from tallymark.stored.annotations import Annotations
 from tests.support.engine_rig import START_MS, Held, Rig
 
 MANY = 5 * UNPACK + 3

@@ -6,11 +6,11 @@ from array import array
 
 import pytest
 
-from tallymark.engine.annotations import Route
 from tallymark.engine.broker import Broker
 from tallymark.engine.message import Payload, Slice
 from tallymark.engine.packing import Packing
 from tallymark.engine.restore import Restorer, live_payloads, packed_in
+from tallymark.stored.annotations import Route
 from tests.support.memory_journal import MemoryJournal
 
 SIZE = 8

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.engine import definitions, records
+from tallymark.engine import definitions
 from tallymark.engine.broker import Broker
 from tallymark.engine.clock import Clock
 from tallymark.engine.errors import NotFound, PreconditionFailed
@@ -30,6 +30,7 @@ from tallymark.engine.policies import (
 )
 from tallymark.engine.queue import Queue
 from tallymark.engine.vhost import VirtualHost
+from tallymark.stored import records
 from tests.support.engine_rig import Rig
 
 ME = 1

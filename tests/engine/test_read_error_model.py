@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tallymark.engine.annotations import Annotations
 from tallymark.engine.errors import Unreadable
 from tallymark.engine.message import Filter, Payload
 from tallymark.engine.packing import Packing
 from tallymark.engine.redrive import MOVED, UNREADABLE
 from tallymark.engine.session import ACCEPTED, DISCARDED, FAILED, REJECTED, RETURNED, Session
+from tallymark.stored.annotations import Annotations
 from tests.support.engine_rig import Delivery, Rig, Said
 
 QUEUES: dict[str, dict[str, object]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tallymark.bridge.redriven import COUNT, FROM, RUN, TIME, Stamp
-from tallymark.engine import records, redrive
+from tallymark.engine import redrive
 from tallymark.engine.errors import Unsupported
 from tallymark.engine.message import Payload
 from tallymark.engine.redrive import (
@@ -19,6 +19,7 @@ from tallymark.engine.redrive import (
     UNROUTABLE,
 )
 from tallymark.engine.session import FAILED, REJECTED
+from tallymark.stored import records
 from tallymark.wire.amqp10.codec import decode
 from tests.support.engine_rig import Rig, Said
 from tests.support.engine_steps import die, drain, finish, manual, reject

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallymark.engine.errors import AccessRefused, BrokerError, PreconditionFailed
-from tallymark.engine.records import Record
+from tallymark.engine.record import Record
 from tallymark.engine.restore import snapshot
 from tallymark.engine.session import ACCEPTED, REJECTED, RETURNED, Session
 from tallymark.engine.subscription import Subscription, subscriptions_of

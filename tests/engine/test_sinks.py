@@ -6,8 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tallymark.engine import records
-from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import (
     Fenced,
@@ -18,6 +16,8 @@ from tallymark.engine.errors import (
 )
 from tallymark.engine.sinks import StagedPart, Staging
 from tallymark.engine.streams import TIME, Start
+from tallymark.stored import records
+from tallymark.stored.annotations import Annotations
 from tests.support.engine_rig import Rig, Said
 
 HOUR_MS = 3_600_000

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tallymark.engine import records
 from tallymark.engine.errors import HeldBack, NotFound
 from tallymark.engine.sinks import StagedPart
 from tallymark.engine.slow.actions import TEXT, record
 from tallymark.engine.slow.consumers import FINE, OVER
+from tallymark.stored import records
 from tests.support.engine_rig import Said
 from tests.support.slow_rig import Slow
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tallymark.engine.annotations import Annotations
 from tallymark.engine.message import Filter
 from tallymark.engine.packing import Packing
 from tallymark.engine.slow.consumers import FINE, NEAR, OVER
 from tallymark.engine.slow.rules import Rule, Rules
+from tallymark.stored.annotations import Annotations
 from tests.support.engine_rig import SIZE, Said
 from tests.support.slow_rig import Slow
 

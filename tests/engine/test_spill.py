@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tallymark.engine import records
+from tallymark.stored import records
 from tests.support.engine_rig import Rig
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.engine import records
 from tallymark.engine.consumers import figures
 from tallymark.engine.quotas import HALF_MS, WINDOW_MS, Pace
+from tallymark.stored import records
 from tests.support.slow_rig import Slow
 
 

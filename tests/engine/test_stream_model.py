@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from tallymark.bridge.formats import PUBLISHER_NAME, PUBLISHING_ID
 from tallymark.engine import streams
-from tallymark.engine.annotations import Annotations
 from tallymark.engine.clock import NEVER
 from tallymark.engine.message import Slice
 from tallymark.engine.packing import Packing
 from tallymark.engine.session import ACCEPTED, REJECTED, Consumer
 from tallymark.engine.streams import FIRST, NEXT, OFFSET, TIME, Start
+from tallymark.stored.annotations import Annotations
 from tests.engine.test_stream_ranges import numbers_of
 from tests.support.engine_rig import SIZE, START_MS, Delivery, Rig, Said
 

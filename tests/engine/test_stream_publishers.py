@@ -7,8 +7,8 @@ import pytest
 from tallymark import is_compiled
 from tallymark.bridge.formats import PUBLISHER_NAME, PUBLISHING_ID
 from tallymark.engine import admission
-from tallymark.engine.records import PUBLISHERS
 from tallymark.engine.streams import FIRST, Start
+from tallymark.stored.records import PUBLISHERS
 from tests.engine.test_streams import STREAM, reader, seen
 from tests.support.engine_rig import Rig, Said
 from tests.support.engine_steps import manual

@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from tallymark.engine.annotations import Annotations
 from tallymark.engine.clock import NEVER
 from tallymark.engine.errors import NotAllowed, PreconditionFailed, Unsupported
 from tallymark.engine.packing import Packing
 from tallymark.engine.session import ACCEPTED, REJECTED, Consumer, Session
 from tallymark.engine.sinks import StagedPart
 from tallymark.engine.streams import AGO, FIRST, LAST, NEXT, OFFSET, TIME, Start, start_of
+from tallymark.stored.annotations import Annotations
 from tests.support.engine_rig import SIZE, START_MS, Rig
 from tests.support.engine_steps import manual
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import pytest
 
-from tallymark.engine import records
-from tallymark.engine.annotations import Annotations
 from tallymark.engine.errors import PreconditionFailed, ResourceExhausted, RolledBack
 from tallymark.engine.session import ACCEPTED, DISCARDED, FAILED, REJECTED, RETURNED, Session
 from tallymark.engine.staging import MOST_WEIGHT, RUN_BYTES, Transaction
 from tallymark.engine.transactions import AHEAD_BYTES
+from tallymark.stored import records
+from tallymark.stored.annotations import Annotations
 from tests.support.engine_rig import Rig, Said
 from tests.support.engine_steps import manual
 

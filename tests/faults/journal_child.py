@@ -8,8 +8,9 @@ import threading
 from pathlib import Path
 
 from tallymark.engine.message import Payload
-from tallymark.engine.records import ENTERED, LIVE, MARK, PAYLOAD, SETTLED, Record
+from tallymark.engine.record import Record
 from tallymark.journal.journal import Journal
+from tallymark.stored.records import ENTERED, LIVE, MARK, PAYLOAD, SETTLED
 from tests.journal.builders import TIME, entering
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tallymark.engine.records import ENTERED, Record
+from tallymark.engine.record import Record
 from tallymark.journal.recovery import JournalCorrupt
 from tallymark.journal.verify import verify
+from tallymark.stored.records import ENTERED
 from tests.journal.builders import TIME, Disk, all_shown, entering, settling
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tallymark.engine.records import ENTERED, LIVE, PAYLOAD, Record
+from tallymark.engine.record import Record
 from tallymark.journal.files import Files
 from tallymark.journal.journal import BytesLost
 from tallymark.journal.spares import RESERVE, WANTED
 from tallymark.journal.verify import verify
+from tallymark.stored.records import ENTERED, LIVE, PAYLOAD
 from tests.journal.builders import TIME, Disk, all_shown, entering, payload, settling
 from tests.support.patience import PATIENCE_S
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from tallymark.engine.message import Payload
-from tallymark.engine.records import ENTERED, LIVE, SETTLED
 from tallymark.journal.journal import Journal
 from tallymark.journal.verify import verify
+from tallymark.stored.records import ENTERED, LIVE, SETTLED
 from tests.journal.builders import entering
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,8 +89,8 @@ def recovered_live(folder: Path) -> dict[int, Payload]:
 def unreported_settled(folder: Path) -> set[int]:
     """Settlements that reached the disk though the kill came before they were reported."""
     from tallymark.journal.recovery import Folder
-    from tallymark.journal.segment import scan
     from tallymark.journal.unpacking import Unpacker
+    from tallymark.stored.segment import scan
 
     found: set[int] = set()
     for file in Folder(folder).segments.values():

@@ -16,10 +16,10 @@ from pathlib import Path
 import pika
 import pytest
 
-from tallymark.engine.records import LEASED
 from tallymark.journal import unpacking
 from tallymark.spark.client import Endpoint, api_path
 from tallymark.spark.sink import SinkClient
+from tallymark.stored.records import LEASED
 from tallymark.wire.amqp091.frames import METHOD, content_frames, frame
 from tallymark.wire.amqp091.layouts import encode_method
 from tallymark.wire.amqp091.methods import BasicPublish

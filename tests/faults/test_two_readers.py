@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pika
 
-from tallymark.engine.records import LEASED
 from tallymark.journal import unpacking
 from tallymark.spark.client import Client, Endpoint, Fenced, Json, api_path
+from tallymark.stored.records import LEASED
 from tests.support.long import longer, seeded, sized
 from tests.support.process import BrokerProcess
 

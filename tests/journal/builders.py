@@ -7,11 +7,12 @@ from array import array
 from collections.abc import Iterable
 from pathlib import Path
 
-from tallymark.engine.annotations import Route
 from tallymark.engine.message import Payload
-from tallymark.engine.records import ENTERED, PAYLOAD, SETTLED, Record
+from tallymark.engine.record import Record
 from tallymark.journal.files import Files
 from tallymark.journal.journal import Journal
+from tallymark.stored.annotations import Route
+from tallymark.stored.records import ENTERED, PAYLOAD, SETTLED
 from tests.support.patience import PATIENCE_S
 
 ROUTE = Route("orders", "eu.paid")

@@ -12,8 +12,8 @@ import pytest
 
 from tallymark.journal import backup as backups
 from tallymark.journal.backup import MANIFEST, NotABackup, back_up, restore
-from tallymark.journal.layout import header_at
 from tallymark.journal.verify import verify
+from tallymark.stored.layout import header_at
 from tests.journal.builders import TIME, Disk, all_shown, entering
 from tests.journal.test_cleaning import checkpoint, fill, settle
 

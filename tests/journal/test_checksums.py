@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from tallymark.engine.message import PACKED, Pack, Payload
-from tallymark.engine.records import ENTERED, PAYLOAD, Record
-from tallymark.journal.block import FORMAT, WHOLE
+from tallymark.engine.record import Record
 from tallymark.journal.files import Files
 from tallymark.journal.journal import BytesLost
 from tallymark.journal.verify import verify
+from tallymark.stored.layout import FORMAT, WHOLE
+from tallymark.stored.records import ENTERED, PAYLOAD
 from tests.journal.builders import ROUTE, TIME, Disk, entering, payload, settling
 
 CELLS = [b"the first message", b"the second one", b"a third"]

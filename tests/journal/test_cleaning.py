@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from tallymark.engine.message import Payload
-from tallymark.engine.records import ENTERED, LIVE, PAYLOAD, SETTLED, Record
+from tallymark.engine.record import Record
 from tallymark.journal.journal import BytesLost
 from tallymark.journal.recovery import JournalCorrupt
 from tallymark.journal.verify import verify
+from tallymark.stored.records import ENTERED, LIVE, PAYLOAD, SETTLED
 from tests.journal.builders import TIME, Disk, all_shown, entering, settling
 
 

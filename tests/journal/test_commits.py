@@ -7,8 +7,6 @@ import shutil
 from array import array
 from pathlib import Path
 
-from tallymark.engine import records
-from tallymark.engine.annotations import Route
 from tallymark.engine.broker import Broker
 from tallymark.engine.message import Payload
 from tallymark.engine.restore import Restorer, live_payloads, snapshot
@@ -16,6 +14,8 @@ from tallymark.engine.session import ACCEPTED, REJECTED, Session
 from tallymark.engine.staging import Transaction
 from tallymark.journal.journal import Journal
 from tallymark.journal.verify import verify
+from tallymark.stored import records
+from tallymark.stored.annotations import Route
 from tests.journal.builders import TIME, Disk
 
 QUEUES = tuple(f"q{n}" for n in range(5))

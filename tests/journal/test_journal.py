@@ -11,11 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tallymark.engine.records import COUNTERS, ENTERED, LEASED, LIVE, PAYLOAD, Record
+from tallymark.engine.record import Record
 from tallymark.journal.files import FolderInUse
 from tallymark.journal.journal import Journal
 from tallymark.journal.recovery import JournalCorrupt
 from tallymark.journal.verify import verify
+from tallymark.stored.records import COUNTERS, ENTERED, LEASED, LIVE, PAYLOAD
 from tests.journal.builders import TIME, Disk, all_shown, entering, payload, settling, shown
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tallymark.engine.message import Payload
-from tallymark.engine.records import COUNTERS, ENTERED, LIVE, PAYLOAD, SETTLED, Record
+from tallymark.engine.record import Record
 from tallymark.journal.journal import BytesLost, Journal
+from tallymark.stored.records import COUNTERS, ENTERED, LIVE, PAYLOAD, SETTLED
 from tests.journal.builders import TIME, Disk, all_shown, entering, payload, settling
 from tests.support.memory_journal import MemoryJournal
 

@@ -10,9 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.engine.annotations import Route
 from tallymark.engine.message import Payload
-from tallymark.engine.records import (
+from tallymark.engine.record import Record
+from tallymark.journal.packer import REFERENCED, STORED, Packer, pack
+from tallymark.journal.unpacking import unpack
+from tallymark.stored import layout
+from tallymark.stored.annotations import Route
+from tallymark.stored.layout import LayoutError, crc32c
+from tallymark.stored.records import (
     COUNTERS,
     DEAD_LETTERED,
     DEFINITION,
@@ -23,11 +28,7 @@ from tallymark.engine.records import (
     PENDING,
     SEEN,
     SETTLED,
-    Record,
 )
-from tallymark.journal import layout
-from tallymark.journal.layout import LayoutError, Packer, crc32c, pack
-from tallymark.journal.unpacking import unpack
 from tests.journal.builders import TIME, all_shown, entering, payload, settling, shown
 
 texts = st.text("aé#.*/\u4e00\udcff", max_size=12)
@@ -95,7 +96,7 @@ def test_stored_payloads_lie_where_their_position_says(
     turn: list[Record], segment: int, offset: int
 ) -> None:
     packer = Packer()
-    length = packer.load(turn, layout.STORED)
+    length = packer.load(turn, STORED)
     block = b"".join(packer.finish(segment, 8 * offset, 3, 77, 5, TIME, 0))
     assert len(block) == length
     assert length % 8 == 0
@@ -209,7 +210,7 @@ def test_dl_20_a_blob_of_each_row_its_own_is_read_as_before() -> None:
 def test_large_bytes_are_not_copied() -> None:
     large = payload([b"x" * 100_000])
     packer = Packer()
-    packer.load([Record(PAYLOAD, 0, 1, 1, TIME, large)], layout.STORED)
+    packer.load([Record(PAYLOAD, 0, 1, 1, TIME, large)], STORED)
     assert any(buffer is large.raw for buffer in packer.finish(1, 0, 0, 0, 0, 0, 0))
 
 
@@ -229,7 +230,7 @@ def test_a_checkpoint_names_bytes_without_holding_them() -> None:
     p.raw = None
     turn = [Record(PAYLOAD, 0, 1, 1, TIME, p), Record(LIVE, 5, 9, 1, TIME, p)]
     packer = Packer()
-    packer.load(turn, layout.REFERENCED)
+    packer.load(turn, REFERENCED)
     found = unpack(b"".join(packer.finish(7, 0, 0, 0, 99, TIME, layout.CHECKPOINT)))
     assert all_shown(found) == all_shown(turn)
     assert found[1].payload is found[0].payload

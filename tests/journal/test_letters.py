@@ -7,19 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tallymark.engine import records
 from tallymark.engine.message import Payload
-from tallymark.engine.records import (
-    DEAD_LETTERED,
-    ENTERED,
-    LEASED,
-    LIVE,
-    PAYLOAD,
-    PENDING,
-    SEEN,
-    Record,
-)
+from tallymark.engine.record import Record
 from tallymark.journal.verify import verify
+from tallymark.stored import records
+from tallymark.stored.records import DEAD_LETTERED, ENTERED, LEASED, LIVE, PAYLOAD, PENDING, SEEN
 from tests.journal.builders import TIME, Disk, all_shown, entering, settling
 from tests.journal.test_cleaning import checkpoint, fill, numbers, settle
 

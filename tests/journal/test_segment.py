@@ -6,9 +6,10 @@ import struct
 
 import pytest
 
-from tallymark.journal import layout
-from tallymark.journal.layout import HEADER, SEALED, Packer, bare_block, crc32c, header_at
-from tallymark.journal.segment import (
+from tallymark.journal.packer import STORED, Packer
+from tallymark.stored import layout
+from tallymark.stored.layout import HEADER, SEALED, bare_block, crc32c, header_at
+from tallymark.stored.segment import (
     BLANK,
     CORRUPT,
     SEAL,
@@ -35,7 +36,7 @@ def segment(lag: int, sealed: bool = False, blocks: int = 6) -> tuple[bytes, lis
         starts.append(len(data))
         known = BASE | starts[i - lag] if i >= lag else 0
         packer = Packer()
-        packer.load(entering(1 + 3 * i, 3) if i % 2 else settling(i), layout.STORED)
+        packer.load(entering(1 + 3 * i, 3) if i % 2 else settling(i), STORED)
         data += b"".join(packer.finish(NUMBER, len(data), i, SALT, known, TIME + i, 0))
     if sealed:
         starts.append(len(data))
@@ -155,7 +156,7 @@ def test_a_message_that_contains_a_block_proves_nothing() -> None:
     packer = Packer()
     p.raw = bytes(other)
     p.cuts[1] = p.size = len(other)
-    packer.load(turn, layout.STORED)
+    packer.load(turn, STORED)
     data = b"".join(packer.finish(NUMBER, 0, 0, SALT, 0, TIME, 0))
     for shift in range(8):
         torn = UNSYNCED[: STARTS[1]] + data[:200] + bytes(shift) + bytes(other)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tallymark.engine.annotations import Route
 from tallymark.engine.broker import Broker
 from tallymark.engine.message import Format, Payload, Slice
 from tallymark.engine.packing import Packing
@@ -23,6 +22,7 @@ from tallymark.engine.restore import (
     take_apart,
 )
 from tallymark.journal.journal import Journal
+from tallymark.stored.annotations import Route
 
 SIZE = 40
 SEGMENT = 16 * 1024

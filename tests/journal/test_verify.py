@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tallymark.engine import records
 from tallymark.journal.verify import verify
+from tallymark.stored import records
 from tests.journal.builders import TIME, Disk, entering, settling
 
 
@@ -86,7 +86,7 @@ def test_an_empty_folder_is_sound(tmp_path: Path) -> None:
 
 
 def test_every_kind_of_row_has_a_name() -> None:
-    source = Path(__file__).parents[2] / "src" / "tallymark" / "engine" / "records.py"
+    source = Path(__file__).parents[2] / "src" / "tallymark" / "stored" / "records.py"
     above, found, _ = source.read_text().partition("KINDS: Final")
     assert found
     numbers = re.findall(r"^[A-Z_]+: Final = ([0-9]+)$", above, re.MULTILINE)

@@ -11,9 +11,10 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from tallymark.engine.annotations import Annotations
-from tallymark.engine.records import LEASED, LIVE, Record
+from tallymark.engine.record import Record
 from tallymark.journal import unpacking
+from tallymark.stored.annotations import Annotations
+from tallymark.stored.records import LEASED, LIVE
 from tests.support.process import BrokerProcess
 
 SUBSCRIPTION = "/api/tallymark/subscriptions/%2F/parked/table"

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 from bench.lean import ACK, DELIVER, PERSISTENT, TRANSIENT, Link, publish, settle
-from tallymark.journal.layout import HEADER
+from tallymark.stored.layout import HEADER
 from tests.server.peers import (
     Bare,
     Publisher,

@@ -183,7 +183,7 @@ def test_an_account_that_does_not_balance_refuses_the_start(tmp_path: Path) -> N
 
 def resum(data: bytearray) -> None:
     """Give each block of a checkpoint the checksums of what it says now."""
-    from tallymark.journal.block import HEADER, crc32c, header_at
+    from tallymark.stored.layout import HEADER, crc32c, header_at
 
     at = 0
     while at < len(data):

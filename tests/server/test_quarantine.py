@@ -9,8 +9,8 @@ from pathlib import Path
 import pika
 import pytest
 
-from tallymark.journal.layout import LayoutError
 from tallymark.spark.decode import decode_answer
+from tallymark.stored.layout import LayoutError
 from tests.support.process import BrokerProcess
 
 BODIES = [b"body number %d, and no other" % number for number in range(1, 6)]

@@ -10,8 +10,8 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from tallymark.engine.records import LIVE
 from tallymark.journal import unpacking
+from tallymark.stored.records import LIVE
 from tests.support.process import BrokerProcess
 
 PARKED = "/api/tallymark/redrive/%2F/parked"

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tallymark.engine.annotations import Route
 from tallymark.engine.message import Payload
 from tallymark.engine.packing import Packing
 from tallymark.engine.session import ACCEPTED
@@ -19,6 +18,7 @@ from tallymark.server import housekeeping, opening, run
 from tallymark.server.config.settings import Config
 from tallymark.server.node import Node
 from tallymark.server.opening import open_node
+from tallymark.stored.annotations import Route
 from tests.support.patience import PATIENCE_S, until_on_loop
 
 MIB = 1 << 20

@@ -17,8 +17,9 @@ import pika
 import pytest
 
 from tallymark.bridge.formats import PUBLISHER_NAME, PUBLISHING_ID
-from tallymark.engine.records import DROPPED, LIVE, PAYLOAD
-from tallymark.journal import layout, unpacking
+from tallymark.journal import unpacking
+from tallymark.stored import layout
+from tallymark.stored.records import DROPPED, LIVE, PAYLOAD
 from tests.support.patience import PATIENCE_S, later, until
 from tests.support.process import BrokerProcess
 

@@ -12,8 +12,9 @@ from typing import Any
 import pika
 import pytest
 
-from tallymark.engine.records import LEASED, LIVE, PAYLOAD
-from tallymark.journal import layout, unpacking
+from tallymark.journal import unpacking
+from tallymark.stored import layout
+from tallymark.stored.records import LEASED, LIVE, PAYLOAD
 from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerProcess
 

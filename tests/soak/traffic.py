@@ -20,8 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.lean import ACK, DELIVER, NACK, Link, publish, settle, short, table
-from tallymark.engine.records import PAYLOAD
 from tallymark.journal import unpacking
+from tallymark.stored.records import PAYLOAD
 from tallymark.wire.amqp10.events import DispositionReceived, Event, TransfersReceived
 from tallymark.wire.amqp10.outcomes import Accepted, Rejected, Released
 from tallymark.wire.amqp10.sections import Header, Sections, encode_message

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tallymark.bridge.formats import AMQP10
 from tallymark.engine.message import Payload
-from tallymark.journal import layout
+from tallymark.journal import packer
 from tallymark.spark import schema
 from tallymark.spark.decode import FORMAT_AMQP_10
+from tallymark.stored.formats import AMQP10
 from tallymark.wire.amqp10.codec import encode
 from tallymark.wire.amqp10.sections import (
     Body,
@@ -45,7 +45,7 @@ def read(*payloads: Payload, names: tuple[str, ...] = schema.ALL) -> list[dict[s
     for payload in payloads:
         rows += [entry(payload), leased(payload, 0, payload.count, at, at)]
         at += payload.count
-    return rows_of(layout.pack(rows, 64), names)
+    return rows_of(packer.pack(rows, 64), names)
 
 
 def body_of(row: dict[str, Any]) -> bytes | None:

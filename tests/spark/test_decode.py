@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tallymark.engine import records
-from tallymark.engine.annotations import Annotations, Death, Route
 from tallymark.engine.message import Payload
-from tallymark.engine.records import Record
-from tallymark.journal import layout
+from tallymark.engine.record import Record
+from tallymark.journal import packer
 from tallymark.spark import decode, letters, schema
 from tallymark.spark.blocks import blocks as blocks_of
 from tallymark.spark.decode import decode_answer
+from tallymark.stored import layout, records
+from tallymark.stored.annotations import Annotations, Death, Route
 from tallymark.wire.amqp091 import fields
 from tallymark.wire.amqp091.errors import WireError
 from tallymark.wire.amqp091.properties import Properties, encode_properties
@@ -398,7 +398,7 @@ def blocks(draw: st.DrawFn, kinds: st.SearchStrategy[bytes]) -> tuple[bytes, lis
             }
             expected.append(naive_letter(row, known))
             lease += 1
-    return layout.pack(out), expected
+    return packer.pack(out), expected
 
 
 def assert_rows(block: bytes, expected: list[dict[str, Any]]) -> None:
@@ -447,13 +447,13 @@ def test_any_other_bytes_are_refused(
 
 def test_a_batch_ends_at_its_row_and_byte_limits() -> None:
     small = payload_of([cell(b"x")] * (decode.BATCH_ROWS + 5))
-    block = layout.pack([entry(small), leased(small, 0, small.count, 1, 0)])
+    block = packer.pack([entry(small), leased(small, 0, small.count, 1, 0)])
     sizes = [found.batch.num_rows for found in decode_answer(block, "q", ("sequence",))]
     assert sizes == [decode.BATCH_ROWS, 5]
 
     size = decode.BATCH_BYTES // 2 + 1
     large = payload_of([cell(bytes(size)), cell(bytes(size)), cell(bytes(size))])
-    block = layout.pack([entry(large), leased(large, 0, 3, 1, 0)])
+    block = packer.pack([entry(large), leased(large, 0, 3, 1, 0)])
     sizes = [found.batch.num_rows for found in decode_answer(block, "q", ("sequence", "body"))]
     assert sizes == [1, 1, 1]
 
@@ -462,14 +462,14 @@ def test_a_key_that_comes_twice_keeps_its_last_value() -> None:
     entries = b"\1aS\0\0\0\1x" + b"\1bS\0\0\0\1y" + b"\1aS\0\0\0\1z"
     section = b"\x20\x00" + struct.pack(">I", len(entries)) + entries
     payload = payload_of([cell(b"", section), cell(b"")])
-    block = layout.pack([entry(payload), leased(payload, 0, 2, 1, 0)])
+    block = packer.pack([entry(payload), leased(payload, 0, 2, 1, 0)])
     assert [row["headers"] for row in rows_of(block)] == [{"a": "z", "b": "y"}, None]
 
 
 def test_a_wire_format_we_do_not_know_is_malformed_and_not_guessed_at() -> None:
     payload = payload_of([cell(b"one"), cell(b"two")])
     payload.format = 99
-    block = layout.pack([entry(payload), leased(payload, 0, 2, 1, 0)])
+    block = packer.pack([entry(payload), leased(payload, 0, 2, 1, 0)])
     assert [(row["sequence"], row["body"], row["malformed"]) for row in rows_of(block)] == [
         (1, None, True),
         (2, None, True),
@@ -478,11 +478,11 @@ def test_a_wire_format_we_do_not_know_is_malformed_and_not_guessed_at() -> None:
 
 def test_a_row_without_its_payload_is_refused() -> None:
     payload, other = payload_of([cell(b"one")]), payload_of([cell(b"two")])
-    block = layout.pack([entry(payload), leased(payload, 0, 1, 1, 0)])
+    block = packer.pack([entry(payload), leased(payload, 0, 1, 1, 0)])
     assert len(rows_of(block)) == 1
     with pytest.raises(layout.LayoutError, match="more messages"):
-        rows_of(layout.pack([entry(payload), leased(payload, 0, 2, 1, 0)]))
-    assert rows_of(layout.pack([entry(payload), leased(other, 0, 1, 1, 0)])) == []
+        rows_of(packer.pack([entry(payload), leased(payload, 0, 2, 1, 0)]))
+    assert rows_of(packer.pack([entry(payload), leased(other, 0, 1, 1, 0)])) == []
 
 
 # -- letters
@@ -492,7 +492,7 @@ def test_dl_10_dl_11_a_letter_shows_where_it_was_sent_on_and_no_expiration() -> 
     section = encode_properties(Properties(expiration="1000", headers={"x-death": "forged"}))
     payload = payload_of([cell(b"a", section), cell(b"b", section)])
     rows = [leased(payload, 0, 1, 1, 0), leased(payload, 1, 1, 2, 1, blob=ONE_DEATH.to_bytes())]
-    alive, dead = rows_of(layout.pack([entry(payload), *rows]))
+    alive, dead = rows_of(packer.pack([entry(payload), *rows]))
     shown = ("exchange", "routing_key", "expiration", "deaths", "malformed")
     assert [alive[name] for name in shown] == ["ex", "k", "1000", None, False]
     assert (dead["exchange"], dead["routing_key"], dead["expiration"]) == ("dlx", "parked", None)
@@ -508,7 +508,7 @@ def test_dl_10_dl_11_a_letter_shows_where_it_was_sent_on_and_no_expiration() -> 
 def test_dl_19_dl_20_a_history_of_a_later_version_is_malformed_and_not_guessed_at() -> None:
     payload = payload_of([cell(b"a"), cell(b"b")])
     rows = [leased(payload, 0, 1, 1, 0, blob=LATER), leased(payload, 1, 1, 2, 1)]
-    first, second = rows_of(layout.pack([entry(payload), *rows]))
+    first, second = rows_of(packer.pack([entry(payload), *rows]))
     assert (first["malformed"], first["exchange"], first["deaths"]) == (True, None, None)
     assert first["body"] == b"a"
     assert (second["malformed"], second["exchange"]) == (False, "ex")
@@ -521,7 +521,7 @@ def test_a_browse_shows_letters_too_and_counts_deliveries_without_failures() -> 
         Record(records.LIVE, 7, 1 + i, 1, 0, payload, i, other=other, reason=4, blob=blob)
         for i, other in enumerate((0, 1 << 32 | 1, 5))
     ]
-    rows = rows_of(layout.pack([entry(payload), *live]))
+    rows = rows_of(packer.pack([entry(payload), *live]))
     assert [row["redelivered"] for row in rows] == [False, True, True]
     assert [row["lease_sequence"] for row in rows] == [None] * 3
     assert [row["lease_fence"] for row in rows] == [None] * 3
@@ -533,7 +533,7 @@ def test_each_distinct_history_of_a_block_is_read_once() -> None:
     payload = payload_of([cell(b"x")] * 600)
     blobs = (ONE_DEATH.to_bytes(), b"", TWO_DEATHS.to_bytes())
     rows = [leased(payload, i, 1, 1 + i, i, blob=blobs[i % 3]) for i in range(600)]
-    data = layout.pack([entry(payload), *rows])
+    data = packer.pack([entry(payload), *rows])
     (block,) = blocks_of(data)
     made = letters.read_table(block, block.rows[1:])
     assert made is not None
@@ -546,7 +546,7 @@ def test_each_distinct_history_of_a_block_is_read_once() -> None:
 
 def test_a_blob_outside_its_block_is_refused() -> None:
     payload = payload_of([cell(b"x")])
-    block = bytearray(layout.pack([entry(payload), leased(payload, 0, 1, 1, 0, blob=LATER)]))
+    block = bytearray(packer.pack([entry(payload), leased(payload, 0, 1, 1, 0, blob=LATER)]))
     at = 64 + 64 + 60
     block[at : at + 4] = struct.pack("<I", 1 << 20)
     block[56:60] = struct.pack("<I", layout.crc32c(bytes(block[64:])))

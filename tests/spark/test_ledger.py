@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tallymark.engine import records
-from tallymark.engine.records import Record
+from tallymark.engine.record import Record
 from tallymark.spark import ledger, ledger_files
+from tallymark.stored import records
 from tests.journal.builders import TIME, Disk, entering, payload
 from tests.journal.test_formats import FORMATS
 

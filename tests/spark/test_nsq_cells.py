@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tallymark.bridge.formats import NSQ
 from tallymark.engine.message import Payload
-from tallymark.journal import layout
+from tallymark.journal import packer
 from tallymark.spark import schema
 from tallymark.spark.cells.amqp091 import PROPERTY_NAMES
 from tallymark.spark.decode import FORMAT_NSQ
+from tallymark.stored.formats import NSQ
 from tallymark.wire.nsq.kernel import make_cells
 from tests.spark.test_decode import cell, entry, leased, payload_of, rows_of
 
@@ -42,7 +42,7 @@ def read(*payloads: Payload, names: tuple[str, ...] = schema.ALL) -> list[dict[s
     for payload in payloads:
         rows += [entry(payload), leased(payload, 0, payload.count, at, at)]
         at += payload.count
-    return rows_of(layout.pack(rows, 64), names)
+    return rows_of(packer.pack(rows, 64), names)
 
 
 def bodies(rows: list[dict[str, Any]]) -> list[bytes | None]:

@@ -15,12 +15,12 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from tallymark.engine import records
-from tallymark.engine.records import Record
+from tallymark.engine.record import Record
 from tallymark.spark import ledger
 from tallymark.spark.account import STILL_THERE, Account, Claim, Reconciliation, Returned
 from tallymark.spark.reconcile import kept, read_ledger, reconcile, run
 from tallymark.spark.reconcile_table import show
+from tallymark.stored import records
 from tests.journal.builders import TIME as LONG_AGO
 from tests.journal.builders import Disk, entering
 from tests.journal.test_formats import FORMATS

@@ -13,8 +13,6 @@ import pika
 import pytest
 from pyspark.sql import SparkSession
 
-from tallymark.engine.records import PAYLOAD
-from tallymark.journal.layout import COLUMNS, LayoutError
 from tallymark.spark import schema
 from tallymark.spark.blocks import blocks
 from tallymark.spark.client import Client, Endpoint, Gone
@@ -23,6 +21,8 @@ from tallymark.spark.decode import decode_offsets
 from tallymark.spark.options import SourceOptions
 from tallymark.spark.starting import begin
 from tallymark.spark.streams import DataLoss, StreamTable, StreamTail, Stretch
+from tallymark.stored.layout import COLUMNS, LayoutError
+from tallymark.stored.records import PAYLOAD
 from tests.support.process import BrokerProcess
 
 pytestmark = pytest.mark.spark

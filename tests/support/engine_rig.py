@@ -13,10 +13,8 @@ import re
 from array import array
 from dataclasses import dataclass, field
 
-from tallymark.bridge.amqp091.format import Amqp091Format, section_at
-from tallymark.bridge.formats import AMQP091, HOP_LIMIT
-from tallymark.engine import records
-from tallymark.engine.annotations import Annotations, Route
+from tallymark.bridge.amqp091.format import Amqp091Format
+from tallymark.bridge.formats import HOP_LIMIT
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import (
     Activated,
@@ -39,10 +37,14 @@ from tallymark.engine.message import PACKED, Format, Pack, Payload, Slice
 from tallymark.engine.policies import QUEUES, Policy
 from tallymark.engine.publishing import Part
 from tallymark.engine.queue import Queue
-from tallymark.engine.records import Record
+from tallymark.engine.record import Record
 from tallymark.engine.restore import Restorer, snapshot
 from tallymark.engine.session import Connection, Consumer, Session
 from tallymark.engine.staging import Transaction
+from tallymark.stored import records
+from tallymark.stored.annotations import Annotations, Route
+from tallymark.stored.formats import AMQP091
+from tallymark.wire.amqp091.frames import section_at
 from tallymark.wire.amqp091.properties import Properties, decode_properties
 from tests.support import amqp091
 

@@ -11,19 +11,12 @@ from collections.abc import Iterator
 from tallymark.engine.clock import in_wall_time
 from tallymark.engine.ledger import expanded
 from tallymark.engine.message import Payload
-from tallymark.engine.records import MOVED, PAYLOAD, Record
+from tallymark.engine.record import Record
 from tallymark.journal.journal import BytesLost
-from tallymark.journal.layout import (
-    CHECKPOINT,
-    HEADER,
-    REFERENCED,
-    RELOCATED,
-    STORED,
-    Packer,
-    header_at,
-    is_whole,
-)
+from tallymark.journal.packer import REFERENCED, STORED, Packer
 from tallymark.journal.unpacking import Unpacker
+from tallymark.stored.layout import CHECKPOINT, HEADER, RELOCATED, header_at, is_whole
+from tallymark.stored.records import MOVED, PAYLOAD
 
 SALT = 0x7E57
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from bench.lean import ACK, DELIVER, ClosedByBroker, Link, publish, settle, short, table
 from tallymark.bridge.formats import PUBLISHER_NAME, PUBLISHING_ID
-from tallymark.engine.records import DROPPED, PAYLOAD
 from tallymark.journal import unpacking
+from tallymark.stored.records import DROPPED, PAYLOAD
 from tests.support.pace import Pace
 from tests.support.process import BrokerProcess
 

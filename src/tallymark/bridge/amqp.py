@@ -7,10 +7,10 @@ from typing import Final
 
 from tallymark.bridge.bridge import Bridge
 from tallymark.bridge.permissions import Access, Permissions
-from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Broker
 from tallymark.engine.session import Connection
 from tallymark.engine.vhost import VirtualHost
+from tallymark.stored.annotations import Annotations
 from tallymark.wire.line import Line
 
 SCRAM: Final = "SCRAM-SHA-256"

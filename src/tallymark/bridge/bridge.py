@@ -34,7 +34,7 @@ from tallymark.engine.effects import (
     TransactionExpired,
 )
 from tallymark.engine.session import Connection
-from tallymark.engine.units import EngineMs
+from tallymark.units import EngineMs
 from tallymark.wire.line import Line
 
 UNLIMITED: Final = 1 << 62

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.engine.annotations import Route
+from tallymark.stored.annotations import Route
 from tallymark.wire.conversion.addresses import DIRECT_REPLY
 
 PSEUDO_QUEUE: Final = "amq.rabbitmq.reply-to"

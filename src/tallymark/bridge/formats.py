@@ -5,12 +5,6 @@ from typing import Final
 
 LARGEST_NUMBER: Final = (1 << 63) - 1
 
-AMQP091: Final = 1
-"""Payload.format of AMQP 0-9-1 frames."""
-NSQ: Final = 2
-"""Payload.format of NSQ messages."""
-AMQP10: Final = 3
-"""Payload.format of AMQP 1.0 sections."""
 
 DEDUPLICATION: Final = "x-deduplication-header"
 HOP_LIMIT: Final = "x-opt-dead-letter-hop-limit"

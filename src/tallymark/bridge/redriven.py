@@ -14,7 +14,7 @@ from __future__ import annotations
 from operator import index
 from typing import Final, final
 
-from tallymark.engine.annotations import Notes
+from tallymark.stored.annotations import Notes
 from tallymark.wire.amqp10.codec import decode, encode
 from tallymark.wire.amqp10.errors import DecodeError
 from tallymark.wire.amqp10.types import Timestamp, ULong

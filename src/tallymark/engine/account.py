@@ -14,9 +14,9 @@ from __future__ import annotations
 from typing import Final, final
 
 from tallymark.engine.message import Slice
-from tallymark.engine.records import DROP_REASONS
 from tallymark.engine.settings import OFF
-from tallymark.engine.units import QueueSequence
+from tallymark.stored.records import DROP_REASONS
+from tallymark.units import QueueSequence
 
 MOVING: Final = 0
 READY: Final = 1

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.engine import records
 from tallymark.engine.account import DROPPED
-from tallymark.engine.annotations import Annotations
 from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.entrance import Entrance, Seat
 from tallymark.engine.ledger import dropped_record, publishers_record, seen_record
@@ -21,7 +19,9 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.settings import DROP_TAIL, REJECT_PUBLISH, REJECT_PUBLISH_DLX
 from tallymark.engine.state import State
 from tallymark.engine.topology import Targets
-from tallymark.engine.units import EngineMs, QueueSequence
+from tallymark.stored import records
+from tallymark.stored.annotations import Annotations
+from tallymark.units import EngineMs, QueueSequence
 
 ENTERED: Final = 0
 REFUSED: Final = 1

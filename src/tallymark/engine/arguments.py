@@ -27,7 +27,7 @@ from decimal import Decimal
 from typing import Final
 
 from tallymark.engine.errors import AccessRefused, InvalidCommand, PreconditionFailed
-from tallymark.engine.units import Ms
+from tallymark.units import Ms
 
 MAX_PRIORITY: Final = 255
 LONGEST_MS: Final = 315_360_000_000

@@ -25,7 +25,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, final
 
-from tallymark.engine import records
 from tallymark.engine.admission import Admission
 from tallymark.engine.clients import Clients, Consuming
 from tallymark.engine.clock import Timed, in_wall_time
@@ -43,7 +42,7 @@ from tallymark.engine.publishing import Publishing
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue, check_queue
 from tallymark.engine.quotas import Quotas
-from tallymark.engine.records import Record
+from tallymark.engine.record import Record
 from tallymark.engine.redrive import Redrives
 from tallymark.engine.registry import Contents, Registry
 from tallymark.engine.retries import Readmission, Retries
@@ -58,9 +57,10 @@ from tallymark.engine.state import State
 from tallymark.engine.streams import Archives
 from tallymark.engine.subscription import Subscription, subscriptions_of
 from tallymark.engine.transactions import Transactions
-from tallymark.engine.units import EngineMs, MessageId, Position
 from tallymark.engine.upkeep import Upkeep
 from tallymark.engine.vhost import VirtualHost
+from tallymark.stored import records
+from tallymark.units import EngineMs, MessageId, Position
 
 DEFAULT_VHOST: Final = "/"
 

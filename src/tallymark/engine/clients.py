@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import final
 
-from tallymark.engine import records
 from tallymark.engine.arguments import consumer_timeout_ms, named
 from tallymark.engine.consumers import Consumers
 from tallymark.engine.delivery import TURN_BYTES, Dispatcher
@@ -27,7 +26,8 @@ from tallymark.engine.settlement import Settlement
 from tallymark.engine.state import State
 from tallymark.engine.streams import Start, not_of_streams
 from tallymark.engine.transactions import Transactions
-from tallymark.engine.units import Ms, QueueSequence
+from tallymark.stored import records
+from tallymark.units import Ms, QueueSequence
 
 
 @final

@@ -20,10 +20,10 @@ import json
 from array import array
 from typing import Final, final
 
-from tallymark.engine import records
 from tallymark.engine.message import Pack, Payload, closed, opened
-from tallymark.engine.records import Record
-from tallymark.engine.units import EngineMs, WallMs
+from tallymark.engine.record import Record
+from tallymark.stored import records
+from tallymark.units import EngineMs, WallMs
 
 JUMP_MS: Final = 2000
 """Step of the wall clock, in ms, above which it is a jump that engine time does not follow."""

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from typing import final
 
-from tallymark.engine import records
 from tallymark.engine.account import ACQUIRED, STAGED
 from tallymark.engine.admission import Admission, CommitCheck
-from tallymark.engine.annotations import Annotations, deferred_until, keys_of, ready_since
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.ledger import Ledger, committed_record, unstaged_record
 from tallymark.engine.message import NOWHERE, Payload
@@ -32,7 +30,9 @@ from tallymark.engine.staging import (
 )
 from tallymark.engine.state import State
 from tallymark.engine.topology import Targets
-from tallymark.engine.units import EngineMs, QueueSequence, Tag
+from tallymark.stored import records
+from tallymark.stored.annotations import Annotations, deferred_until, keys_of, ready_since
+from tallymark.units import EngineMs, QueueSequence, Tag
 
 
 def no_room_text(queue: Queue, what: str) -> str:

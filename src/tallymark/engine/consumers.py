@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.engine import records
 from tallymark.engine.effects import Activated
 from tallymark.engine.errors import AccessRefused, NotAllowed
 from tallymark.engine.ledger import consumer_record
 from tallymark.engine.queue import Queue
-from tallymark.engine.records import Record
+from tallymark.engine.record import Record
 from tallymark.engine.session import (
     UNLIMITED,
     Consumer,
@@ -18,8 +17,9 @@ from tallymark.engine.session import (
     consumers_of,
 )
 from tallymark.engine.state import State
-from tallymark.engine.units import EngineMs, Ms
 from tallymark.engine.upkeep import Upkeep
+from tallymark.stored import records
+from tallymark.units import EngineMs, Ms
 
 VERSION: Final = 1
 

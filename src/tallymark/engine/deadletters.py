@@ -14,16 +14,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, final
 
-from tallymark.engine import records
 from tallymark.engine.account import DEAD_LETTERED
-from tallymark.engine.annotations import (
-    Annotations,
-    Route,
-    after_death,
-    death_headers,
-    is_cycle,
-    keys_of,
-)
+from tallymark.engine.deaths import after_death, is_cycle
 from tallymark.engine.effects import Signal
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.exchange import Exchange
@@ -36,7 +28,9 @@ from tallymark.engine.queue_parts import Letter
 from tallymark.engine.settings import DROP_HEAD, REJECT_PUBLISH_DLX
 from tallymark.engine.state import State
 from tallymark.engine.topology import Targets
-from tallymark.engine.units import EngineMs
+from tallymark.stored import records
+from tallymark.stored.annotations import Annotations, Route, death_headers, keys_of
+from tallymark.units import EngineMs
 
 HOP_LIMIT_HEADER: Final = b"x-opt-dead-letter-hop-limit"
 CYCLES_TOLD: Final = 10_000

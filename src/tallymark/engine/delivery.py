@@ -31,8 +31,8 @@ from tallymark.engine.session import (
     consumers_of,
 )
 from tallymark.engine.state import State
-from tallymark.engine.units import QueueSequence
 from tallymark.engine.upkeep import IN_A_TURN, Upkeep
+from tallymark.units import QueueSequence
 
 TURN_BYTES: Final = 1 << 20
 """Raw bytes that one connection is given in one turn. The message that reaches the limit is the

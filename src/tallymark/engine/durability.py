@@ -26,7 +26,7 @@ from tallymark.engine.ledger import mark_record
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import UNLIMITED, Session
 from tallymark.engine.state import Returns, State
-from tallymark.engine.units import EngineMs, Position, PublishNumber, QueueSequence
+from tallymark.units import EngineMs, Position, PublishNumber, QueueSequence
 
 LARGEST_RESERVE: Final = 8192
 """Maximum distance between a mark and the sequence that requests it."""

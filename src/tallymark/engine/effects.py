@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias, final
 
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.message import Slice
-from tallymark.engine.units import Ms, PublishNumber, Tag
+from tallymark.units import Ms, PublishNumber, Tag
 
 if TYPE_CHECKING:
     from tallymark.engine.queue import Queue

@@ -12,7 +12,6 @@ from array import array
 from typing import final
 
 from tallymark.engine.account import MOVING, PENDING
-from tallymark.engine.annotations import Annotations, ready_since
 from tallymark.engine.ledger import (
     entered_record,
     payload_record,
@@ -24,7 +23,8 @@ from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
 from tallymark.engine.settings import DROP_HEAD
 from tallymark.engine.state import State
-from tallymark.engine.units import MessageId, Position, QueueSequence
+from tallymark.stored.annotations import Annotations, ready_since
+from tallymark.units import MessageId, Position, QueueSequence
 
 
 @final

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Final, final
 
 from tallymark.engine.ledger import leased_answer, live_answer, missing_answer, payload_record
-from tallymark.engine.message import Payload, Slice, crc32c
-from tallymark.engine.records import Record
-from tallymark.engine.units import LeaseSequence, MessageId, Position, QueueSequence
+from tallymark.engine.message import Payload, Slice
+from tallymark.engine.record import Record
+from tallymark.stored.layout import crc32c
+from tallymark.units import LeaseSequence, MessageId, Position, QueueSequence
 
 BLOCK_BYTES: Final = 4 << 20
 """A block of an answer ends with the message that passes this; only a single message makes a larger

@@ -10,9 +10,7 @@ from __future__ import annotations
 import json
 from typing import final
 
-from tallymark.engine import records
 from tallymark.engine.account import DEAD_LETTERED, DROPPED, LEASED, MOVING, READY, SETTLED
-from tallymark.engine.annotations import Annotations, ready_since
 from tallymark.engine.arguments import named
 from tallymark.engine.intervals import DeferralLog, IntervalSet, LoggedDeferral, Tally
 from tallymark.engine.ledger import Ledger, dropped_record, lost_delivery_record
@@ -20,9 +18,11 @@ from tallymark.engine.message import Slice
 from tallymark.engine.pending import pending_letter
 from tallymark.engine.queue import Queue
 from tallymark.engine.queue_parts import Archived, Letter
-from tallymark.engine.records import Record
+from tallymark.engine.record import Record
 from tallymark.engine.subscription import subscriptions_of
-from tallymark.engine.units import EngineMs, QueueSequence
+from tallymark.stored import records
+from tallymark.stored.annotations import Annotations, ready_since
+from tallymark.units import EngineMs, QueueSequence
 
 
 @final

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, final
 
-from tallymark.engine import records
 from tallymark.engine.clock import NEVER
 from tallymark.engine.effects import TimedOut
 from tallymark.engine.errors import PreconditionFailed
@@ -30,7 +29,8 @@ from tallymark.engine.session import (
 )
 from tallymark.engine.settlement import Settlement
 from tallymark.engine.state import State
-from tallymark.engine.units import EngineMs, Ms, Tag
+from tallymark.stored import records
+from tallymark.units import EngineMs, Ms, Tag
 
 ENTRIES_A_MS: Final = 1000
 """In-flight entries of a session for each millisecond between two searches of it. A session with a

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import final
 
-from tallymark.engine.units import EngineMs
+from tallymark.units import EngineMs
 
 
 @final

@@ -14,10 +14,10 @@ from bisect import bisect_left
 from collections import deque
 from typing import Final, final
 
-from tallymark.engine.annotations import Annotations
 from tallymark.engine.message import Payload, Slice
 from tallymark.engine.packing import unpack_all, unpack_head, view
-from tallymark.engine.units import EngineMs, QueueSequence
+from tallymark.stored.annotations import Annotations
+from tallymark.units import EngineMs, QueueSequence
 
 FEW: Final = 8
 """Largest number of slices that are inserted one by one; more are sorted in together."""

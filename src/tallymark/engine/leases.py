@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.engine import records
 from tallymark.engine.account import ACQUIRED, LEASED
 from tallymark.engine.delivery import Dispatcher
 from tallymark.engine.errors import NotFound, PreconditionFailed, ResourceExhausted
@@ -31,8 +30,9 @@ from tallymark.engine.subscription import (
     Subscription,
     subscriptions_of,
 )
-from tallymark.engine.units import LeaseSequence, Position
 from tallymark.engine.upkeep import Upkeep
+from tallymark.stored import records
+from tallymark.units import LeaseSequence, Position
 
 VERDICTS: Final = (ACCEPTED, REJECTED, RETURNED, FAILED)
 

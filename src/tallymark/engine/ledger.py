@@ -10,11 +10,11 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Final, final
 
-from tallymark.engine import records
 from tallymark.engine.clock import Clock
 from tallymark.engine.message import Payload, Slice
-from tallymark.engine.records import Record
-from tallymark.engine.units import EngineMs, LeaseSequence, Position, QueueSequence
+from tallymark.engine.record import Record
+from tallymark.stored import records
+from tallymark.units import EngineMs, LeaseSequence, Position, QueueSequence
 
 UNSTAMPED: Final = -1
 """Time of a row that was not emitted yet."""

@@ -16,9 +16,9 @@ from array import array
 from collections import deque
 from typing import Final, final
 
-from tallymark.engine.annotations import Annotations
 from tallymark.engine.message import PACKED, PART, Pack, Payload, Slice, closed
-from tallymark.engine.units import Position, QueueSequence
+from tallymark.stored.annotations import Annotations
+from tallymark.units import Position, QueueSequence
 
 UNPACK: Final = PART
 """Number of messages unpacked from a slice at a time."""

@@ -15,16 +15,16 @@ import json
 from typing import Final, final
 
 from tallymark.engine.account import MOVING, PENDING
-from tallymark.engine.annotations import Annotations
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.ledger import pending_record
 from tallymark.engine.message import Payload, Slice
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
 from tallymark.engine.queue_parts import Letter
-from tallymark.engine.records import Record
+from tallymark.engine.record import Record
 from tallymark.engine.state import State
-from tallymark.engine.units import EngineMs, Ms
+from tallymark.stored.annotations import Annotations
+from tallymark.units import EngineMs, Ms
 
 RETRY_MS: Final = 1000
 """Delay between two attempts at pending letters, ms; a change of topology causes one at once."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import final
 
 from tallymark.engine.admission import Admission
-from tallymark.engine.annotations import Annotations
 from tallymark.engine.durability import Durability
 from tallymark.engine.effects import PublisherHeld, Refused
 from tallymark.engine.entrance import Backlogs
@@ -20,7 +19,7 @@ from tallymark.engine.ledger import (
 )
 from tallymark.engine.message import ON_ITS_WAY, Payload
 from tallymark.engine.queue import Queue
-from tallymark.engine.records import Record
+from tallymark.engine.record import Record
 from tallymark.engine.session import (
     Connection,
     Session,
@@ -31,7 +30,8 @@ from tallymark.engine.staging import Transaction
 from tallymark.engine.state import State
 from tallymark.engine.topology import Targets
 from tallymark.engine.transactions import Transactions
-from tallymark.engine.units import Ms, Position, PublishNumber
+from tallymark.stored.annotations import Annotations
+from tallymark.units import Ms, Position, PublishNumber
 
 
 @final

@@ -20,7 +20,6 @@ from tallymark.engine.account import (
     READY,
     Account,
 )
-from tallymark.engine.annotations import Annotations, ready_since
 from tallymark.engine.clock import Timed
 from tallymark.engine.lanes import Lane, Lanes
 from tallymark.engine.ledger import SettledRows
@@ -37,7 +36,8 @@ from tallymark.engine.queue_parts import (
     Retry,
 )
 from tallymark.engine.settings import Settings
-from tallymark.engine.units import EngineMs, QueueSequence
+from tallymark.stored.annotations import Annotations, ready_since
+from tallymark.units import EngineMs, QueueSequence
 
 
 class QueueConsumer:

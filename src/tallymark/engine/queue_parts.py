@@ -13,10 +13,10 @@ from typing import final
 
 from tallymark.engine.ledger import archived_record
 from tallymark.engine.message import Slice
-from tallymark.engine.records import Record
+from tallymark.engine.record import Record
 from tallymark.engine.settings import UNLIMITED
 from tallymark.engine.store import Store
-from tallymark.engine.units import EngineMs, Ms, QueueSequence
+from tallymark.units import EngineMs, Ms, QueueSequence
 
 
 @final

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Final, final
 
 from tallymark.engine.errors import NotAllowed, PreconditionFailed
-from tallymark.engine.units import EngineMs, Ms
+from tallymark.units import EngineMs, Ms
 
 WINDOW_MS: Final = 10_000
 """Window of a rate, ms."""

@@ -19,9 +19,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Final, final
 
-from tallymark.engine import records
 from tallymark.engine.account import READY, SETTLED
-from tallymark.engine.annotations import Annotations, Death, Notes, Route
 from tallymark.engine.arguments import named
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.errors import Unsupported
@@ -35,7 +33,9 @@ from tallymark.engine.state import State
 from tallymark.engine.subscription import subscriptions_of
 from tallymark.engine.topology import Targets
 from tallymark.engine.transactions import Transactions
-from tallymark.engine.units import Ms
+from tallymark.stored import records
+from tallymark.stored.annotations import Annotations, Death, Notes, Route
+from tallymark.units import Ms
 
 MOVED: Final = "moved"
 GONE: Final = "gone"

@@ -7,10 +7,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import final
 
-from tallymark.engine import definitions, records
+from tallymark.engine import definitions
 from tallymark.engine.account import ACQUIRED, MOVING, SETTLED
 from tallymark.engine.admission import Admission
-from tallymark.engine.annotations import deferred_until
 from tallymark.engine.arguments import check_default_type
 from tallymark.engine.consumers import Consumers
 from tallymark.engine.delivery import Dispatcher
@@ -42,9 +41,11 @@ from tallymark.engine.streams import not_of_streams
 from tallymark.engine.subscription import subscriptions_of
 from tallymark.engine.topology import Targets
 from tallymark.engine.transactions import Transactions
-from tallymark.engine.units import EngineMs
 from tallymark.engine.upkeep import Upkeep
 from tallymark.engine.vhost import VirtualHost
+from tallymark.stored import records
+from tallymark.stored.annotations import deferred_until
+from tallymark.units import EngineMs
 
 
 @final

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Final, final
 
-from tallymark.engine import definitions, records
+from tallymark.engine import definitions
 from tallymark.engine.account import DEFERRED, DROPPED, LEASED, MOVING, PENDING, READY
 from tallymark.engine.arguments import named
 from tallymark.engine.broker import Broker
@@ -37,11 +37,12 @@ from tallymark.engine.ledger import (
 from tallymark.engine.message import Pack, Payload, Slice
 from tallymark.engine.pending import letter_record
 from tallymark.engine.queue import Queue
-from tallymark.engine.records import Record
+from tallymark.engine.record import Record
 from tallymark.engine.session import FAILED, RETURNED, InFlight
 from tallymark.engine.sinks import part_record
 from tallymark.engine.subscription import Subscription, ranges_of, subscriptions_of
-from tallymark.engine.units import EngineMs, LeaseSequence, QueueSequence
+from tallymark.stored import records
+from tallymark.units import EngineMs, LeaseSequence, QueueSequence
 
 TELL_ONLY: Final = (records.SLOW, records.CONSUMER)
 """Kinds of record that do not affect the content of a queue."""

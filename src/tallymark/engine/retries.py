@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.engine import records
 from tallymark.engine.account import LEASED, MOVING, PENDING, READY
 from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.entrance import Entrance
@@ -16,7 +15,8 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.queue_parts import Letter
 from tallymark.engine.state import State
 from tallymark.engine.subscription import subscriptions_of
-from tallymark.engine.units import EngineMs, Ms, QueueSequence
+from tallymark.stored import records
+from tallymark.units import EngineMs, Ms, QueueSequence
 
 RESTARTS_MS: Final = 1000
 """Time during which a change restarts an attempt at many letters from the first one, so that they

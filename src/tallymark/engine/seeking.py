@@ -16,7 +16,6 @@ from array import array
 from typing import Final, final
 
 from tallymark.engine.account import MOVING, READY
-from tallymark.engine.annotations import Route
 from tallymark.engine.durability import Marks
 from tallymark.engine.effects import Deliver
 from tallymark.engine.inflight import Handover
@@ -26,8 +25,9 @@ from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import Consumer, InFlight, seekers_of
 from tallymark.engine.state import State
-from tallymark.engine.units import EngineMs, MessageId, QueueSequence, Tag
 from tallymark.engine.upkeep import Upkeep
+from tallymark.stored.annotations import Route
+from tallymark.units import EngineMs, MessageId, QueueSequence, Tag
 
 LOOKS: Final = 2048
 """Number of messages of a queue that are examined in one turn, for all its filters together."""

@@ -18,7 +18,7 @@ from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.message import Filter, Slice
 from tallymark.engine.queue import Queue, QueueConsumer
 from tallymark.engine.quotas import Pace
-from tallymark.engine.units import EngineMs, Ms, PublishNumber, Tag
+from tallymark.units import EngineMs, Ms, PublishNumber, Tag
 
 UNLIMITED: Final = 1 << 62
 MERGE_MS: Final = 20

@@ -13,7 +13,7 @@ from typing import Final, final
 
 from tallymark.engine.arguments import STREAM, age_ms, is_routing_key
 from tallymark.engine.slow.rules import rule_of_definition
-from tallymark.engine.units import Ms
+from tallymark.units import Ms
 
 DEFAULT_HOPS: Final = 32
 """Hop limit if it is switched on without a number."""

@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import final
 
-from tallymark.engine import records
 from tallymark.engine.account import ACQUIRED, DROPPED, MOVING
-from tallymark.engine.annotations import Notes, with_notes
 from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.errors import PreconditionFailed
@@ -33,7 +31,9 @@ from tallymark.engine.session import (
 )
 from tallymark.engine.settings import RETRY_DISABLED
 from tallymark.engine.state import State
-from tallymark.engine.units import EngineMs, Ms, QueueSequence, Tag
+from tallymark.stored import records
+from tallymark.stored.annotations import Notes, with_notes
+from tallymark.units import EngineMs, Ms, QueueSequence, Tag
 
 
 @final

@@ -20,9 +20,7 @@ from __future__ import annotations
 import json
 from typing import Final, final
 
-from tallymark.engine import records
 from tallymark.engine.admission import Admission, CommitCheck
-from tallymark.engine.annotations import Annotations, deferred_until, keys_of, ready_since
 from tallymark.engine.clock import Timed
 from tallymark.engine.commit import no_room_text
 from tallymark.engine.entrance import Entrance
@@ -35,11 +33,13 @@ from tallymark.engine.errors import (
 )
 from tallymark.engine.ledger import defined_record, sink_ended_record, sink_staged_record
 from tallymark.engine.message import Payload
-from tallymark.engine.records import Record
+from tallymark.engine.record import Record
 from tallymark.engine.state import State
 from tallymark.engine.topology import Targets
-from tallymark.engine.units import EngineMs, Ms
 from tallymark.engine.vhost import VirtualHost
+from tallymark.stored import records
+from tallymark.stored.annotations import Annotations, deferred_until, keys_of, ready_since
+from tallymark.units import EngineMs, Ms
 
 MOST_STAGINGS: Final = 100_000
 """Maximum number of stagings of all sinks together that wait for their commit."""

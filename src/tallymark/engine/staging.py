@@ -13,13 +13,13 @@ from array import array
 from typing import Final, final
 
 from tallymark.engine.account import ACQUIRED, STAGED
-from tallymark.engine.annotations import Annotations, Notes, Route, keys_of
 from tallymark.engine.clock import Timed
 from tallymark.engine.errors import PreconditionFailed, ResourceExhausted
 from tallymark.engine.message import Payload
 from tallymark.engine.session import InFlight, Session
 from tallymark.engine.topology import Targets
-from tallymark.engine.units import EngineMs, MessageId, Tag
+from tallymark.stored.annotations import Annotations, Notes, Route, keys_of
+from tallymark.units import EngineMs, MessageId, Tag
 
 RUN_BYTES: Final = 64 * 1024
 """Size in bytes at which a run is closed to further messages."""

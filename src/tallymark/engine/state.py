@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import final
 
-from tallymark.engine import records
 from tallymark.engine.account import DROPPED
 from tallymark.engine.clock import Clock, Deadlines
 from tallymark.engine.effects import Effect
@@ -21,8 +20,9 @@ from tallymark.engine.message import Format, Payload, Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import Connection, Session
 from tallymark.engine.store import Store
-from tallymark.engine.units import QueueSequence
 from tallymark.engine.vhost import VirtualHost
+from tallymark.stored import records
+from tallymark.units import QueueSequence
 
 
 @final

@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, final
 
-from tallymark.engine import records
 from tallymark.engine.errors import BytesLost, Unreadable
 from tallymark.engine.ledger import Ledger, payload_record
 from tallymark.engine.message import NOWHERE, ON_ITS_WAY, Payload
-from tallymark.engine.units import Position
+from tallymark.stored import records
+from tallymark.units import Position
 
 SWEPT: Final = 32_768
 """Number of messages released in one turn, whether packed or payloads of their own."""

@@ -22,7 +22,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Final, final
 
-from tallymark.engine import records
 from tallymark.engine.arguments import age_ms, erlang_term, named, type_name
 from tallymark.engine.clock import Clock
 from tallymark.engine.errors import Fenced, Gone, PreconditionFailed, Unsupported
@@ -32,7 +31,8 @@ from tallymark.engine.queue_parts import Archived, Pin
 from tallymark.engine.session import Consumer
 from tallymark.engine.state import State
 from tallymark.engine.store import Store
-from tallymark.engine.units import EngineMs, QueueSequence, WallMs
+from tallymark.stored import records
+from tallymark.units import EngineMs, QueueSequence, WallMs
 
 FIRST: Final = "first"
 LAST: Final = "last"

@@ -24,7 +24,7 @@ from tallymark.engine.errors import Fenced, PreconditionFailed
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue, QueueSubscription
 from tallymark.engine.session import ACCEPTED
-from tallymark.engine.units import LeaseSequence, QueueSequence
+from tallymark.units import LeaseSequence, QueueSequence
 
 DEFAULT_LIMIT_ROWS: Final = 100_000
 DEFAULT_LIMIT_BYTES: Final = 256 * 1024 * 1024

@@ -25,10 +25,6 @@ from typing import Final, final
 
 from tallymark.engine.account import ACQUIRED, DROPPED, MOVING, STAGED
 from tallymark.engine.admission import Admission
-from tallymark.engine.annotations import (
-    Annotations,
-    Notes,
-)
 from tallymark.engine.commit import Commit, Rollback, record_unstaged
 from tallymark.engine.effects import TransactionExpired
 from tallymark.engine.entrance import Entrance
@@ -50,7 +46,11 @@ from tallymark.engine.staging import (
 )
 from tallymark.engine.state import State
 from tallymark.engine.topology import Targets
-from tallymark.engine.units import EngineMs, MessageId, Ms, QueueSequence, Tag
+from tallymark.stored.annotations import (
+    Annotations,
+    Notes,
+)
+from tallymark.units import EngineMs, MessageId, Ms, QueueSequence, Tag
 
 AHEAD_BYTES: Final = 1 << 20
 """Bytes of a transaction that wait in memory for its commit. Bytes beyond are written to the

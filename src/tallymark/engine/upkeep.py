@@ -11,9 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Final, final
 
-from tallymark.engine import records
 from tallymark.engine.account import MOVING, READY
-from tallymark.engine.annotations import ready_since
 from tallymark.engine.clock import NEVER
 from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.entrance import Entrance
@@ -26,7 +24,9 @@ from tallymark.engine.retries import Retries
 from tallymark.engine.session import UNLIMITED
 from tallymark.engine.settings import DROP_HEAD
 from tallymark.engine.state import State
-from tallymark.engine.units import EngineMs
+from tallymark.stored import records
+from tallymark.stored.annotations import ready_since
+from tallymark.units import EngineMs
 
 IN_A_TURN: Final = 4096
 """Number of slices that may expire or exceed a limit in one turn; other queues are served in

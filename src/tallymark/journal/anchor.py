@@ -19,7 +19,7 @@ import json
 from pathlib import Path
 from typing import Final, final
 
-from tallymark.journal.block import crc32c
+from tallymark.stored.layout import crc32c
 
 FILE: Final = "tail.json"
 

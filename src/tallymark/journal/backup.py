@@ -29,8 +29,8 @@ from tempfile import mkdtemp
 from typing import Final, final
 
 from tallymark.journal import anchor as anchors
-from tallymark.journal.layout import HEADER, SEALED, header_at
-from tallymark.journal.segment import parsed_checkpoint, parsed_name, scan
+from tallymark.stored.layout import HEADER, SEALED, header_at
+from tallymark.stored.segment import parsed_checkpoint, parsed_name, scan
 
 MANIFEST: Final = "backup.json"
 FORMAT: Final = 1

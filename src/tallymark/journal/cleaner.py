@@ -17,28 +17,27 @@ from queue import SimpleQueue
 from typing import Final, final
 
 from tallymark.engine.ledger import expanded
-from tallymark.engine.records import Record
+from tallymark.engine.record import Record
 from tallymark.journal import anchor as anchors
 from tallymark.journal.anchor import Anchor
 from tallymark.journal.files import Files
-from tallymark.journal.layout import (
+from tallymark.journal.packer import REFERENCED, Packer
+from tallymark.journal.reading import Columns, Reader
+from tallymark.journal.spares import Spares, is_full
+from tallymark.journal.stock import Stock
+from tallymark.journal.writer import Writer
+from tallymark.stored.layout import (
     CHECKPOINT,
     FORMAT,
     HEADER,
-    REFERENCED,
     SEALED,
     STRIPPED,
     Header,
     LayoutError,
-    Packer,
     bare_block,
     crc32c,
 )
-from tallymark.journal.reading import Columns, Reader
-from tallymark.journal.segment import checkpoint_name, ledger_name, parsed_checkpoint, segment_name
-from tallymark.journal.spares import Spares, is_full
-from tallymark.journal.stock import Stock
-from tallymark.journal.writer import Writer
+from tallymark.stored.segment import checkpoint_name, ledger_name, parsed_checkpoint, segment_name
 
 # Jobs, and what a Done speaks of.
 CHECKPOINTED: Final = 1

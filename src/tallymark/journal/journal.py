@@ -34,29 +34,22 @@ from tallymark.engine.clock import in_wall_time
 from tallymark.engine.errors import BytesLost as BytesLost
 from tallymark.engine.ledger import moved_record, payload_record
 from tallymark.engine.message import Payload
-from tallymark.engine.records import Record
-from tallymark.engine.units import EngineMs, Position, WallMs
+from tallymark.engine.record import Record
 from tallymark.journal import anchor as anchors
 from tallymark.journal.anchor import Anchor
 from tallymark.journal.cleaner import Cleaner
 from tallymark.journal.files import Files, FolderLock
-from tallymark.journal.layout import (
-    FORMAT,
-    HEADER,
-    RELOCATED,
-    SEALED,
-    STORED,
-    Packer,
-    bare_block,
-)
+from tallymark.journal.packer import STORED, Packer
 from tallymark.journal.reading import Reader
 from tallymark.journal.recovery import Folder, JournalCorrupt, Recovery
-from tallymark.journal.segment import (
-    segment_name,
-)
 from tallymark.journal.spares import RESERVE, Spares
 from tallymark.journal.stock import Segment, Stock
 from tallymark.journal.writer import COMMIT, SYNC_MODES, Writer
+from tallymark.stored.layout import FORMAT, HEADER, RELOCATED, SEALED, bare_block
+from tallymark.stored.segment import (
+    segment_name,
+)
+from tallymark.units import EngineMs, Position, WallMs
 
 SEGMENT_BYTES: Final = 64 * 1024 * 1024
 MIN_SEGMENT_BYTES: Final = 4096

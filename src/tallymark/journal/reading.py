@@ -17,7 +17,9 @@ from typing import Final, final
 
 from tallymark.engine.errors import BytesLost
 from tallymark.engine.message import Payload
-from tallymark.journal.block import (
+from tallymark.journal.files import Files
+from tallymark.journal.writer import Writer
+from tallymark.stored.layout import (
     HEADER,
     STRIPPED,
     Header,
@@ -26,8 +28,6 @@ from tallymark.journal.block import (
     header_at,
     is_whole,
 )
-from tallymark.journal.files import Files
-from tallymark.journal.writer import Writer
 
 _FILES_OPEN: Final = 64
 """Number of files that are read at a time."""

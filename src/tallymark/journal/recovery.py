@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import final
 
 from tallymark.engine.message import Payload
-from tallymark.engine.records import Record
+from tallymark.engine.record import Record
 from tallymark.journal.anchor import read_anchor
 from tallymark.journal.files import Files
-from tallymark.journal.layout import (
+from tallymark.journal.reading import read_file
+from tallymark.journal.spares import Spares, is_full
+from tallymark.journal.unpacking import Unpacker
+from tallymark.stored.layout import (
     HEADER,
     LOST,
     SEALED,
@@ -29,8 +32,7 @@ from tallymark.journal.layout import (
     damaged,
     header_at,
 )
-from tallymark.journal.reading import read_file
-from tallymark.journal.segment import (
+from tallymark.stored.segment import (
     CORRUPT,
     SEAL,
     Verdict,
@@ -39,8 +41,6 @@ from tallymark.journal.segment import (
     parsed_name,
     scan,
 )
-from tallymark.journal.spares import Spares, is_full
-from tallymark.journal.unpacking import Unpacker
 
 
 class JournalCorrupt(Exception):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, final
 
 from tallymark.journal.files import Files
-from tallymark.journal.segment import spare_name
+from tallymark.stored.segment import spare_name
 
 WANTED: Final = 3
 RESERVE: Final = 2

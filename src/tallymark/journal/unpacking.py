@@ -7,29 +7,28 @@ from collections.abc import Callable
 from struct import error as StructError
 from typing import final
 
-from tallymark.engine.annotations import Route
 from tallymark.engine.message import PACKED, Pack, Payload
-from tallymark.engine.records import MOVED, PAYLOAD, Record
-from tallymark.engine.units import EngineMs, MessageId, Position
-from tallymark.journal.block import (
+from tallymark.engine.record import Record
+from tallymark.stored.annotations import Route
+from tallymark.stored.layout import (
     CHECKED,
+    COLUMNS,
+    ELSEWHERE,
+    END,
     HEADER,
+    IS_LITTLE,
+    PERSISTENT,
+    RELOCATED,
+    ROUTE_COLUMN,
+    ROW_STRUCT,
     STRIPPED,
     Header,
     LayoutError,
     header_at,
     is_whole,
 )
-from tallymark.journal.layout import (
-    COLUMNS,
-    ELSEWHERE,
-    END,
-    IS_LITTLE,
-    PERSISTENT,
-    RELOCATED,
-    ROUTE_COLUMN,
-    ROW_STRUCT,
-)
+from tallymark.stored.records import MOVED, PAYLOAD
+from tallymark.units import EngineMs, MessageId, Position
 
 
 @final

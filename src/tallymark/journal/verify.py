@@ -12,10 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, final
 
-from tallymark.engine import records
-from tallymark.engine.records import Record
+from tallymark.engine.record import Record
 from tallymark.journal.anchor import read_anchor
-from tallymark.journal.layout import (
+from tallymark.journal.reading import read_file
+from tallymark.journal.recovery import Folder, SegmentFile
+from tallymark.journal.unpacking import Unpacker
+from tallymark.stored import records
+from tallymark.stored.layout import (
     HEADER,
     LOST,
     SEALED,
@@ -25,10 +28,7 @@ from tallymark.journal.layout import (
     header_at,
     row_kinds,
 )
-from tallymark.journal.reading import read_file
-from tallymark.journal.recovery import Folder, SegmentFile
-from tallymark.journal.segment import BLANK, CORRUPT, is_sound_checkpoint, scan
-from tallymark.journal.unpacking import Unpacker
+from tallymark.stored.segment import BLANK, CORRUPT, is_sound_checkpoint, scan
 
 OPEN: Final = "open"
 """Verdict that segment.py calls blank: the segment in use, or one that a crash left between two

@@ -21,10 +21,10 @@ from time import monotonic
 from typing import Final, final
 
 from tallymark.engine.errors import BytesLost
-from tallymark.engine.units import Position
 from tallymark.journal.files import Files
-from tallymark.journal.segment import segment_name
 from tallymark.journal.spares import Spares, is_full
+from tallymark.stored.segment import segment_name
+from tallymark.units import Position
 
 COMMIT: Final = "commit"
 INTERVAL: Final = "interval"

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
-from tallymark.engine.units import WallMs
+from tallymark.units import WallMs
 
 MS_NS: Final = 1_000_000
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from tallymark.engine import records
 from tallymark.engine.consumers import progress_record
 from tallymark.engine.session import consumers_of
+from tallymark.stored import records
 
 if TYPE_CHECKING:
     from tallymark.server.node import Node

@@ -17,9 +17,9 @@ from typing import Final
 import msgspec
 
 from tallymark.engine.errors import NotFound, PreconditionFailed
-from tallymark.journal.block import FORMAT, WHOLE
 from tallymark.journal.files import Files
-from tallymark.journal.segment import parsed_checkpoint, parsed_name
+from tallymark.stored.layout import FORMAT, WHOLE
+from tallymark.stored.segment import parsed_checkpoint, parsed_name
 
 FILE: Final = "features.json"
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from tallymark.engine.records import LIVE_PACKED, Record
+from tallymark.engine.record import Record
 from tallymark.engine.restore import live_payloads, packed_in, snapshot, tail_of
-from tallymark.engine.units import EngineMs, Position
 from tallymark.server.alarms import Alarms
 from tallymark.server.buffers import Buffers
 from tallymark.server.clock import wall_ms
 from tallymark.server.logs import log_of
 from tallymark.server.turns import Turns
+from tallymark.stored.records import LIVE_PACKED
+from tallymark.units import EngineMs, Position
 
 MIB: Final = 1 << 20
 DISK_CHECK_BYTES: Final = 1 * MIB

@@ -12,11 +12,11 @@ from prometheus_client.registry import Collector
 
 from tallymark.engine.deadletters import AT_LEAST_ONCE, AT_MOST_ONCE, CONFIRMED, DISABLED
 from tallymark.engine.queue import Queue
-from tallymark.engine.records import DEATHS, DROP_REASONS
 from tallymark.engine.session import consumers_of
 from tallymark.engine.streams import first_offset, offset_of
 from tallymark.server.parts import cut
 from tallymark.server.slow.consumers import STATES, used
+from tallymark.stored.records import DEATHS, DROP_REASONS
 
 if TYPE_CHECKING:
     from tallymark.server.node import Node

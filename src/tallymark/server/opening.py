@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 from tallymark.bridge.amqp091.format import Amqp091Format
 from tallymark.bridge.amqp10.format import Amqp10Format
-from tallymark.bridge.formats import AMQP091, AMQP10, NSQ
 from tallymark.bridge.nsq.format import NsqFormat
 from tallymark.engine.broker import Broker
 from tallymark.engine.restore import (
@@ -25,7 +24,6 @@ from tallymark.engine.restore import (
     put_aside,
     take_apart,
 )
-from tallymark.engine.units import Position
 from tallymark.journal.journal import Journal
 from tallymark.server.access.limits import load_limits
 from tallymark.server.clock import both_ms
@@ -37,6 +35,8 @@ from tallymark.server.logs import log_of
 from tallymark.server.node import Node
 from tallymark.server.slow.policies import slow_policies
 from tallymark.server.turns import Relay
+from tallymark.stored.formats import AMQP091, AMQP10, NSQ
+from tallymark.units import Position
 
 if TYPE_CHECKING:
     from tallymark.server.access.tokens import Tokens

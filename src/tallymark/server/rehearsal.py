@@ -22,10 +22,10 @@ from tallymark.engine.restore import (
     take_apart,
 )
 from tallymark.engine.subscription import subscriptions_of
-from tallymark.journal.layout import LayoutError
 from tallymark.journal.recovery import Folder, Recovery
 from tallymark.journal.stock import Stock
 from tallymark.server.clock import both_ms
+from tallymark.stored.layout import LayoutError
 
 ATTEMPTS: Final = 5
 """Attempts to read a folder in which a running broker replaces files that were listed."""

@@ -43,12 +43,12 @@ from tallymark.engine.effects import (
 )
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import Connection, Session
-from tallymark.engine.units import EngineMs, Position, WallMs
 from tallymark.journal.journal import Journal
 from tallymark.server.clock import ALIGNMENT_NS, MS_NS, both_ms
 from tallymark.server.config.settings import Config
 from tallymark.server.logs import log_of
 from tallymark.server.polls import LongPolls
+from tallymark.units import EngineMs, Position, WallMs
 
 LINGER_S: Final = 0.002
 """Seconds that records may stay out of the journal while no client waits for them."""

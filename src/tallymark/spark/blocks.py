@@ -1,6 +1,6 @@
 """The journal's blocks as arrays: rows, bounds and routes read in place, without a loop.
 
-The layout is drawn in tallymark.journal.layout; a block is found and its own checksums are tested
+The layout is drawn in tallymark.journal.packer; a block is found and its own checksums are tested
 by the functions there. The checksums of messages are tested here: the broker sends bytes without
 looking at them, and the rows that come with them have their checksums.
 
@@ -24,9 +24,9 @@ import pyarrow as pa
 from google_crc32c import extend
 from numpy.typing import NDArray
 
-from tallymark.engine.records import PAYLOAD
-from tallymark.journal import layout
 from tallymark.spark.gather import Ints
+from tallymark.stored import layout
+from tallymark.stored.records import PAYLOAD
 
 MOST_OPEN: Final = 8
 """Files of one task at a time: their pages are the page cache's, so they cost addresses only."""

@@ -16,14 +16,14 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from tallymark.engine.records import DROPPED, ENTERED, LEASED, LIVE, PAYLOAD
-from tallymark.journal import layout
 from tallymark.spark import gather, letters, schema
 from tallymark.spark.blocks import Block, Segments, blocks, check_sums, spread
 from tallymark.spark.cells.amqp091 import decode_cells
 from tallymark.spark.cells.amqp10 import decode_amqp10_cells
 from tallymark.spark.cells.nsq import decode_nsq_cells
 from tallymark.spark.gather import Ints
+from tallymark.stored import layout
+from tallymark.stored.records import DROPPED, ENTERED, LEASED, LIVE, PAYLOAD
 
 BATCH_ROWS: Final = 8_192
 BATCH_BYTES: Final = 32 * 1024 * 1024

@@ -18,9 +18,6 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from tallymark.engine import records
-from tallymark.engine.annotations import Annotations
-from tallymark.journal import layout, segment
 from tallymark.spark.blocks import ROW, Block, block_at
 from tallymark.spark.ledger_files import (
     READ_AGAIN,
@@ -32,6 +29,8 @@ from tallymark.spark.ledger_files import (
     since_the_last_gap,
 )
 from tallymark.spark.reasons import REASONS
+from tallymark.stored import layout, records, segment
+from tallymark.stored.annotations import Annotations
 
 JOURNAL: Final = "journal"
 CHECKPOINT: Final = "checkpoint"
@@ -54,7 +53,7 @@ were deferred, or entered so, are ready. payload, lo: where the bytes meant lie,
 their messages that is meant; null for rows that mean none. message_id: of the first message, the
 others follow; exchange, routing_key: as published, null where they are several. These three are
 null where the bytes lie in another file than the row (of letters, mostly), and stand in the payload
-row with the same `payload`. The rest is as tallymark.engine.records says."""
+row with the same `payload`. The rest is as tallymark.stored.records says."""
 
 SCHEMA: Final = pa.schema(
     [

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tallymark.journal import segment
 from tallymark.spark.client import CannotRun
+from tallymark.stored import segment
 
 READ_AGAIN: Final = 3
 """Number of times that a file which looks damaged is read: it may have been written meanwhile."""

@@ -19,11 +19,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tallymark.engine.annotations import Annotations, Death
-from tallymark.journal.layout import LayoutError
 from tallymark.spark.blocks import Block
 from tallymark.spark.gather import Ints
 from tallymark.spark.schema import BY_NAME
+from tallymark.stored.annotations import Annotations, Death
+from tallymark.stored.layout import LayoutError
 
 NOTHING: Final = 0
 """Index of messages without annotations."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tallymark.engine import records
+from tallymark.stored import records
 
 _RETURNED: Final = {
     records.RETURNED_BY_CLIENT: "client",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tallymark.engine.records import DROP_REASONS, TRANSIENT
+from tallymark.stored.records import DROP_REASONS, TRANSIENT
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

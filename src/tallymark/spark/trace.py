@@ -21,8 +21,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from tallymark.engine import records
-from tallymark.journal import layout, segment
 from tallymark.spark.blocks import ROW, Block, block_at
 from tallymark.spark.decode import decode_payload
 from tallymark.spark.ledger_files import (
@@ -33,6 +31,7 @@ from tallymark.spark.ledger_files import (
     read_whole,
 )
 from tallymark.spark.reasons import REASONS
+from tallymark.stored import layout, records, segment
 
 MOST_ROWS: Final = 1_000_000
 """Rows of the journal that are looked at. A row speaks of one message or of many."""

@@ -19,12 +19,12 @@ from __future__ import annotations
 
 from typing import final
 
-from tallymark.bridge.amqp091.format import expiration_at, table_at
 from tallymark.bridge.formats import ACQUIRED_COUNT, DEATH_HEADERS, DELIVERY_COUNT, STREAM_OFFSET
-from tallymark.engine.annotations import Annotations, Death, death_headers
 from tallymark.engine.message import Slice
+from tallymark.stored.annotations import Annotations, Death, death_headers
 from tallymark.wire.amqp091.errors import WireError
 from tallymark.wire.amqp091.fields import Reader, write_short_string, write_value
+from tallymark.wire.amqp091.properties import expiration_at, table_at
 from tallymark.wire.amqp10.codec import decode
 from tallymark.wire.amqp10.errors import DecodeError
 from tallymark.wire.conversion.names import BASIC, OURS, is_short

@@ -16,7 +16,7 @@ from tallymark.engine.arguments import (
 )
 from tallymark.engine.errors import InvalidCommand, NotAllowed, PreconditionFailed, Unsupported
 from tallymark.engine.session import ACCEPTED, DISCARDED, FAILED, NACKED, REJECTED, RETURNED
-from tallymark.engine.units import Tag
+from tallymark.units import Tag
 from tallymark.wire.amqp091.events import AckRange
 from tallymark.wire.amqp091.methods import (
     AccessRequest,

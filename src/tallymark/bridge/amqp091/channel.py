@@ -9,7 +9,6 @@ from typing import Final, final
 from tallymark.bridge.amqp import AmqpBridge, AmqpClient
 from tallymark.bridge.direct_reply import PREFIX, DirectReplies, ReplyConsumer
 from tallymark.bridge.permissions import Access
-from tallymark.engine.annotations import Annotations, Route
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import NotFound
 from tallymark.engine.message import Payload
@@ -18,7 +17,8 @@ from tallymark.engine.session import Session
 from tallymark.engine.sinks import StagedPart
 from tallymark.engine.staging import Transaction
 from tallymark.engine.topology import Targets
-from tallymark.engine.units import EngineMs
+from tallymark.stored.annotations import Annotations, Route
+from tallymark.units import EngineMs
 from tallymark.wire.amqp091.connection import Connection as WireConnection
 from tallymark.wire.amqp091.errors import CHANNEL_ERROR, WireError
 from tallymark.wire.amqp091.methods import Method

@@ -14,9 +14,9 @@ from tallymark.bridge.amqp091.annotated import Additions, additions_to
 from tallymark.bridge.amqp091.channel import REPLIES_HELD, Channel, Replies
 from tallymark.bridge.conversion.amqp10_to_amqp091 import Converter, frames_of
 from tallymark.bridge.conversion.nsq_to_amqp091 import as_amqp091
-from tallymark.bridge.formats import AMQP091, NSQ
-from tallymark.engine.annotations import Route
 from tallymark.engine.message import Payload, Slice
+from tallymark.stored.annotations import Route
+from tallymark.stored.formats import AMQP091, NSQ
 from tallymark.wire.amqp091.errors import NO_ROUTE
 from tallymark.wire.amqp091.frames import METHOD, frame
 from tallymark.wire.amqp091.kernel import (

@@ -28,6 +28,13 @@ from tallymark.bridge.formats import (
 from tallymark.engine.message import Format, Payload
 from tallymark.wire.amqp091.errors import WireError
 from tallymark.wire.amqp091.fields import Reader, Timestamp, decode_table
+from tallymark.wire.amqp091.frames import section_at
+from tallymark.wire.amqp091.properties import (
+    after_table,
+    before_correlation_id,
+    expiration_at,
+    table_at,
+)
 
 _DEDUPLICATION: Final = bytes((len(DEDUPLICATION),)) + DEDUPLICATION.encode()
 SIGNED: Final = b"bsIlL"
@@ -52,7 +59,7 @@ class Amqp091Format(Format):
         for i in range(lo, hi):
             at = section_at(raw, cuts[i])
             if not known or not raw.startswith(known, at):
-                end = _before_correlation_id(raw, at)
+                end = before_correlation_id(raw, at)
                 known = raw[at:end]
                 priority = raw[end - 1] if raw[at] & 0x08 else 0
             out[i - lo] = priority
@@ -167,19 +174,6 @@ class Numbered:
 NOT_NUMBERED: Final = Numbered(b"\0\0", 0, 2)
 
 
-def after_table(raw: bytes, at: int) -> int:
-    """Return the end of a property section's headers; if it has none, the offset where they would
-    be."""
-    end = table_at(raw, at)
-    return end + 4 + int.from_bytes(raw[end : end + 4], "big") if raw[at] & 0x20 else end
-
-
-def section_at(raw: bytes, start: int) -> int:
-    """Return the offset of the property section of the message that begins at `start`: its
-    flags."""
-    return start + 27 + int.from_bytes(raw[start + 3 : start + 7], "big")
-
-
 def _bytes_of(payload: Payload) -> tuple[bytes, array[int]]:
     raw = payload.raw
     assert raw is not None, payload.position
@@ -189,42 +183,6 @@ def _bytes_of(payload: Payload) -> tuple[bytes, array[int]]:
 def _header_size(raw: bytes, at: int) -> int:
     """Return the size of a header frame's payload. at: offset of its property section."""
     return int.from_bytes(raw[at - 16 : at - 12], "big")
-
-
-def table_at(raw: bytes, at: int) -> int:
-    """Return the offset of a property section's headers (their length field), if it has any."""
-    high = raw[at]
-    at += 2
-    if high & 0x80:  # content-type
-        at += 1 + raw[at]
-    if high & 0x40:  # content-encoding
-        at += 1 + raw[at]
-    return at
-
-
-def _before_correlation_id(raw: bytes, at: int) -> int:
-    """Return the end of content-type, content-encoding, headers, delivery-mode and priority."""
-    high = raw[at]
-    at = table_at(raw, at)
-    if high & 0x20:  # headers
-        at += 4 + int.from_bytes(raw[at : at + 4], "big")
-    if high & 0x10:  # delivery-mode
-        at += 1
-    if high & 0x08:  # priority
-        at += 1
-    return at
-
-
-def expiration_at(raw: bytes, at: int) -> int:
-    """Return the offset of the expiration of a property section (its length byte), if it has
-    one."""
-    high = raw[at]
-    at = _before_correlation_id(raw, at)
-    if high & 0x04:  # correlation-id
-        at += 1 + raw[at]
-    if high & 0x02:  # reply-to
-        at += 1 + raw[at]
-    return at
 
 
 def _message_id(raw: bytes, at: int) -> str:

@@ -17,7 +17,7 @@ from tallymark.bridge.permissions import Access
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import Refused
 from tallymark.engine.session import Connection
-from tallymark.engine.units import EngineMs
+from tallymark.units import EngineMs
 from tallymark.wire.amqp091.connection import Connection as WireConnection
 from tallymark.wire.amqp091.errors import COMMAND_INVALID, WireError
 from tallymark.wire.amqp091.events import MethodReceived, ProtocolFailure, PublishReceived

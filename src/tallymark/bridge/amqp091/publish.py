@@ -16,13 +16,13 @@ from tallymark.bridge.amqp091.channel import Channel, Client, Publish
 from tallymark.bridge.amqp091.content import return_messages
 from tallymark.bridge.amqp091.special import Special, examine, headers_of, with_section
 from tallymark.bridge.direct_reply import PREFIX
-from tallymark.bridge.formats import AMQP091
 from tallymark.bridge.permissions import EXCHANGE, WRITE, check_keys
-from tallymark.engine.annotations import Annotations, Route
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.message import Payload
 from tallymark.engine.publishing import Part
 from tallymark.engine.topology import Targets
+from tallymark.stored.annotations import Annotations, Route
+from tallymark.stored.formats import AMQP091
 from tallymark.wire.amqp091.errors import NOT_IMPLEMENTED, WireError
 from tallymark.wire.amqp091.events import PublishReceived
 from tallymark.wire.amqp091.kernel import PERSISTENT, SPECIAL

@@ -27,12 +27,12 @@ from tallymark.bridge.amqp091.publish import (
     routed,
 )
 from tallymark.bridge.bridge import Bridge, Waiter
-from tallymark.engine.annotations import Annotations
 from tallymark.engine.errors import PreconditionFailed, ResourceExhausted, RolledBack
 from tallymark.engine.message import Payload
 from tallymark.engine.staging import StagedRun, Transaction
 from tallymark.engine.topology import Targets
-from tallymark.engine.units import Tag
+from tallymark.stored.annotations import Annotations
+from tallymark.units import Tag
 from tallymark.wire.amqp091.events import PublishReceived
 from tallymark.wire.amqp091.methods import (
     TxCommit,

@@ -11,13 +11,13 @@ from tallymark.bridge.amqp10.links import LinkEnd
 from tallymark.bridge.amqp10.settings import Settings
 from tallymark.bridge.bridge import Waiter
 from tallymark.bridge.permissions import Access
-from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Broker
 from tallymark.engine.intervals import IntervalSet
 from tallymark.engine.session import Connection as EngineConnection
 from tallymark.engine.session import Session as EngineSession
 from tallymark.engine.staging import Transaction
-from tallymark.engine.units import EngineMs, Ms, Tag
+from tallymark.stored.annotations import Annotations
+from tallymark.units import EngineMs, Ms, Tag
 from tallymark.wire.amqp10.ends import LinkEnd as WireLink
 from tallymark.wire.amqp10.outcomes import Accepted, DeliveryState, TransactionalState
 from tallymark.wire.amqp10.serial import MASK

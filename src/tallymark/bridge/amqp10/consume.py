@@ -19,7 +19,7 @@ from tallymark.engine.effects import Deliver, TimedOut
 from tallymark.engine.errors import AccessRefused
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import DISCARDED, RETURNED, Consumer, timeout_of
-from tallymark.engine.units import Tag
+from tallymark.units import Tag
 from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10.events import CreditReceived
 from tallymark.wire.amqp10.outcomes import DeliveryState, Error, Released

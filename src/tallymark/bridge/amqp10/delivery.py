@@ -9,14 +9,14 @@ from __future__ import annotations
 from array import array
 from typing import Final, final
 
-from tallymark.bridge.amqp10.annotated import Shown
-from tallymark.bridge.amqp10.front import UNREADABLE, Front, lenient_fronts
 from tallymark.bridge.conversion import amqp091_to_amqp10 as from_amqp091
 from tallymark.bridge.conversion import nsq_to_amqp10 as from_nsq
-from tallymark.bridge.formats import AMQP091, AMQP10
-from tallymark.engine.annotations import Annotations, Route
+from tallymark.bridge.conversion.annotated import Shown
 from tallymark.engine.message import Payload, Slice
-from tallymark.engine.units import EngineMs, MessageId, QueueSequence
+from tallymark.stored.annotations import Annotations, Route
+from tallymark.stored.formats import AMQP091, AMQP10
+from tallymark.units import EngineMs, MessageId, QueueSequence
+from tallymark.wire.amqp10.front import UNREADABLE, Front, lenient_fronts
 
 ROUTES_KEPT: Final = 1024
 """Number of routes whose annotations are cached per link."""

@@ -12,7 +12,6 @@ from typing import Final
 
 from tallymark.bridge.amqp10.client import Answers, Session
 from tallymark.bridge.amqp10.consume import OutgoingLink
-from tallymark.engine.annotations import Notes
 from tallymark.engine.arguments import LONGEST_MS
 from tallymark.engine.clock import Clock
 from tallymark.engine.session import (
@@ -24,7 +23,8 @@ from tallymark.engine.session import (
     InFlight,
 )
 from tallymark.engine.session import Session as EngineSession
-from tallymark.engine.units import EngineMs, Tag, WallMs
+from tallymark.stored.annotations import Notes
+from tallymark.units import EngineMs, Tag, WallMs
 from tallymark.wire.amqp10.codec import encode
 from tallymark.wire.amqp10.events import DispositionReceived
 from tallymark.wire.amqp10.outcomes import (

@@ -13,15 +13,6 @@ from hashlib import sha256
 from operator import index
 from typing import Final, final
 
-from tallymark.bridge.amqp10.front import UNREADABLE, Front, entry_value, lenient_fronts
-from tallymark.bridge.amqp10.sections import (
-    application_properties_of,
-    find_section,
-    properties_of,
-    section_code,
-    section_end,
-    value_at,
-)
 from tallymark.bridge.formats import (
     DEDUPLICATION,
     HOP_LIMIT,
@@ -34,7 +25,16 @@ from tallymark.bridge.formats import (
 from tallymark.engine.exchange import property_key
 from tallymark.engine.message import Format, Payload
 from tallymark.wire.amqp10 import types
+from tallymark.wire.amqp10.encoded import (
+    application_properties_of,
+    find_section,
+    properties_of,
+    section_code,
+    section_end,
+    value_at,
+)
 from tallymark.wire.amqp10.errors import DecodeError
+from tallymark.wire.amqp10.front import UNREADABLE, Front, entry_value, lenient_fronts
 from tallymark.wire.amqp10.sections import DATA, SEQUENCE, VALUE
 from tallymark.wire.conversion import names
 from tallymark.wire.conversion.values import field_name, to_field

@@ -28,9 +28,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, final
 
-from tallymark.bridge.amqp10.annotated import shown
 from tallymark.bridge.amqp10.management_paths import Refusal, Request, path_of
 from tallymark.bridge.amqp10.topology import Outcome, Topology
+from tallymark.bridge.conversion.annotated import shown
 from tallymark.bridge.permissions import Access
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import (

@@ -13,18 +13,18 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.bridge.amqp10.annotated import shown
+from tallymark.bridge.amqp10.arrivals import Arrival, Arrivals
 from tallymark.bridge.amqp10.client import Session
 from tallymark.bridge.amqp10.confirms import FIRST, NEVER, SECOND
 from tallymark.bridge.amqp10.errors import error_of
-from tallymark.bridge.amqp10.front import Arrival, Arrivals
 from tallymark.bridge.amqp10.stretch import RELEASED, Destination, Stretch, StretchLink
 from tallymark.bridge.amqp10.work import find, unknown
+from tallymark.bridge.conversion.annotated import shown
 from tallymark.bridge.permissions import EXCHANGE, WRITE, check_keys
-from tallymark.engine.annotations import Route
 from tallymark.engine.errors import AccessRefused, BrokerError, PreconditionFailed
 from tallymark.engine.queue import Queue
 from tallymark.engine.topology import Targets
+from tallymark.stored.annotations import Route
 from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10.errors import DecodeError
 from tallymark.wire.amqp10.events import TransfersReceived

@@ -14,7 +14,7 @@ from tallymark.bridge.amqp10.client import Session
 from tallymark.bridge.amqp10.delivery import reply_to_amqp10
 from tallymark.bridge.amqp10.links import LinkEnd
 from tallymark.bridge.direct_reply import PREFIX, ReplyConsumer
-from tallymark.engine.annotations import Route
+from tallymark.stored.annotations import Route
 from tallymark.wire.amqp10.events import CreditReceived
 from tallymark.wire.amqp10.sender_link import SenderLink
 from tallymark.wire.conversion.addresses import queue_address

@@ -11,29 +11,24 @@ from __future__ import annotations
 from array import array
 from typing import Final, final
 
+from tallymark.bridge.amqp10.arrivals import Arrival, destinations, user_ids
 from tallymark.bridge.amqp10.client import Client, Session, Work
 from tallymark.bridge.amqp10.confirms import ACCEPTED, ANSWERED
 from tallymark.bridge.amqp10.errors import error_of
-from tallymark.bridge.amqp10.front import (
-    Arrival,
-    Front,
-    destinations,
-    user_ids,
-    without_delivery_annotations,
-)
 from tallymark.bridge.amqp10.links import Publisher
-from tallymark.bridge.formats import AMQP10
 from tallymark.bridge.permissions import WRITE, check_keys
-from tallymark.engine.annotations import Annotations, Route
 from tallymark.engine.arguments import LONGEST_MS
 from tallymark.engine.errors import AccessRefused, ResourceExhausted
 from tallymark.engine.message import Payload
 from tallymark.engine.publishing import Part
 from tallymark.engine.staging import AS_DUE, MUST_ARRIVE, StagedRun
 from tallymark.engine.topology import Targets
-from tallymark.engine.units import MessageId, WallMs
+from tallymark.stored.annotations import Annotations, Route
+from tallymark.stored.formats import AMQP10
+from tallymark.units import MessageId, WallMs
 from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10.errors import DecodeError
+from tallymark.wire.amqp10.front import Front, without_delivery_annotations
 from tallymark.wire.amqp10.outcomes import DeliveryState, Error, Rejected, Released
 from tallymark.wire.amqp10.serial import add
 from tallymark.wire.conversion.addresses import Target

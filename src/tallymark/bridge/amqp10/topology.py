@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.bridge.amqp10.annotated import shown
 from tallymark.bridge.amqp10.management_paths import (
     BindingPath,
     Refusal,
@@ -16,6 +15,7 @@ from tallymark.bridge.amqp10.management_paths import (
     arguments_hash,
     binding_location,
 )
+from tallymark.bridge.conversion.annotated import shown
 from tallymark.bridge.operations import RESERVED, Operations, refuse_breaks, refuse_default
 from tallymark.bridge.permissions import EXCHANGE, QUEUE, Access
 from tallymark.engine.arguments import named

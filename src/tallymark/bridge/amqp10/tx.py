@@ -26,9 +26,9 @@ from tallymark.bridge.amqp10.dispositions import (
 from tallymark.bridge.amqp10.links import LinkEnd
 from tallymark.bridge.amqp10.stretch import Reply
 from tallymark.bridge.amqp10.work import find, unknown
-from tallymark.engine.annotations import Notes
 from tallymark.engine.errors import ResourceExhausted, RolledBack
-from tallymark.engine.units import EngineMs, Ms, Tag
+from tallymark.stored.annotations import Notes
+from tallymark.units import EngineMs, Ms, Tag
 from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10.composites import read_composite
 from tallymark.wire.amqp10.errors import DecodeError

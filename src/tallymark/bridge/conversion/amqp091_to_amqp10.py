@@ -3,7 +3,7 @@
     property           becomes
     content-type, -encoding   properties.content-type, content-encoding (symbols)
     headers            see below
-    delivery-mode      header.durable (of the payload: bridge/amqp10/annotated.py says it)
+    delivery-mode      header.durable (of the payload: bridge/conversion/annotated.py says it)
     priority           header.priority
     correlation-id     properties.correlation-id: uuid for urn:uuid:..., else string
     reply-to           properties.reply-to: the address of the queue, /queues/...
@@ -30,15 +30,13 @@ from __future__ import annotations
 from array import array
 from typing import Final, final
 
-from tallymark.bridge.amqp091.format import table_at
-from tallymark.bridge.amqp10.annotated import LONGEST_TTL_MS, entry
-from tallymark.bridge.amqp10.front import Entry, Front
-from tallymark.bridge.amqp10.sections import is_body
 from tallymark.bridge.conversion.cells import Cells, body_in, data_head
 from tallymark.engine.message import Slice
 from tallymark.wire.amqp091.errors import WireError
-from tallymark.wire.amqp091.properties import decode_properties
+from tallymark.wire.amqp091.properties import decode_properties, table_at
 from tallymark.wire.amqp10.codec import encode
+from tallymark.wire.amqp10.encoded import is_body
+from tallymark.wire.amqp10.front import LONGEST_TTL_MS, Entry, Front, entry
 from tallymark.wire.conversion import names
 from tallymark.wire.conversion.to_amqp10 import Split, split
 from tallymark.wire.conversion.values import text_or_bytes

@@ -34,8 +34,11 @@ from array import array
 from contextlib import suppress
 from typing import Final, final
 
-from tallymark.bridge.amqp10.front import UNREADABLE, Front, entry_value, lenient_fronts
-from tallymark.bridge.amqp10.sections import (
+from tallymark.bridge.conversion.cells import Frames, content_of, method_of
+from tallymark.engine.message import Slice
+from tallymark.stored.annotations import Route
+from tallymark.wire.amqp091.properties import Properties, encode_properties
+from tallymark.wire.amqp10.encoded import (
     application_properties_of,
     data_bytes,
     find_section,
@@ -43,11 +46,8 @@ from tallymark.bridge.amqp10.sections import (
     section_code,
     value_at,
 )
-from tallymark.bridge.conversion.cells import Frames, content_of, method_of
-from tallymark.engine.annotations import Route
-from tallymark.engine.message import Slice
-from tallymark.wire.amqp091.properties import Properties, encode_properties
 from tallymark.wire.amqp10.errors import DecodeError
+from tallymark.wire.amqp10.front import UNREADABLE, Front, entry_value, lenient_fronts
 from tallymark.wire.amqp10.sections import DATA, FOOTER
 from tallymark.wire.conversion import names
 from tallymark.wire.conversion.to_amqp091 import is_shown, join

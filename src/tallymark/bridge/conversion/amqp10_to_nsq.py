@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from array import array
 
-from tallymark.bridge.amqp10.sections import (
+from tallymark.wire.amqp10.codec import decode
+from tallymark.wire.amqp10.encoded import (
     NO_SECTION,
     begin,
     data_bytes,
@@ -17,7 +18,6 @@ from tallymark.bridge.amqp10.sections import (
     section_end,
     value_at,
 )
-from tallymark.wire.amqp10.codec import decode
 from tallymark.wire.amqp10.errors import DecodeError
 from tallymark.wire.amqp10.sections import DATA, FOOTER, VALUE
 

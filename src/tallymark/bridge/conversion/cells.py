@@ -5,14 +5,14 @@ from __future__ import annotations
 from array import array
 from typing import Final, final
 
-from tallymark.bridge.amqp10.front import Front
-from tallymark.bridge.formats import AMQP091
-from tallymark.engine.annotations import Route
 from tallymark.engine.message import Payload, Slice
-from tallymark.engine.units import MessageId
+from tallymark.stored.annotations import Route
+from tallymark.stored.formats import AMQP091
+from tallymark.units import MessageId
 from tallymark.wire.amqp091.frames import BODY, HEADER, METHOD, frame
 from tallymark.wire.amqp091.layouts import encode_method
 from tallymark.wire.amqp091.methods import BasicPublish
+from tallymark.wire.amqp10.front import Front
 
 CHANNEL: Final = 1
 """Channel number of frames made here; it is replaced by that of the reader."""

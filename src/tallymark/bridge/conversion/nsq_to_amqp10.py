@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from array import array
 
-from tallymark.bridge.amqp10.front import Front
 from tallymark.bridge.conversion.cells import Cells, data_head
 from tallymark.engine.message import Slice
+from tallymark.wire.amqp10.front import Front
 from tallymark.wire.nsq.kernel import body_of
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.bridge.amqp10.front import Front
 from tallymark.bridge.conversion.amqp091_to_amqp10 import sections_of
 from tallymark.engine.message import Payload
+from tallymark.wire.amqp10.front import Front
 
 REMEMBERED: Final = 64
 """Number of property sections cached with their conversion."""

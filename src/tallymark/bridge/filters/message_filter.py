@@ -7,9 +7,9 @@ from typing import Final, final
 from tallymark.bridge.filters.fields import Fields
 from tallymark.bridge.filters.nodes import Facts, Node
 from tallymark.bridge.filters.reading import Reader
-from tallymark.engine.annotations import Annotations
 from tallymark.engine.clock import Clock
 from tallymark.engine.message import Filter, Payload
+from tallymark.stored.annotations import Annotations
 from tallymark.wire.amqp10.errors import DecodeError
 
 ANSWERS: Final = 256

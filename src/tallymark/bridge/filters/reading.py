@@ -11,17 +11,17 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.bridge.amqp10.annotated import Shown
-from tallymark.bridge.amqp10.front import Front, read_front
-from tallymark.bridge.amqp10.sections import begin, section_code, section_end, value_at
+from tallymark.bridge.conversion.annotated import Shown
 from tallymark.bridge.conversion.cells import route_of
 from tallymark.bridge.filters.fields import HEADER_FIELDS, PROPERTY_FIELDS, Fields
 from tallymark.bridge.filters.foreign import Foreign, property_section
 from tallymark.bridge.filters.values import plain
-from tallymark.bridge.formats import AMQP091, AMQP10
-from tallymark.engine.annotations import Annotations
 from tallymark.engine.message import Payload
+from tallymark.stored.annotations import Annotations
+from tallymark.stored.formats import AMQP091, AMQP10
 from tallymark.wire.amqp10.codec import skip
+from tallymark.wire.amqp10.encoded import begin, section_code, section_end, value_at
+from tallymark.wire.amqp10.front import Front, read_front
 from tallymark.wire.amqp10.reader import Reader as ValueReader
 from tallymark.wire.amqp10.sections import (
     APPLICATION_PROPERTIES,

@@ -12,7 +12,6 @@ from typing import Final, assert_never, final
 from tallymark.bridge.bridge import Gate
 from tallymark.bridge.conversion import amqp091_to_nsq as from_amqp091
 from tallymark.bridge.conversion import amqp10_to_nsq as from_amqp10
-from tallymark.bridge.formats import AMQP10, NSQ
 from tallymark.bridge.nsq.answers import (
     CLOSE_WAIT,
     IDENTIFIED,
@@ -28,7 +27,8 @@ from tallymark.engine.effects import Cancelled, CloseSession, Deliver, Durable
 from tallymark.engine.errors import AccessRefused, BrokerError, PreconditionFailed
 from tallymark.engine.message import Payload
 from tallymark.engine.session import ACCEPTED, REQUEUES
-from tallymark.engine.units import Ms, Tag
+from tallymark.stored.formats import AMQP10, NSQ
+from tallymark.units import Ms, Tag
 from tallymark.wire.nsq.errors import (
     E_BAD_TOPIC,
     WireError,

@@ -14,7 +14,7 @@ from typing import final
 from tallymark.engine.broker import Broker
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import ACCEPTED, Consumer, InFlight, Session, consumers_of
-from tallymark.engine.units import Ms, Tag
+from tallymark.units import Ms, Tag
 from tallymark.wire.nsq.errors import NOT_IN_FLIGHT, NOT_OWNER
 
 OnFinish = Callable[[Queue, int, int, int], None]

@@ -21,10 +21,8 @@ from __future__ import annotations
 from array import array
 from typing import Final, final
 
-from tallymark.bridge.formats import NSQ
 from tallymark.bridge.operations import NSQ_CHANNEL, NSQ_TOPIC
 from tallymark.bridge.permissions import CONFIGURE, EXCHANGE, QUEUE, READ, WRITE, Access
-from tallymark.engine.annotations import Annotations, Route
 from tallymark.engine.arguments import named
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import (
@@ -40,8 +38,10 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.session import Connection, Session
 from tallymark.engine.settings import DROP_TAIL, REJECT_PUBLISH
 from tallymark.engine.topology import Targets
-from tallymark.engine.units import EngineMs
 from tallymark.engine.vhost import VirtualHost
+from tallymark.stored.annotations import Annotations, Route
+from tallymark.stored.formats import NSQ
+from tallymark.units import EngineMs
 from tallymark.wire.nsq.names import is_ephemeral
 
 ANYBODY: Final = 0

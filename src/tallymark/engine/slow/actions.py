@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.engine import records
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import CloseConsumer, CloseSession
 from tallymark.engine.errors import TooSlow
@@ -17,8 +16,9 @@ from tallymark.engine.lanes import Lane
 from tallymark.engine.ledger import slow_record
 from tallymark.engine.message import Slice
 from tallymark.engine.slow.consumers import Reading, messages_of
-from tallymark.engine.units import EngineMs
 from tallymark.engine.upkeep import IN_A_TURN
+from tallymark.stored import records
+from tallymark.units import EngineMs
 
 TEXT: Final = "Consuming too slow."
 """Text sent to the client [SC-7]."""

@@ -27,8 +27,8 @@ from tallymark.engine.session import Consumer, consumers_of
 from tallymark.engine.slow.rules import AGE, COUNT, DEPTH, RATE, Rule, Rules
 from tallymark.engine.state import State
 from tallymark.engine.transactions import Transactions
-from tallymark.engine.units import EngineMs, Ms
 from tallymark.engine.vhost import VirtualHost
+from tallymark.units import EngineMs, Ms
 
 NEAR_PERCENT: Final = 80
 """Percentage of a limit at which a subscription is reported as near it [SC-D5]."""

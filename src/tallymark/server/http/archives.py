@@ -17,8 +17,8 @@ from tallymark.engine import streams
 from tallymark.engine.queue import Queue
 from tallymark.engine.queue_parts import Archived
 from tallymark.engine.streams import first_offset
-from tallymark.engine.units import QueueSequence
 from tallymark.server.http.requests import HttpContext, answer, body_of
+from tallymark.units import QueueSequence
 
 Offset = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62) - 1)]
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]

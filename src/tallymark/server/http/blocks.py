@@ -9,7 +9,7 @@ from aiohttp import web
 from tallymark.engine.clock import in_wall_time
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.extents import Excerpts
-from tallymark.journal import layout
+from tallymark.journal import packer
 from tallymark.server.http.requests import Refused
 from tallymark.server.logs import log_of
 
@@ -57,4 +57,4 @@ async def send_blocks(
 
 
 def _packed(excerpts: Excerpts, ahead_ms: int) -> bytes:
-    return layout.pack(in_wall_time(excerpts.rows, ahead_ms))
+    return packer.pack(in_wall_time(excerpts.rows, ahead_ms))

@@ -9,7 +9,6 @@ from aiohttp import web
 from tallymark.engine.consumers import figures
 from tallymark.engine.session import Consumer, consumers_of
 from tallymark.engine.slow.consumers import Watched
-from tallymark.engine.units import EngineMs
 from tallymark.server.config.reload import ReloadRefused, reload
 from tallymark.server.http.requests import (
     HttpContext,
@@ -18,6 +17,7 @@ from tallymark.server.http.requests import (
     require_administrator,
 )
 from tallymark.server.slow.consumers import STATES
+from tallymark.units import EngineMs
 
 
 class Consumers:

@@ -18,10 +18,10 @@ from typing import Final
 from aiohttp import web
 
 from tallymark.engine.extents import Span
-from tallymark.engine.units import Position
 from tallymark.journal.journal import Journal
 from tallymark.server.config.kinds import is_loopback
 from tallymark.server.logs import log_of
+from tallymark.units import Position
 
 ANSWER_BYTES: Final = 16 << 20
 """Raw bytes of an answer where the reader does not say."""

@@ -15,8 +15,6 @@ import msgspec
 from aiohttp import web
 
 from tallymark.engine.queue import Queue
-from tallymark.engine.records import DEATHS
-from tallymark.engine.units import QueueSequence
 from tallymark.server.http.requests import (
     HttpContext,
     Refused,
@@ -24,6 +22,8 @@ from tallymark.server.http.requests import (
     body_of,
     require_administrator,
 )
+from tallymark.stored.records import DEATHS
+from tallymark.units import QueueSequence
 
 LAST: Final = (1 << 62) - 1
 Number = Annotated[int, msgspec.Meta(ge=1, le=LAST)]

@@ -32,7 +32,6 @@ from tallymark.bridge.amqp091.channel import Intake
 from tallymark.bridge.permissions import EXCHANGE, WRITE, check_keys
 from tallymark.engine.clock import Clock
 from tallymark.engine.sinks import Staging
-from tallymark.engine.units import Ms
 from tallymark.server.http.requests import (
     Refused,
     answer,
@@ -43,6 +42,7 @@ from tallymark.server.http.requests import (
     user_of,
 )
 from tallymark.server.management.requests import Routes, whole
+from tallymark.units import Ms
 
 EXPIRES_MS: Final = 6 * 3_600_000
 """Milliseconds that a staging waits for its commit where its writer names no time."""

@@ -27,10 +27,9 @@ from tallymark.engine.extents import StreamExtents
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.queue_parts import Pin
-from tallymark.engine.records import Record
+from tallymark.engine.record import Record
 from tallymark.engine.streams import TIME, Start, first_offset, start_of
-from tallymark.engine.units import QueueSequence
-from tallymark.journal import layout
+from tallymark.journal import packer
 from tallymark.journal.journal import BytesLost
 from tallymark.server.http.extents import (
     ANSWER_BYTES,
@@ -46,6 +45,7 @@ from tallymark.server.http.requests import (
     number_in,
     require_administrator,
 )
+from tallymark.units import QueueSequence
 
 MOST: Final = (1 << 62) - 1
 LONGEST_WAIT_MS: Final = 60_000
@@ -188,7 +188,7 @@ class Streams:
         """Offsets from..to-1, or as many of them as fit an answer: one block, whose raw is sent
         from where it lies."""
         with self._taken(request) as extents:
-            head, padding = layout.pack_apart(self._in_wall_time(extents))
+            head, padding = packer.pack_apart(self._in_wall_time(extents))
             headers = {NEXT: str(extents.next - 1)}
             journal = self._node.journal
             return await send_apart(request, journal, head, extents.spans, padding, headers)
@@ -205,7 +205,7 @@ class Streams:
                 number = str(span.position >> 32)
                 if number not in files:
                     files[number] = str(journal.reader.path_of(span.position).absolute())
-            block = layout.pack_places(self._in_wall_time(extents))
+            block = packer.pack_places(self._in_wall_time(extents))
         return web.Response(
             body=block,
             content_type="application/octet-stream",

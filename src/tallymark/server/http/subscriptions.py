@@ -21,8 +21,7 @@ from tallymark.engine.extents import PIECES, Excerpts, LeaseExtents
 from tallymark.engine.message import Slice
 from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED
 from tallymark.engine.subscription import Subscription
-from tallymark.engine.units import LeaseSequence
-from tallymark.journal import layout
+from tallymark.journal import packer
 from tallymark.journal.journal import BytesLost
 from tallymark.server.http.blocks import send_blocks
 from tallymark.server.http.extents import (
@@ -39,6 +38,7 @@ from tallymark.server.http.requests import (
     number_in,
     require_administrator,
 )
+from tallymark.units import LeaseSequence
 
 LONGEST_WAIT_MS: Final = 60_000
 OUTCOMES: Final = {
@@ -253,7 +253,7 @@ class Subscriptions:
                 extents.next = high  # what is missing was lost
         try:
             rows = in_wall_time(extents.rows, self._node.broker.clock.ahead_ms)
-            head, padding = layout.pack_apart(rows)
+            head, padding = packer.pack_apart(rows)
             headers = {NEXT: str(extents.next)}
             return await send_apart(
                 request, self._node.journal, head, extents.spans, padding, headers

@@ -16,11 +16,11 @@ from tallymark.bridge.amqp091.local import CHANNEL, FRAME_MAX
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import FAILED, NACKED, REJECTED
-from tallymark.engine.units import Tag
 from tallymark.server.http.requests import Refused, answer, user_of
 from tallymark.server.http.state import plain
 from tallymark.server.management.requests import Fields, Routes, fields_of
 from tallymark.server.management.topology import ONE_EXCHANGE, ONE_QUEUE, exchange_name
+from tallymark.units import Tag
 from tallymark.wire.amqp091.frames import METHOD, content_frames, frame, frame_length, joined
 from tallymark.wire.amqp091.layouts import encode_method
 from tallymark.wire.amqp091.methods import (

@@ -15,12 +15,12 @@ from tallymark.bridge.permissions import Access
 from tallymark.engine.errors import (
     AccessRefused,
 )
-from tallymark.engine.units import EngineMs
 from tallymark.server.access import audit
 from tallymark.server.access.tls import tls_required
 from tallymark.server.access.user import User
 from tallymark.server.node import Node
 from tallymark.server.nsq.doors import NsqDoors
+from tallymark.units import EngineMs
 from tallymark.wire.nsq.limits import Limits
 from tallymark.wire.nsq.names import is_valid_name
 

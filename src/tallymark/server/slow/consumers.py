@@ -13,7 +13,6 @@ import traceback
 from collections import Counter
 from typing import Any, Final
 
-from tallymark.engine import records
 from tallymark.engine.queue import Queue
 from tallymark.engine.slow.actions import SlowSubscription, record
 from tallymark.engine.slow.consumers import FINE, NEAR, OVER, Reading, Watched
@@ -21,6 +20,7 @@ from tallymark.engine.slow.rules import LIMITS
 from tallymark.server.logs import log_of
 from tallymark.server.slow.policies import NOTIFY, slow_policies
 from tallymark.server.turns import Turns
+from tallymark.stored import records
 
 SLICES_AT_ONCE: Final = 20_000
 """Slices that may be gone through before others get their turn."""

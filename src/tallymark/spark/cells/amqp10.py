@@ -23,8 +23,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tallymark.bridge.amqp10.front import read_front
-from tallymark.bridge.amqp10.sections import (
+from tallymark.bridge.conversion.amqp10_to_amqp091 import convert
+from tallymark.bridge.conversion.cells import content_of, method_of
+from tallymark.spark import gather
+from tallymark.spark.cells.amqp091 import PROPERTY_NAMES, decode_cells
+from tallymark.spark.gather import Bools, Ints
+from tallymark.spark.schema import BY_NAME
+from tallymark.stored.annotations import Route
+from tallymark.wire.amqp10.codec import decode
+from tallymark.wire.amqp10.encoded import (
     begin,
     data_bytes,
     find_section,
@@ -32,15 +39,8 @@ from tallymark.bridge.amqp10.sections import (
     section_code,
     value_at,
 )
-from tallymark.bridge.conversion.amqp10_to_amqp091 import convert
-from tallymark.bridge.conversion.cells import content_of, method_of
-from tallymark.engine.annotations import Route
-from tallymark.spark import gather
-from tallymark.spark.cells.amqp091 import PROPERTY_NAMES, decode_cells
-from tallymark.spark.gather import Bools, Ints
-from tallymark.spark.schema import BY_NAME
-from tallymark.wire.amqp10.codec import decode
 from tallymark.wire.amqp10.errors import DecodeError
+from tallymark.wire.amqp10.front import read_front
 from tallymark.wire.amqp10.sections import DATA, FOOTER, VALUE
 from tallymark.wire.conversion.names import ENCODED
 

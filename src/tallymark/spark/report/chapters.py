@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tallymark.engine.records import LIVE_ACQUIRED
 from tallymark.spark.sweep import MOVED_ON
+from tallymark.stored.records import LIVE_ACQUIRED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -106,3 +106,9 @@ def snippet(payload: bytes) -> str:
     else:
         octets = ",".join([str(octet) for octet in shown])
     return f"{'all' if len(payload) <= 16 else 'first 16'} octets = <<{octets}>>"
+
+
+def section_at(raw: bytes, start: int) -> int:
+    """Return the offset of the property section of the message that begins at `start`: its
+    flags."""
+    return start + 27 + int.from_bytes(raw[start + 3 : start + 7], "big")

@@ -10,7 +10,11 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from tallymark.wire.amqp091.errors import SYNTAX_ERROR, WireError
-from tallymark.wire.amqp091.fields import Reader, write_short_string, write_table
+from tallymark.wire.amqp091.fields import (
+    Reader,
+    write_short_string,
+    write_table,
+)
 from tallymark.wire.amqp091.kernel import MALFORMED, PERSISTENT, SPECIAL, classify_section
 
 __all__ = [
@@ -146,3 +150,46 @@ def _integer(out: bytearray, value: int | None, size: int, flag: int) -> int:
         raise ValueError(f"property {value} does not fit {8 * size} unsigned bits")
     out += value.to_bytes(size, "big")
     return flag
+
+
+def after_table(raw: bytes, at: int) -> int:
+    """Return the end of a property section's headers; if it has none, the offset where they would
+    be."""
+    end = table_at(raw, at)
+    return end + 4 + int.from_bytes(raw[end : end + 4], "big") if raw[at] & 0x20 else end
+
+
+def table_at(raw: bytes, at: int) -> int:
+    """Return the offset of a property section's headers (their length field), if it has any."""
+    high = raw[at]
+    at += 2
+    if high & 0x80:  # content-type
+        at += 1 + raw[at]
+    if high & 0x40:  # content-encoding
+        at += 1 + raw[at]
+    return at
+
+
+def before_correlation_id(raw: bytes, at: int) -> int:
+    """Return the end of content-type, content-encoding, headers, delivery-mode and priority."""
+    high = raw[at]
+    at = table_at(raw, at)
+    if high & 0x20:  # headers
+        at += 4 + int.from_bytes(raw[at : at + 4], "big")
+    if high & 0x10:  # delivery-mode
+        at += 1
+    if high & 0x08:  # priority
+        at += 1
+    return at
+
+
+def expiration_at(raw: bytes, at: int) -> int:
+    """Return the offset of the expiration of a property section (its length byte), if it has
+    one."""
+    high = raw[at]
+    at = before_correlation_id(raw, at)
+    if high & 0x04:  # correlation-id
+        at += 1 + raw[at]
+    if high & 0x02:  # reply-to
+        at += 1 + raw[at]
+    return at

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.journal.layout import (
+from tallymark.stored.layout import (
     ALIGN,
     CHECKPOINT,
     LOST,

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+import sys
 from struct import Struct
 from typing import Final, final
 
 from google_crc32c import extend as _extend
 
-from tallymark.engine.message import crc32c as crc32c
+# Flags of a PAYLOAD row.
+PERSISTENT: Final = 1
+ROUTE_COLUMN: Final = 2
+ELSEWHERE: Final = 4
+"""Flag: the bytes are at `payload` in the journal, not in this block (checkpoints)."""
+RELOCATED: Final = 8
+"""Flag: a second copy written by the cleaner; the MOVED row of the same block names the first."""
+COLUMNS: Final = 16
+"""Flag: the row's own first message id, arrival and position are those of its first message
+only."""
+ROW_DTYPE: Final = (
+    ("kind", "u1"), ("flags", "u1"), ("reason", "u1"), ("zero", "u1"), ("queue", "<u4"),
+    ("first", "<i8"), ("time", "<i8"), ("count", "<u4"), ("lo", "<u4"), ("owner", "<i8"),
+    ("other", "<i8"), ("payload", "<i8"), ("at", "<u4"), ("size", "<u4"),
+)  # fmt: skip
+"""Columns of a row: `numpy.dtype(list(ROW_DTYPE))` reads a block's rows. numpy is not needed
+here."""
+END: Final = Struct("<I")
+"""End of a route's text."""
+ROW_STRUCT: Final = Struct("<BBBBIqqIIqqqII")
+"""A row; ROW_DTYPE names its fields."""
+IS_LITTLE: Final = sys.byteorder == "little"
+
 
 MAGIC: Final = b"\xf5TMB"
 FORMAT: Final = 2
@@ -216,3 +239,12 @@ def bare_block(
         version,
     )  # fmt: skip
     return header.encoded() + body
+
+
+def crc32c(data: bytes, crc: int = 0) -> int:
+    """CRC-32C of data, continued from `crc`.
+
+    google-crc32c: 28 GB/s on 64 MiB where crc32c 2.9 gave 8; alike (0.12 us) on 200 bytes.
+    """
+    result: int = _extend(crc, data)
+    return result

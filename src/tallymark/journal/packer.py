@@ -26,7 +26,7 @@ All numbers are little-endian; a block begins at a multiple of 8 and is a multip
               60  4  CRC-32C of header bytes 0..59, u32
 
     row       at size   (numpy: ROW_DTYPE below)
-               0  1  kind              engine/records.py
+               0  1  kind              stored/records.py
                1  1  flags             as the record's | PAYLOAD: PERSISTENT 1, ROUTE_COLUMN 2,
                                        ELSEWHERE 4, RELOCATED 8, COLUMNS 16, CHECKED 32
                2  1  reason            as the record's | PAYLOAD: wire format of the messages
@@ -84,56 +84,32 @@ block replaces corrupt blocks, so that later offsets are unchanged.
 
 from __future__ import annotations
 
-import sys
 from array import array
-from struct import Struct
 from typing import Final, final
 
-from tallymark.engine.annotations import Route
 from tallymark.engine.message import Payload
-from tallymark.engine.records import PAYLOAD, Record
-from tallymark.engine.units import MessageId, Position
-from tallymark.journal.block import ALIGN as ALIGN
-from tallymark.journal.block import APART as APART
-from tallymark.journal.block import CHECKED as CHECKED
-from tallymark.journal.block import CHECKPOINT as CHECKPOINT
-from tallymark.journal.block import FORMAT as FORMAT
-from tallymark.journal.block import HEADER as HEADER
-from tallymark.journal.block import LOST as LOST
-from tallymark.journal.block import MAGIC as MAGIC
-from tallymark.journal.block import ROW as ROW
-from tallymark.journal.block import SEALED as SEALED
-from tallymark.journal.block import STRIPPED as STRIPPED
-from tallymark.journal.block import WHOLE as WHOLE
-from tallymark.journal.block import Header as Header
-from tallymark.journal.block import LayoutError as LayoutError
-from tallymark.journal.block import aligned as aligned
-from tallymark.journal.block import bare_block as bare_block
-from tallymark.journal.block import crc32c as crc32c
-from tallymark.journal.block import damaged as damaged
-from tallymark.journal.block import has_columns as has_columns
-from tallymark.journal.block import header_at as header_at
-from tallymark.journal.block import is_whole as is_whole
-from tallymark.journal.block import row_kinds as row_kinds
-
-# Flags of a PAYLOAD row.
-PERSISTENT: Final = 1
-ROUTE_COLUMN: Final = 2
-ELSEWHERE: Final = 4
-"""Flag: the bytes are at `payload` in the journal, not in this block (checkpoints)."""
-RELOCATED: Final = 8
-"""Flag: a second copy written by the cleaner; the MOVED row of the same block names the first."""
-COLUMNS: Final = 16
-"""Flag: the row's own first message id, arrival and position are those of its first message
-only."""
-
-ROW_DTYPE: Final = (
-    ("kind", "u1"), ("flags", "u1"), ("reason", "u1"), ("zero", "u1"), ("queue", "<u4"),
-    ("first", "<i8"), ("time", "<i8"), ("count", "<u4"), ("lo", "<u4"), ("owner", "<i8"),
-    ("other", "<i8"), ("payload", "<i8"), ("at", "<u4"), ("size", "<u4"),
-)  # fmt: skip
-"""Columns of a row: `numpy.dtype(list(ROW_DTYPE))` reads a block's rows. numpy is not needed
-here."""
+from tallymark.engine.record import Record
+from tallymark.stored.annotations import Route
+from tallymark.stored.layout import (
+    APART,
+    CHECKED,
+    COLUMNS,
+    ELSEWHERE,
+    FORMAT,
+    HEADER,
+    IS_LITTLE,
+    PERSISTENT,
+    RELOCATED,
+    ROUTE_COLUMN,
+    ROW,
+    ROW_STRUCT,
+    WHOLE,
+    Header,
+    aligned,
+    crc32c,
+)
+from tallymark.stored.records import PAYLOAD
+from tallymark.units import MessageId, Position
 
 # Modes of packing: the place of a PAYLOAD row's bytes, and the meaning of its `payload`.
 STORED: Final = 0
@@ -146,11 +122,6 @@ REFERENCED: Final = 2
 DETACHED: Final = 3
 """Mode: the bytes follow the block, in the order of the PAYLOAD rows; otherwise as STANDALONE."""
 
-END: Final = Struct("<I")
-"""End of a route's text."""
-ROW_STRUCT: Final = Struct("<BBBBIqqIIqqqII")
-"""A row; ROW_DTYPE names its fields."""
-IS_LITTLE: Final = sys.byteorder == "little"
 _PAD: Final = bytes(8)
 
 # Payloads shorter than this are joined before they are written and checked: below it a copy is

@@ -19,12 +19,11 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.bridge.amqp10.front import Entry, Front
 from tallymark.bridge.formats import ACQUIRED_COUNT, DEATH_HEADERS, DELIVERY_COUNT, STREAM_OFFSET
-from tallymark.engine.annotations import Annotations, Death, Route, death_headers
+from tallymark.stored.annotations import Annotations, Death, Route, death_headers
 from tallymark.wire.amqp10 import types
 from tallymark.wire.amqp10.codec import encode
-from tallymark.wire.amqp10.writer import encode_value
+from tallymark.wire.amqp10.front import LONGEST_TTL_MS, Front, entry_key
 from tallymark.wire.conversion.names import (
     BASIC_EXPIRATION,
     DEATHS,
@@ -33,11 +32,6 @@ from tallymark.wire.conversion.names import (
     OURS,
     ROUTING_KEY,
 )
-
-LONGEST_TTL_MS: Final = (1 << 32) - 1
-"""Largest value of a header's ttl, ms."""
-IN_A_SECTION: Final = 2
-"""Nesting depth of an annotation's value: it is in a map that is described."""
 
 _LOCKED_UNTIL: Final = encode(types.Symbol(LOCKED_UNTIL)) + b"\x83"
 _OFFSET: Final = encode(types.Symbol(STREAM_OFFSET)) + b"\x80"
@@ -145,7 +139,7 @@ class Shown:
         notes = () if known is None else known.notes
         noted = {key for key, _ in notes}
         entries = [raw for name, raw, _ in said.entries if name not in names and name not in noted]
-        entries += [_key(key) + value for key, value in notes if key not in names]
+        entries += [entry_key(key) + value for key, value in notes if key not in names]
         entries += self._entries
         count = 2 * len(entries)
         room = 0
@@ -157,11 +151,7 @@ class Shown:
 
     def _add(self, name: str, value: object) -> None:
         self._names.add(name)
-        self._entries.append(_key(name) + encode(value))
-
-
-def _key(name: str) -> bytes:
-    return encode(types.Symbol(name))
+        self._entries.append(entry_key(name) + encode(value))
 
 
 def _map_start(content: bytes, room: int, count: int) -> bytes:
@@ -171,12 +161,6 @@ def _map_start(content: bytes, room: int, count: int) -> bytes:
     if size < 255 and count < 256:
         return b"\x00\x53\x72\xc1" + bytes((size + 1, count)) + content
     return b"\x00\x53\x72\xd1" + (size + 4).to_bytes(4, "big") + count.to_bytes(4, "big") + content
-
-
-def entry(name: str, value: object) -> Entry:
-    """Return an annotation. Raises ValueError if it cannot be encoded."""
-    key = _key(name)
-    return name, key + encode_value(value, IN_A_SECTION), len(key)
 
 
 def deaths_array(deaths: tuple[Death, ...]) -> types.Array:
