@@ -17,12 +17,25 @@ from tallymark.spark.command import cause
 from tallymark.spark.land import trigger_arguments
 from tallymark.spark.options import FEWEST_ROWS, SourceOptions
 from tallymark.spark.session import local_master
+from tallymark.spark.sink_options import SinkOptions
 from tallymark.spark.source import QueueStream, TallymarkDataSource
 
 
 def test_an_unknown_option_is_refused_and_the_nearest_named() -> None:
     with pytest.raises(ValueError, match="did you mean 'subscription'"):
         SourceOptions.parse({"subscribtion": "s"})
+
+
+def test_of_a_table_of_the_catalog_only_its_options_are_read() -> None:
+    table = {
+        "provider": "tallymark", "owner": "ann", "location": "file:/t", "comment": "", "team": "x",
+        "queue": "q", "option.queue": "q", "maxRows": "7", "option.maxRows": "7",
+    }  # fmt: skip
+    options = SourceOptions.parse(table)
+    assert (options.queue, options.max_rows) == ("q", 7)
+    assert SinkOptions.parse({"provider": "tallymark", "option.queue": "q"}).routing_key == "q"
+    with pytest.raises(ValueError, match="did you mean 'queue'"):
+        SourceOptions.parse({**table, "option.queu": "q"})
 
 
 def test_names_of_options_have_no_case() -> None:

@@ -57,11 +57,19 @@ KNOWN: Final = {
     "upto": "of the ledger, the position of the checkpoint to read up to (the newest)",
     "asyncProgressTrackingEnabled": "refused: it would settle messages before their commit",
 }
+PROVIDER: Final = "provider"
+"""Property of a table of Spark's catalog: the name of the data source."""
+OPTION: Final = "option."
+"""Prefix of the properties that are the table's options."""
 _SPELLING: Final = {
     **{name.lower(): name for name in KNOWN},
     "maxrows": "maxRowsPerBatch",  # as they were called first
     "maxbytes": "maxBytesPerBatch",
 }
+OF_A_TABLE: Final = (
+    "of a table of the catalog: Spark hands the options of CREATE TABLE to no source in Python, "
+    "say them with each use, FROM name WITH (url '...', queue '...'), or make it a TEMPORARY VIEW"
+)
 OF_STREAMS: Final = (
     "startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp", "failOnDataLoss",
     "readSegments",
@@ -127,7 +135,8 @@ class SourceOptions:
         """Itself, if a queue is named. Raises ValueError."""
         if not self.queue:
             raise ValueError(
-                'option "queue" is missing: the name of the queue to read ("stream": of a stream)'
+                'option "queue" is missing: the name of the queue to read ("stream": of a stream); '
+                + OF_A_TABLE
             )
         return self
 
@@ -158,9 +167,19 @@ class SourceOptions:
         return list(pairwise(cuts))
 
 
+def own_options(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of a table that CREATE TABLE ... USING tallymark makes: Spark hands over
+    all of the table's properties, its own (provider, owner, location) and the user's, and repeats
+    the options with a prefix. Options of a read or a write are returned as they are."""
+    if PROVIDER not in given:
+        return dict(given)
+    cut = len(OPTION)
+    return {name[cut:]: value for name, value in given.items() if name.startswith(OPTION)}
+
+
 def _spelled(given: Mapping[str, str]) -> dict[str, str]:
     options = {}
-    for name, value in given.items():
+    for name, value in own_options(given).items():
         known = _SPELLING.get(name.lower())
         if known is None:
             near = get_close_matches(name.lower(), list(_SPELLING), 1)

@@ -9,7 +9,14 @@ from typing import Final
 from uuid import uuid4
 
 from tallymark.spark.client import Endpoint
-from tallymark.spark.options import DEFAULT_ENDPOINT, SourceOptions, number, truth
+from tallymark.spark.options import (
+    DEFAULT_ENDPOINT,
+    OF_A_TABLE,
+    SourceOptions,
+    number,
+    own_options,
+    truth,
+)
 
 KNOWN: Final = {
     "url": "http://[user:password@]host:port of the broker's HTTP interface",
@@ -66,7 +73,7 @@ class SinkOptions:
         if bool(queue) == bool(exchange):
             raise ValueError(
                 f"queue={queue!r} and exchange={exchange!r}: expected one of these options, where "
-                "to publish"
+                f"to publish; {OF_A_TABLE}"
             )
         if queue and key is not None:
             raise ValueError("option routingKey goes with exchange, not with queue")
@@ -121,7 +128,7 @@ class SinkOptions:
 
 def _spelled(given: Mapping[str, str]) -> dict[str, str]:
     options = {}
-    for name, value in given.items():
+    for name, value in own_options(given).items():
         if name.lower() in _SPARKS_OWN:
             continue
         known = _SPELLING.get(name.lower())
