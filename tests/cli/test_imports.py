@@ -61,6 +61,19 @@ def test_a_command_imports_what_it_needs(
     assert imported(tmp_path, program, barred) == []
 
 
+def test_the_process_that_plans_a_streaming_query_needs_no_broker_and_no_decoder(
+    tmp_path: Path,
+) -> None:
+    """Spark gives it ten seconds to connect, on however busy a machine."""
+    barred = (
+        *SERVER, *TYPER, "aiohttp", "pandas", "tallymark.wire", "tallymark.bridge",
+        "tallymark.journal", "tallymark.spark.decode", "tallymark.spark.frames",
+        "tallymark.spark.sink", "tallymark.spark.ledger", "pyarrow.compute",
+    )  # fmt: skip
+    program = "import tallymark.spark.source, tallymark.spark.streams"
+    assert imported(tmp_path, program, barred) == []
+
+
 def test_a_broker_that_nobody_asks_over_http_has_not_loaded_what_answers(tmp_path: Path) -> None:
     """Until the first connection to an HTTP port. Then it answers, and that connection is not
     refused: the ports are listened on from the start."""

@@ -85,3 +85,21 @@ def test_arguments_reach_the_wheels_java_untouched(tmp_path: Path) -> None:
     answer = subprocess.run([shim, *given], capture_output=True, text=True, check=True)
     kept = [f"<{argument}>" for argument in given if argument != java.DROPPED_ARGUMENT]
     assert answer.stdout.splitlines() == kept
+
+
+def test_the_machines_java_starts_without_the_argument_it_warns_of(
+    bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = fake_java(bare / "a jdk", 'openjdk version "21.0.2"')
+    real = home / "bin" / "java"
+    real.write_text(real.read_text() + 'echo "$@"\n')
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    quiet = java.use_java()
+    assert (quiet.version, quiet.from_wheel) == (21, False)
+    started = [quiet.home / "bin" / "java", java.DROPPED_ARGUMENT, "-cp", "x"]
+    answer = subprocess.run(started, capture_output=True, text=True, check=True)
+    assert answer.stdout == "-cp x\n"
+    assert java.use_java() == quiet, "in a child of the process: not wrapped twice"
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert java.use_java(verbose=True).home == home

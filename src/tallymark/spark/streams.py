@@ -25,9 +25,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from tallymark.spark.blocks import Segments
 from tallymark.spark.client import BrokerRefused, BrokerUnreachable, Client, Gone, api_path
-from tallymark.spark.decode import decode_offsets
 from tallymark.spark.options import SourceOptions
 from tallymark.spark.reading import ANSWER_BYTES, limits, shared_client
 
@@ -284,6 +282,9 @@ def read_stretch(options: SourceOptions, stretch: Stretch) -> Iterator[pa.Record
 
     Raises LookupError if the broker gives others, DataLoss as the options say.
     """
+    from tallymark.spark.blocks import Segments
+    from tallymark.spark.decode import decode_offsets
+
     # Batches go on as they come: a task that fails later is tried again from its beginning.
     client = shared_client(options.endpoint)
     segments = Segments() if options.read_segments else None
