@@ -104,7 +104,7 @@ def wheel_java() -> Java | None:
 
 
 def quiet_java(java: Java) -> Java:
-    """The same Java in a JAVA_HOME that starts it without the argument it warns of."""
+    """Return that Java with a JAVA_HOME that starts it without the argument it warns of."""
     if java.from_wheel or java.home.parent == cache_folder():
         return java
     real = java.home / "bin" / "java"
