@@ -15,7 +15,7 @@ from typing import Final, final
 
 from tallymark.engine.message import Slice
 from tallymark.engine.settings import OFF
-from tallymark.stored.records import DROP_REASONS
+from tallymark.stored.records import DROP_REASONS, number_in, object_in
 from tallymark.units import QueueSequence
 
 MOVING: Final = 0
@@ -170,12 +170,11 @@ class Account:
 
     def restore(self, terms: dict[str, object]) -> None:
         """Begin with the terms of a checkpoint: what had ended is ended, the rest is MOVING."""
-        self.entered = _whole(terms, "entered")
-        self.settled = _whole(terms, "settled")
-        self.dead_lettered = _whole(terms, "dead_lettered")
-        dropped = terms["dropped"]
-        assert isinstance(dropped, dict), dropped
-        self.dropped = {_REASONS[name]: count for name, count in dropped.items()}
+        self.entered = number_in(terms, "entered")
+        self.settled = number_in(terms, "settled")
+        self.dead_lettered = number_in(terms, "dead_lettered")
+        dropped = object_in(terms, "dropped")
+        self.dropped = {_REASONS[name]: number_in(dropped, name) for name in dropped}
         self.moving = self.entered - self.ended()
 
     def enter_up_to(self, sequence: QueueSequence) -> None:
@@ -229,9 +228,3 @@ class Account:
         assert min(self.ready_bytes, self.acquired_bytes, self.staged_bytes) >= 0, self.terms()
         assert min(self.deferred_bytes, self.pending_bytes) >= 0, self.terms()
         assert self.leased <= self.acquired, self.terms()
-
-
-def _whole(terms: dict[str, object], name: str) -> int:
-    value = terms[name]
-    assert isinstance(value, int), (name, value)
-    return value

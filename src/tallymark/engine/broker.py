@@ -218,21 +218,20 @@ class Broker:
 
     def _look_at(self, thing: Timed) -> None:
         """Handle a deadline that has come."""
-        if isinstance(thing, Session):
-            for consumer in self.timeouts.look_at(thing):
-                self.consuming.cancel(consumer)
-            return
-        if isinstance(thing, Transaction):
-            self.transactions.look_at(thing)
-            return
-        if isinstance(thing, Staging):
-            self.sinks.look_at_staging(thing)
-            return
-        if isinstance(thing, Sink):
-            self.sinks.look_at_sink(thing)
-            return
-        assert isinstance(thing, Queue), thing
-        self.registry.look_at(thing)
+        match thing:
+            case Queue():
+                self.registry.look_at(thing)
+            case Session():
+                for consumer in self.timeouts.look_at(thing):
+                    self.consuming.cancel(consumer)
+            case Transaction():
+                self.transactions.look_at(thing)
+            case Staging():
+                self.sinks.look_at_staging(thing)
+            case Sink():
+                self.sinks.look_at_sink(thing)
+            case _:
+                raise TypeError(f"{type(thing).__name__} has a deadline that nobody attends to")
 
     def take_records(self) -> list[Record]:
         """Return the records since the last call, in order and in wall time. They must become one

@@ -23,6 +23,7 @@ from typing import Final, final
 from tallymark.engine.message import Pack, Payload, closed, opened
 from tallymark.engine.record import Record
 from tallymark.stored import records
+from tallymark.stored.records import decoded, number_in
 from tallymark.units import EngineMs, WallMs
 
 JUMP_MS: Final = 2000
@@ -242,14 +243,12 @@ def _moved_pack(payload: Payload, ahead_ms: int) -> Payload:
 
 
 def _moved_annotations(blob: bytes, ahead_ms: int) -> bytes:
-    said: object = json.loads(blob)
-    assert isinstance(said, dict), said
+    said = decoded(blob)
     return _encoded(_moved(said, ("due", "since"), ahead_ms))
 
 
 def _moved_letter(blob: bytes, ahead_ms: int) -> bytes:
-    said: object = json.loads(blob)
-    assert isinstance(said, dict), said
+    said = decoded(blob)
     known: object = said["letter"]
     if isinstance(known, dict):
         _moved(known, ("due", "since"), ahead_ms)
@@ -257,8 +256,7 @@ def _moved_letter(blob: bytes, ahead_ms: int) -> bytes:
 
 
 def _moved_staging(blob: bytes, ahead_ms: int) -> bytes:
-    said: object = json.loads(blob)
-    assert isinstance(said, dict), said
+    said = decoded(blob)
     known: object = said.get("known", "")
     if isinstance(known, str) and known:
         said["known"] = _moved_annotations(known.encode(), ahead_ms).decode()
@@ -267,16 +265,14 @@ def _moved_staging(blob: bytes, ahead_ms: int) -> bytes:
 
 def _moved_definition(blob: bytes, ahead_ms: int) -> bytes:
     """Return a definition with its times moved; only a sink's has any."""
-    said: object = json.loads(blob)
-    assert isinstance(said, dict), said
+    said = decoded(blob)
     return _encoded(_moved(said, ("forget_ms",), ahead_ms)) if said.get("op") == "sink" else blob
 
 
 def _moved(said: dict[str, object], keys: tuple[str, ...], ahead_ms: int) -> dict[str, object]:
     """Return the object with the times under these keys moved. A missing time, or 0, means none."""
     for key in keys:
-        time_ms = said.get(key, 0)
-        assert isinstance(time_ms, int), (key, time_ms)
+        time_ms = number_in(said, key, 0)
         if time_ms:
             said[key] = _moved_time(time_ms, ahead_ms)
     return said

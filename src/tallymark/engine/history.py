@@ -22,6 +22,7 @@ from tallymark.engine.record import Record
 from tallymark.engine.subscription import subscriptions_of
 from tallymark.stored import records
 from tallymark.stored.annotations import Annotations, ready_since
+from tallymark.stored.records import decoded, number_in
 from tallymark.units import EngineMs, QueueSequence
 
 
@@ -156,7 +157,7 @@ class QueueHistory:
         elif kind == records.MARK:
             self.mark = first
         elif kind == records.COUNTERS:
-            _set_counters(queue, json.loads(record.blob))
+            _set_counters(queue, decoded(record.blob))
             self.counted = queue.entered
 
     def _end(self, first: QueueSequence, end: QueueSequence) -> None:
@@ -426,7 +427,5 @@ def _sum_of(queue: Queue) -> str:
 
 def _set_counters(queue: Queue, counters: dict[str, object]) -> None:
     queue.account.restore(counters)
-    for name, default in (("kept_from", 1), ("let_go_bytes", 0)):
-        value = counters.get(name, default)
-        assert isinstance(value, int), (name, value)
-        setattr(queue.retention, name, value)
+    queue.retention.kept_from = QueueSequence(number_in(counters, "kept_from", 1))
+    queue.retention.let_go_bytes = number_in(counters, "let_go_bytes", 0)

@@ -11,7 +11,6 @@ and the record's time is when it died: what the letter looks like follows from t
 
 from __future__ import annotations
 
-import json
 from typing import Final, final
 
 from tallymark.engine.account import MOVING, PENDING
@@ -24,6 +23,7 @@ from tallymark.engine.queue_parts import Letter
 from tallymark.engine.record import Record
 from tallymark.engine.state import State
 from tallymark.stored.annotations import Annotations
+from tallymark.stored.records import decoded
 from tallymark.units import EngineMs, Ms
 
 RETRY_MS: Final = 1000
@@ -119,12 +119,13 @@ def letter_record(queue: Queue, letter: Letter, payload: Payload) -> Record:
 def pending_letter(record: Record, piece: Slice) -> Letter:
     """Return the letter of a PENDING record. piece: its messages; their annotations and counts are
     set here. Raises ValueError for a record of a newer version."""
-    found: object = json.loads(record.blob)
-    if not isinstance(found, dict) or not isinstance(found.get("have"), list):
+    found = decoded(record.blob)
+    names = found.get("have")
+    if not isinstance(names, list):
         raise ValueError(f"pending letter {found!r}, expected an object with letter and have")
     before = found.get("letter")
     piece.annotations = None if before is None else Annotations.from_object(before)
     piece.acquired = record.other & 0xFFFFFFFF
     piece.failed = record.other >> 32
-    have = [str(name) for name in found["have"]]
+    have = [str(name) for name in names]
     return Letter(piece, record.reason, EngineMs(record.time_ms), have)

@@ -7,7 +7,6 @@ what a stream has let go of, and what claims it has to respect."""
 from __future__ import annotations
 
 import heapq
-import json
 from collections.abc import Iterator
 from typing import final
 
@@ -16,6 +15,7 @@ from tallymark.engine.message import Slice
 from tallymark.engine.record import Record
 from tallymark.engine.settings import UNLIMITED
 from tallymark.engine.store import Store
+from tallymark.stored.records import decoded
 from tallymark.units import EngineMs, Ms, QueueSequence
 
 
@@ -303,8 +303,8 @@ class Archived:
     @staticmethod
     def from_record(record: Record) -> Archived:
         """Decode an ARCHIVED record. Raises ValueError for one of a newer version."""
-        found: object = json.loads(record.blob)
-        if not isinstance(found, dict) or set(found) != {"archive", "checksum", "place"}:
+        found = decoded(record.blob)
+        if set(found) != {"archive", "checksum", "place"}:
             raise ValueError(f"archived {found!r}, expected archive, checksum and place")
         return Archived(
             QueueSequence(record.first), QueueSequence(record.first + record.count), record.other,

@@ -7,6 +7,7 @@ is emitted in one turn.
 
 from __future__ import annotations
 
+import json
 from typing import Final
 
 # Kinds of record. The numbers are stored: never reuse one.
@@ -246,3 +247,28 @@ SLOW_EVENTS: Final = {
 CONSUMER_GOES_ON: Final = 1
 CONSUMER_ENDED: Final = 2
 CONSUMER_EVENTS: Final = {CONSUMER_GOES_ON: "goes_on", CONSUMER_ENDED: "ended"}
+
+
+def decoded(blob: bytes) -> dict[str, object]:
+    """Decode a blob that is a JSON object. Raises ValueError."""
+    found: object = json.loads(blob)
+    if not isinstance(found, dict):
+        raise ValueError(f"{blob[:80]!r} in a record, expected a JSON object")
+    return found
+
+
+def number_in(said: dict[str, object], name: str, default: int | None = None) -> int:
+    """Return a number of a decoded blob; `default`, if there is one, where it is missing. Raises
+    ValueError."""
+    found = said.get(name, default)
+    if not isinstance(found, int):
+        raise ValueError(f"{name} {found!r} in a record, expected a whole number")
+    return found
+
+
+def object_in(said: dict[str, object], name: str) -> dict[str, object]:
+    """Return an object within a decoded blob. Raises ValueError."""
+    found = said.get(name)
+    if not isinstance(found, dict):
+        raise ValueError(f"{name} {found!r} in a record, expected a JSON object")
+    return found
