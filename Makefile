@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Tests wait now and then, so there are two workers more than cores.
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
+# Tests wait more than they compute, so there are four workers more than cores.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 4)
 PYTEST := -m pytest -q
 SOURCES := $(shell find src -name '*.py' -o -name 'py.typed') pyproject.toml setup.py
+TESTS := $(shell find tests -name '*.py')
 # bash for pipefail
 SHELL := /bin/bash
 
@@ -95,7 +96,13 @@ test-pure: $(VENV)/.dependencies
 	$(BIN)/python $(PYTEST) $$(sed 's/#.*//' tests/interpreted.txt)
 	@tail -n 1 build/steps/interpreted.log
 
-test-installed: install
+# Once, while the compiler works: each of the workers would compile all of the tests for itself.
+$(VENV)/.collected: $(VENV)/.dependencies $(TESTS)
+	@PYTHONPATH=src $(STEP) "tests" collected "Compile the tests to bytecode" \
+	$(BIN)/python $(PYTEST) --collect-only tests
+	@touch $@
+
+test-installed: install $(VENV)/.collected
 	$(BIN)/python $(PYTEST) -n $(WORKERS) tests
 
 # LONG=ci: what fits CI's frame. Two workers: a kill is more interesting on a machine with room.

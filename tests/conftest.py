@@ -8,11 +8,14 @@ what fails there was changed by what is tested; `make test-long` looks for new o
 from __future__ import annotations
 
 import gc
+from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 from tests.support.long import is_wanted, sized
 
@@ -21,10 +24,13 @@ settings.register_profile("ci", deadline=None, max_examples=100, derandomize=Tru
 settings.register_profile("all", deadline=None, max_examples=1000)
 settings.load_profile(sized("brief", "ci", "all"))
 
+ROOT = Path(__file__).parents[1]
 SPARK = "tests/spark/"
 PAGES = "tests/docs/"
 FIRST = (SPARK, PAGES, "tests/faults/", "tests/interop/", "tests/server/", "tests/client/")
 """Folders with the longest tests: begun at the end one of them would keep a worker alone."""
+SESSIONS = 2
+"""How many workers start a session of Spark: one alone is still at it when the others are done."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -34,18 +40,43 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = sorted(wanted, key=_rank)
 
 
-def _rank(item: pytest.Item) -> int:
-    return next((n for n, start in enumerate(FIRST) if item.nodeid.startswith(start)), len(FIRST))
+def _rank(item: pytest.Item) -> tuple[int, bool]:
+    place = next((n for n, start in enumerate(FIRST) if item.nodeid.startswith(start)), len(FIRST))
+    return place, not needs_session(_file_of(item.nodeid))
+
+
+def _file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+@cache
+def needs_session(file: str) -> bool:
+    """Return whether tests of a file use the fixture `spark`."""
+    return file.startswith(SPARK) and "SparkSession" in (ROOT / file).read_text()
 
 
 class Files(LoadScopeScheduling):
-    """A file keeps to one worker, and with it what its tests share; all that needs Spark keeps to
-    one too, as a session of it is the dearest of all. Pages share nothing and take long."""
+    """A file keeps to one worker, and with it what its tests share. Those that need a session of
+    Spark keep to few workers, as it is the dearest of all to start. Pages share nothing and take
+    long."""
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith(PAGES):
-            return nodeid
-        return SPARK if nodeid.startswith(SPARK) else nodeid.partition("::")[0]
+        return nodeid if nodeid.startswith(PAGES) else _file_of(nodeid)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        """Give a worker the next file that goes with it. One without a session ends where all that
+        is left needs one; one with a session goes on with the others' files."""
+        sessions = max(1, min(SESSIONS, self.numnodes // 3))
+        working = [one for one in self.nodes if not one.shutting_down]
+        has_session = node in working[:sessions]
+        fits = (scope for scope in self.workqueue if needs_session(_file_of(scope)) == has_session)
+        scope = next(fits, None)
+        if scope is not None:
+            self.workqueue.move_to_end(scope, last=False)
+        elif not has_session:
+            node.shutdown()
+            return
+        super()._assign_work_unit(node)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Files:

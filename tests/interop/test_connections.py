@@ -32,8 +32,8 @@ def test_client_with_short_heartbeat_stays_connected(port: int) -> None:
 
 
 def test_silent_client_is_closed_after_two_heartbeats(port: int) -> None:
-    link = Link(port, heartbeat_s=1)
     began = time.monotonic()
+    link = Link(port, heartbeat_s=1)
     try:
         while link.fill():
             link.events()

@@ -127,10 +127,14 @@ def test_a_resting_connection_is_shown_and_heartbeats_go_on(broker: BrokerProces
     with connect(broker, USER, heartbeat=1) as connection:
         channel = connection.channel()
         channel.basic_publish("", "mine.q", b"x")
-        until(lambda: [row["state"] for row in get(broker, "connections")] == ["flow"])
-        begun = time.monotonic()
-        while time.monotonic() < begun + 3:
-            connection.process_data_events(0.1)  # raises when the broker is silent
+
+        def listen() -> None:
+            connection.process_data_events(0.05)
+
+        until(lambda: [row["state"] for row in get(broker, "connections")] == ["flow"], listen)
+        checker = connection._impl._heartbeat_checker
+        heard = checker._heartbeat_frames_received
+        until(lambda: checker._heartbeat_frames_received >= heard + 3, listen)
         done(broker, "DELETE", f"{LIMITS[0]}/max-publish-rate")
         assert channel.queue_declare("mine.q", passive=True).method.queue == "mine.q"
         until(lambda: [row["state"] for row in get(broker, "connections")] == ["running"])

@@ -198,6 +198,7 @@ def test_messages_arrive_with_the_commit_however_idle_the_broker_was(broker: Bro
     declare(broker, "s", arguments={"x-queue-type": "stream", "x-max-age": "1D"})
     one = staged(broker, "s", b"1")
     before_ms = later()
+    later()
     assert commit(broker, 0, one)[0] == 200
     arrived_ms = broker.http("GET", "/api/tallymark/streams/%2F/s")[1]["oldest_ms"]
     assert arrived_ms >= before_ms

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spark.rig import python_path
+from tests.spark.rig import python_path, spark_home
 from tests.support.process import BrokerProcess
 
 if TYPE_CHECKING:
@@ -30,11 +30,12 @@ a plan that is looked at again."""
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from tallymark.spark.session import build_session
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", python_path())
+        patch.setenv("SPARK_HOME", str(spark_home(tmp_path_factory.mktemp("spark-home"))))
         session = build_session("local[2]", "tallymark tests", brief=True, settings=SMALL)
         yield session
         session.stop()

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from tallymark.spark import reconcile
 from tallymark.spark.client import Endpoint
 from tests.spark.rig import land_the_rest
-from tests.support.patience import until
+from tests.support.patience import CLOCKS_MS, until
 from tests.support.process import BrokerProcess
 
 pytestmark = pytest.mark.spark
@@ -74,8 +74,7 @@ def test_lc_5_what_waits_is_a_term_of_the_equation(
     ]
     for row in told[2:]:
         waits = row.due.astimezone(UTC) - before
-        # The broker's clock has whole milliseconds: its "now" may be one before ours.
-        assert timedelta(hours=1, milliseconds=-1) <= waits <= timedelta(hours=1, minutes=5)
+        assert timedelta(hours=1, milliseconds=-CLOCKS_MS) <= waits <= timedelta(hours=1, minutes=5)
     there = rows.where(f"queue_id = {number} and source = 'checkpoint' and kind = 'deferred'")
     assert sorted(row.first for row in there.collect()) == [2, 3, 5, 6]
 
