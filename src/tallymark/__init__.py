@@ -7,6 +7,6 @@ __version__ = "0.1.0"
 
 def is_compiled() -> bool:
     """Return whether the hot layers run as compiled extensions (mypyc) or as plain Python."""
-    from tallymark.engine import message
+    from tallymark.stored import records
 
-    return not (message.__file__ or "").endswith(".py")
+    return not (records.__file__ or "").endswith(".py")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallymark.bridge.amqp091.format import Amqp091Format
-from tallymark.bridge.formats import LARGEST_NUMBER, PUBLISHER_NAME, PUBLISHING_ID
+from tallymark.bridge.names import LARGEST_NUMBER, PUBLISHER_NAME, PUBLISHING_ID
 from tallymark.engine.exchange import property_key
 from tallymark.engine.message import Format, Payload
 from tallymark.stored.annotations import Route

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tallymark.bridge.formats import PUBLISHER_NAME, PUBLISHING_ID
+from tallymark.bridge.names import PUBLISHER_NAME, PUBLISHING_ID
 from tallymark.engine import streams
 from tallymark.engine.clock import NEVER
 from tallymark.engine.message import Slice

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tallymark import is_compiled
-from tallymark.bridge.formats import PUBLISHER_NAME, PUBLISHING_ID
+from tallymark.bridge.names import PUBLISHER_NAME, PUBLISHING_ID
 from tallymark.engine import admission
 from tallymark.engine.streams import FIRST, Start
 from tallymark.stored.records import PUBLISHERS

@@ -16,7 +16,7 @@ from typing import Any
 import pika
 import pytest
 
-from tallymark.bridge.formats import PUBLISHER_NAME, PUBLISHING_ID
+from tallymark.bridge.names import PUBLISHER_NAME, PUBLISHING_ID
 from tallymark.journal import unpacking
 from tallymark.stored import layout
 from tallymark.stored.records import DROPPED, LIVE, PAYLOAD

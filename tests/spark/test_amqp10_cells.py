@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tallymark.engine.message import Payload
 from tallymark.journal import packer
 from tallymark.spark import schema
-from tallymark.spark.decode import FORMAT_AMQP_10
-from tallymark.stored.formats import AMQP10
+from tallymark.stored.formats import AMQP091, AMQP10, NSQ
 from tallymark.wire.amqp10.codec import encode
 from tallymark.wire.amqp10.sections import (
     Body,
@@ -68,8 +67,8 @@ BODIES: list[tuple[Body | bytes, bytes, str | None]] = [
 ]
 
 
-def test_the_number_of_the_format_is_the_bridges() -> None:
-    assert AMQP10 == FORMAT_AMQP_10
+def test_the_numbers_of_formats_are_stored_and_stay() -> None:
+    assert (AMQP091, NSQ, AMQP10) == (1, 2, 3)
 
 
 @settings(deadline=None)

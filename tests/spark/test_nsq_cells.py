@@ -12,7 +12,6 @@ from tallymark.engine.message import Payload
 from tallymark.journal import packer
 from tallymark.spark import schema
 from tallymark.spark.cells.amqp091 import PROPERTY_NAMES
-from tallymark.spark.decode import FORMAT_NSQ
 from tallymark.stored.formats import NSQ
 from tallymark.wire.nsq.kernel import make_cells
 from tests.spark.test_decode import cell, entry, leased, payload_of, rows_of
@@ -60,7 +59,6 @@ def test_bodies_come_out_as_they_went_in(messages: list[tuple[int, bytes]]) -> N
 
 
 def test_the_cells_of_the_broker_are_these() -> None:
-    assert NSQ == FORMAT_NSQ
     told = [b"", b"a", b"\n\n\n", b"PUB x\n", b"x" * 3000]
     raw, cuts = make_cells(told)
     made = [raw[cuts[i] : cuts[i + 1]] for i in range(len(told))]

@@ -14,7 +14,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from tallymark.bridge.amqp091.format import Amqp091Format
-from tallymark.bridge.formats import HOP_LIMIT
+from tallymark.bridge.names import HOP_LIMIT
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import (
     Activated,

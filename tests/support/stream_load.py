@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.lean import ACK, DELIVER, ClosedByBroker, Link, publish, settle, short, table
-from tallymark.bridge.formats import PUBLISHER_NAME, PUBLISHING_ID
+from tallymark.bridge.names import PUBLISHER_NAME, PUBLISHING_ID
 from tallymark.journal import unpacking
 from tallymark.stored.records import DROPPED, PAYLOAD
 from tests.support.pace import Pace

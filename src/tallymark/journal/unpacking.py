@@ -1,4 +1,5 @@
-"""Unpacking: blocks of the journal read back into records. The layout is drawn in layout.py."""
+"""Unpacking: blocks of the journal read back into records. Their layout is drawn in
+stored/layout.py."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ from tallymark.stored.layout import (
     CHECKED,
     COLUMNS,
     ELSEWHERE,
-    END,
     HEADER,
     IS_LITTLE,
+    NUMBER,
     PERSISTENT,
     RELOCATED,
     ROUTE_COLUMN,
@@ -200,7 +201,7 @@ class Unpacker:
             return []
         ends_at = header.at + header.routes_at
         text_at = header.at + header.text_at
-        text_end = text_at + END.unpack_from(data, text_at - 4)[0]
+        text_end = text_at + NUMBER.unpack_from(data, text_at - 4)[0]
         table = data[ends_at:text_end]
         if table != self._table:
             if text_end > header.at + header.raw_at:

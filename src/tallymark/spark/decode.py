@@ -23,17 +23,12 @@ from tallymark.spark.cells.amqp10 import decode_amqp10_cells
 from tallymark.spark.cells.nsq import decode_nsq_cells
 from tallymark.spark.gather import Ints
 from tallymark.stored import layout
+from tallymark.stored.formats import AMQP091, AMQP10, NSQ
 from tallymark.stored.records import DROPPED, ENTERED, LEASED, LIVE, PAYLOAD
 
 BATCH_ROWS: Final = 8_192
 BATCH_BYTES: Final = 32 * 1024 * 1024
 """A batch ends here too, but holds at least one message: batches cross two processes."""
-FORMAT_AMQP_091: Final = 1
-"""Payload.format of AMQP 0-9-1 publish frames."""
-FORMAT_NSQ: Final = 2
-"""Payload.format of NSQ commands."""
-FORMAT_AMQP_10: Final = 3
-"""Payload.format of AMQP 1.0 sections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,12 +351,12 @@ def _by_format(
 def _of_format(
     format: int, raw: pa.Buffer, starts: Ints, ends: Ints, wanted: frozenset[str]
 ) -> dict[str, pa.Array]:
-    if format == FORMAT_AMQP_091:
+    if format == AMQP091:
         return decode_cells(raw, starts, ends, wanted)
-    if format == FORMAT_AMQP_10:
+    if format == AMQP10:
         return decode_amqp10_cells(raw, starts, ends, wanted)
     columns = decode_nsq_cells(raw, starts, ends, wanted)
-    if format != FORMAT_NSQ:
+    if format != NSQ:
         # A format unknown to this version of the connector: marked malformed, not guessed.
         columns = {name: pa.nulls(len(starts), column.type) for name, column in columns.items()}
         columns["malformed"] = pa.array(np.ones(len(starts), np.bool_))

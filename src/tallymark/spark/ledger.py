@@ -28,9 +28,9 @@ from tallymark.spark.ledger_files import (
     read_whole,
     since_the_last_gap,
 )
-from tallymark.spark.reasons import REASONS
 from tallymark.stored import layout, records, segment
 from tallymark.stored.annotations import Annotations
+from tallymark.stored.records import REASONS
 
 JOURNAL: Final = "journal"
 CHECKPOINT: Final = "checkpoint"

@@ -30,8 +30,8 @@ from tallymark.spark.ledger_files import (
     ledger_files,
     read_whole,
 )
-from tallymark.spark.reasons import REASONS
 from tallymark.stored import layout, records, segment
+from tallymark.stored.records import REASONS
 
 MOST_ROWS: Final = 1_000_000
 """Rows of the journal that are looked at. A row speaks of one message or of many."""

@@ -2,7 +2,7 @@
 route, their own TTL, further routing keys, and the count and causes of their deaths.
 
 Annotations are immutable and shared by all messages of a slice. One death makes new ones out of the
-old (`after_death`); the history in them is a list, newest death first, and every question about
+old (engine/deaths.py); the history in them is a list, newest death first, and every question about
 order is answered by that list, never by comparing times [DL-D7].
 
 The stored form is JSON with a version in front [DL-20]:

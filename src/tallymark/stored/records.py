@@ -147,11 +147,25 @@ SETTLED_BY_TRANSFER: Final = 4
 SETTLED_BY_REDRIVE: Final = 5
 """Dead letters moved by an operator to their first exchange. The ENTERED rows of the target queues
 are in the same block and name this queue."""
+SETTLEMENTS: Final = {
+    SETTLED_BY_CLIENT: "client",
+    SETTLED_ON_SEND: "on_send",
+    SETTLED_BY_BATCH: "batch",
+    SETTLED_BY_TRANSFER: "transfer",
+    SETTLED_BY_REDRIVE: "redrive",
+}
 RETURNED_BY_CLIENT: Final = 1
 RETURNED_BY_CLOSE: Final = 2
 RETURNED_BY_LOSS: Final = 3
 RETURNED_BY_RELEASE: Final = 4
 RETURNED_BY_TIMEOUT: Final = 5
+RETURNS: Final = {
+    RETURNED_BY_CLIENT: "client",
+    RETURNED_BY_CLOSE: "close",
+    RETURNED_BY_LOSS: "loss",
+    RETURNED_BY_RELEASE: "release",
+    RETURNED_BY_TIMEOUT: "timeout",
+}
 SINK_PUBLISHED: Final = 1
 SINK_ABORTED: Final = 2
 SINK_EXPIRED: Final = 3
@@ -247,6 +261,20 @@ SLOW_EVENTS: Final = {
 CONSUMER_GOES_ON: Final = 1
 CONSUMER_ENDED: Final = 2
 CONSUMER_EVENTS: Final = {CONSUMER_GOES_ON: "goes_on", CONSUMER_ENDED: "ended"}
+
+REASONS: Final = {
+    SETTLED: SETTLEMENTS,
+    RETURNED: RETURNS,
+    DEFERRED: RETURNS,
+    DROPPED: DROP_REASONS,
+    DEAD_LETTERED: DEATHS,
+    PENDING: DEATHS,
+    STAGED: OUTCOMES,
+    SINK_ENDED: SINK_ENDS,
+    SLOW: SLOW_EVENTS,
+    CONSUMER: CONSUMER_EVENTS,
+}
+"""Names of the reasons of each kind that has reasons."""
 
 
 def decoded(blob: bytes) -> dict[str, object]:

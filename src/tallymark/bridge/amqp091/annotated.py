@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import final
 
-from tallymark.bridge.formats import ACQUIRED_COUNT, DEATH_HEADERS, DELIVERY_COUNT, STREAM_OFFSET
+from tallymark.bridge.names import ACQUIRED_COUNT, DEATH_HEADERS, DELIVERY_COUNT, STREAM_OFFSET
 from tallymark.engine.message import Slice
 from tallymark.stored.annotations import Annotations, Death, death_headers
 from tallymark.wire.amqp091.errors import WireError

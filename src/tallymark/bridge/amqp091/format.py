@@ -16,7 +16,7 @@ from hashlib import sha256
 from typing import Final, final
 
 from tallymark.bridge.amqp091.special import headers_of
-from tallymark.bridge.formats import (
+from tallymark.bridge.names import (
     DEDUPLICATION,
     HOP_LIMIT,
     LONGEST_ID,

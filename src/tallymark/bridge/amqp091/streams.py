@@ -25,7 +25,7 @@ from tallymark.bridge.amqp091.content import (
 from tallymark.bridge.conversion.amqp10_to_amqp091 import Converter
 from tallymark.bridge.filters import FilterError, filters_of
 from tallymark.bridge.filters.attach import MATCH_UNFILTERED, STREAM_FILTER
-from tallymark.bridge.formats import STREAM_OFFSET
+from tallymark.bridge.names import STREAM_OFFSET
 from tallymark.engine.arguments import named
 from tallymark.engine.clock import Clock
 from tallymark.engine.errors import PreconditionFailed, Unsupported

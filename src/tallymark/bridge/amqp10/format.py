@@ -13,7 +13,7 @@ from hashlib import sha256
 from operator import index
 from typing import Final, final
 
-from tallymark.bridge.formats import (
+from tallymark.bridge.names import (
     DEDUPLICATION,
     HOP_LIMIT,
     LONGEST_ID,

@@ -30,9 +30,10 @@ from __future__ import annotations
 from array import array
 from typing import Final, final
 
-from tallymark.bridge.conversion.cells import Cells, body_in, data_head
+from tallymark.bridge.conversion.cells import Cells, data_head
 from tallymark.engine.message import Slice
 from tallymark.wire.amqp091.errors import WireError
+from tallymark.wire.amqp091.frames import joined
 from tallymark.wire.amqp091.properties import decode_properties, table_at
 from tallymark.wire.amqp10.codec import encode
 from tallymark.wire.amqp10.encoded import is_body
@@ -90,7 +91,7 @@ class Converter:
             size = int.from_bytes(raw[header + 3 : header + 7], "big")
             known = self._of(raw, header + 19, size - 12)
             front = known.front
-            body = body_in(raw, header + 8 + size, cuts[i + 1])
+            body = joined(raw, header + 8 + size, cuts[i + 1])
             head = b""
             if known.opaque is None:
                 head = data_head(len(body))

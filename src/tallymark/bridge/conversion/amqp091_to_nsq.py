@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from array import array
 
-from tallymark.bridge.conversion.cells import body_in
+from tallymark.wire.amqp091.frames import frame_length, joined
 
 
 def bodies(raw: bytes, cuts: array[int], lo: int, hi: int) -> list[bytes]:
     """Return the bodies of messages lo..hi-1."""
     found: list[bytes] = []
     for i in range(lo, hi):
-        at = cuts[i]
-        at += 8 + int.from_bytes(raw[at + 3 : at + 7], "big")  # the method frame
-        at += 8 + int.from_bytes(raw[at + 3 : at + 7], "big")  # the header frame
-        found.append(body_in(raw, at, cuts[i + 1]))
+        header = cuts[i] + frame_length(raw, cuts[i])
+        found.append(joined(raw, header + frame_length(raw, header), cuts[i + 1]))
     return found

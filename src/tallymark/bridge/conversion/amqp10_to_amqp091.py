@@ -31,26 +31,24 @@ application properties is shown.
 from __future__ import annotations
 
 from array import array
-from contextlib import suppress
 from typing import Final, final
 
-from tallymark.bridge.conversion.cells import Frames, content_of, method_of
+from tallymark.bridge.conversion.cells import CHANNEL, Frames, method_of
 from tallymark.engine.message import Slice
 from tallymark.stored.annotations import Route
+from tallymark.wire.amqp091.frames import content_frames
 from tallymark.wire.amqp091.properties import Properties, encode_properties
 from tallymark.wire.amqp10.encoded import (
-    application_properties_of,
     data_bytes,
     find_section,
-    properties_of,
     section_code,
     value_at,
 )
 from tallymark.wire.amqp10.errors import DecodeError
-from tallymark.wire.amqp10.front import UNREADABLE, Front, entry_value, lenient_fronts
+from tallymark.wire.amqp10.front import UNREADABLE, Front, lenient_fronts
 from tallymark.wire.amqp10.sections import DATA, FOOTER
 from tallymark.wire.conversion import names
-from tallymark.wire.conversion.to_amqp091 import is_shown, join
+from tallymark.wire.conversion.to_amqp091 import section_of
 
 _ENCODED: Final = encode_properties(Properties(type=names.ENCODED))
 
@@ -127,7 +125,7 @@ class Converter:
         code = section_code(raw, at, end) if at < end else DATA
         if code == FOOTER:
             code = DATA
-        section = convert(front, raw, start + front.size, at, code == DATA, persistent)
+        section = section_of(front, raw, start + front.size, at, code == DATA, persistent)
         if at == end:
             return _Converted(b"", at - start, code, persistent, section)
         head = raw[start : value_at(raw, at, end)]
@@ -147,39 +145,4 @@ def frames_of(message: bytes, route: Route) -> tuple[bytes, int]:
     method = method_of(route)
     front = lenient_fronts(message, array("I", (0, len(message))), 0, 1, None)[0][2]
     section, body = Converter().message(message, 0, len(message), front, front.durable)
-    return method + content_of(section, body), len(method)
-
-
-def convert(
-    front: Front, raw: bytes, bare: int, body: int, is_data: bool, persistent: bool
-) -> bytes:
-    """Return the property section of a message with this front, whose other sections before the
-    body are raw[bare:body]. Properties that cannot be decoded are left out."""
-    properties = Properties()
-    properties.delivery_mode = 2 if persistent else 1
-    if front.priority >= 0:
-        properties.priority = front.priority
-    if front.ttl_ms >= 0:
-        properties.expiration = str(front.ttl_ms)
-    try:
-        application = application_properties_of(raw, bare, body)
-    except DecodeError:
-        application = {}
-    try:
-        found = properties_of(raw, bare, body)
-    except DecodeError:
-        found = [None] * 13
-    join(properties, _annotations(front), found, application)
-    if not is_data:
-        properties.type = names.ENCODED
-    return encode_properties(properties)
-
-
-def _annotations(front: Front) -> list[tuple[str, object]]:
-    """Return the annotations that are shown and can be decoded."""
-    shown: list[tuple[str, object]] = []
-    for entry in front.entries:
-        if is_shown(entry[0]):
-            with suppress(DecodeError):
-                shown.append((entry[0], entry_value(entry)))
-    return shown
+    return method + content_frames(CHANNEL, section, body, 0), len(method)

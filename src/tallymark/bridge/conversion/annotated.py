@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.bridge.formats import ACQUIRED_COUNT, DEATH_HEADERS, DELIVERY_COUNT, STREAM_OFFSET
+from tallymark.bridge.names import ACQUIRED_COUNT, DEATH_HEADERS, DELIVERY_COUNT, STREAM_OFFSET
 from tallymark.stored.annotations import Annotations, Death, Route, death_headers
 from tallymark.wire.amqp10 import types
 from tallymark.wire.amqp10.codec import encode

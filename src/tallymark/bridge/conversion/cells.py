@@ -9,14 +9,13 @@ from tallymark.engine.message import Payload, Slice
 from tallymark.stored.annotations import Route
 from tallymark.stored.formats import AMQP091
 from tallymark.units import MessageId
-from tallymark.wire.amqp091.frames import BODY, HEADER, METHOD, frame
+from tallymark.wire.amqp091.frames import BODY, METHOD, frame, header_frame
 from tallymark.wire.amqp091.layouts import encode_method
 from tallymark.wire.amqp091.methods import BasicPublish
 from tallymark.wire.amqp10.front import Front
 
 CHANNEL: Final = 1
 """Channel number of frames made here; it is replaced by that of the reader."""
-HEADER_START: Final = b"\x00\x3c\x00\x00"
 NO_PROPERTIES: Final = b"\x00\x00"
 FRAME_END: Final = b"\xce"
 
@@ -54,29 +53,13 @@ def method_of(route: Route) -> bytes:
     )
 
 
-def content_of(section: bytes, body: bytes) -> bytes:
-    """Return header frame and body frame; a body may be larger than a reader's maximum frame."""
-    head = _in_front(section, len(body))
-    return b"".join((head, body, FRAME_END)) if body else head
-
-
 def _in_front(section: bytes, size: int) -> bytes:
     """Return the header frame, and the bytes before a body of that size in its frame, if it has a
     body."""
-    header = frame(HEADER, CHANNEL, HEADER_START + size.to_bytes(8, "big") + section)
+    header = header_frame(CHANNEL, size, section)
     if not size:
         return header
     return header + bytes((BODY, 0, CHANNEL)) + size.to_bytes(4, "big")
-
-
-def body_in(raw: bytes, at: int, end: int) -> bytes:
-    """Return the content of the body frames raw[at:end]."""
-    parts: list[bytes] = []
-    while at < end:
-        after = at + 8 + int.from_bytes(raw[at + 3 : at + 7], "big")
-        parts.append(raw[at + 7 : after - 1])
-        at = after
-    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 @final

@@ -14,11 +14,12 @@ from typing import Final, final
 from tallymark.bridge.conversion.annotated import Shown
 from tallymark.bridge.conversion.cells import route_of
 from tallymark.bridge.filters.fields import HEADER_FIELDS, PROPERTY_FIELDS, Fields
-from tallymark.bridge.filters.foreign import Foreign, property_section
+from tallymark.bridge.filters.foreign import Foreign
 from tallymark.bridge.filters.values import plain
 from tallymark.engine.message import Payload
 from tallymark.stored.annotations import Annotations
 from tallymark.stored.formats import AMQP091, AMQP10
+from tallymark.wire.amqp091.frames import property_section
 from tallymark.wire.amqp10.codec import skip
 from tallymark.wire.amqp10.encoded import begin, section_code, section_end, value_at
 from tallymark.wire.amqp10.front import Front, read_front
@@ -91,7 +92,7 @@ class Reader:
             if len(bounds) == 1:
                 return raw[bounds[0][1] : bounds[0][2]]
             return b"".join([raw[start:stop] for _, start, stop in bounds])
-        return property_section(payload, i) if payload.format == AMQP091 else b""
+        return _section(payload, i) if payload.format == AMQP091 else b""
 
     def read(
         self, payload: Payload, i: int, known: Annotations | None, values: list[object]
@@ -109,7 +110,7 @@ class Reader:
                 start = begin(raw, start, end)
             self._read_sections(raw, start, end, values)
         elif payload.format == AMQP091:
-            said, bare = self._foreign.converted(property_section(payload, i))
+            said, bare = self._foreign.converted(_section(payload, i))
             self._read_sections(bare, 0, len(bare), values)
             if self._priority != NOT_ASKED and said.priority >= 0:
                 values[self._priority] = said.priority
@@ -155,6 +156,12 @@ def _shown(payload: Payload, i: int, known: Annotations | None) -> Shown:
     if known is not None and known.route is not None:
         route = known.route
     return Shown(route, payload.persistent, known, 0, 0, True)
+
+
+def _section(payload: Payload, i: int) -> bytes:
+    """Return the property section of message i, which was published by AMQP 0-9-1."""
+    assert payload.raw is not None, payload.position
+    return property_section(payload.raw, payload.cuts[i])
 
 
 def _by_place(names: tuple[str, ...], slots: dict[str, int]) -> list[int]:

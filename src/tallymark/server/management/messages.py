@@ -144,7 +144,7 @@ class Got:
         self.left = queue.ready
         header = frame_length(content, 0)
         self.properties = content[19 : header - 1]
-        self.body = joined(content, header)
+        self.body = joined(content, header, len(content))
 
     def shown(self, encoding: str, cut: int) -> dict[str, Any]:
         properties = decode_properties(self.properties)

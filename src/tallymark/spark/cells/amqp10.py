@@ -23,13 +23,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tallymark.bridge.conversion.amqp10_to_amqp091 import convert
-from tallymark.bridge.conversion.cells import content_of, method_of
 from tallymark.spark import gather
 from tallymark.spark.cells.amqp091 import PROPERTY_NAMES, decode_cells
 from tallymark.spark.gather import Bools, Ints
 from tallymark.spark.schema import BY_NAME
-from tallymark.stored.annotations import Route
+from tallymark.wire.amqp091.frames import METHOD, frame, header_frame
+from tallymark.wire.amqp091.layouts import encode_method
+from tallymark.wire.amqp091.methods import BasicPublish
 from tallymark.wire.amqp10.codec import decode
 from tallymark.wire.amqp10.encoded import (
     begin,
@@ -43,6 +43,7 @@ from tallymark.wire.amqp10.errors import DecodeError
 from tallymark.wire.amqp10.front import read_front
 from tallymark.wire.amqp10.sections import DATA, FOOTER, VALUE
 from tallymark.wire.conversion.names import ENCODED
+from tallymark.wire.conversion.to_amqp091 import section_of
 
 SMALL: Final = 0x0053
 """A descriptor that is a number of one byte."""
@@ -50,7 +51,7 @@ BYTES: Final = (0xA0, 0xB0)
 """Format codes of binary; one higher of strings, three higher of symbols."""
 TEXTS: Final = (0xA1, 0xB1, 0xA3, 0xB3)
 SECTIONS_IN_FRONT: Final = 4
-_METHOD: Final = method_of(Route("", ""))
+_METHOD: Final = frame(METHOD, 1, encode_method(BasicPublish()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ def _properties(
         return {name: pa.nulls(len(starts), BY_NAME[name].arrow) for name in names}, nothing
     distinct = gather.binary(raw, starts, heads).dictionary_encode()
     converted = [_convert(head.as_py()) for head in distinct.dictionary]
-    cells = [_METHOD + content_of(section, b"") for section, _ in converted]
+    cells = [_METHOD + header_frame(1, 0, section) for section, _ in converted]
     bounds = np.cumsum([0] + [len(cell) for cell in cells])
     made = decode_cells(pa.py_buffer(b"".join(cells)), bounds[:-1], bounds[1:], names)
     index = distinct.indices.to_numpy().astype(np.int64)
@@ -190,7 +191,7 @@ def _convert(head: bytes) -> tuple[bytes, bool]:
             _, pos = decode(head, pos, end)
     except DecodeError:
         torn = True
-    return convert(front, head, front.size, end, True, front.durable), torn
+    return section_of(front, head, front.size, end, True, front.durable), torn
 
 
 def _bodies(raw: pa.Buffer, found: _Bodies, rest: Any, alone: list[bytes | None]) -> pa.BinaryArray:

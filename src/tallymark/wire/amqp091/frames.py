@@ -75,24 +75,30 @@ def frame_length(raw: bytes, pos: int) -> int:
     return int.from_bytes(raw[pos + 3 : pos + 7], "big") + OVERHEAD
 
 
-def property_section(message: bytes) -> bytes:
-    """Return the property section of a message."""
-    header = frame_length(message, 0)
-    return message[header + 19 : header + frame_length(message, header) - 1]
+def section_at(raw: bytes, start: int) -> int:
+    """Return the offset of the property section of the message that begins at `start`: its
+    flags."""
+    return start + frame_length(raw, start) + 19
+
+
+def property_section(raw: bytes, start: int = 0) -> bytes:
+    """Return the property section of the message that begins at `start`."""
+    header = start + frame_length(raw, start)
+    return raw[header + 19 : header + frame_length(raw, header) - 1]
 
 
 def body(message: bytes) -> bytes:
     """Return the body of a message, without its framing."""
     pos = frame_length(message, 0)
-    return joined(message, pos + frame_length(message, pos))
+    return joined(message, pos + frame_length(message, pos), len(message))
 
 
-def joined(frames: bytes, pos: int) -> bytes:
-    """Return the payloads of all frames from `pos` on, joined."""
+def joined(raw: bytes, pos: int, end: int) -> bytes:
+    """Return the payloads of the frames in raw[pos:end], joined."""
     parts: list[bytes] = []
-    while pos < len(frames):
-        after = pos + frame_length(frames, pos)
-        parts.append(frames[pos + 7 : after - 1])
+    while pos < end:
+        after = pos + frame_length(raw, pos)
+        parts.append(raw[pos + 7 : after - 1])
         pos = after
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -106,9 +112,3 @@ def snippet(payload: bytes) -> str:
     else:
         octets = ",".join([str(octet) for octet in shown])
     return f"{'all' if len(payload) <= 16 else 'first 16'} octets = <<{octets}>>"
-
-
-def section_at(raw: bytes, start: int) -> int:
-    """Return the offset of the property section of the message that begins at `start`: its
-    flags."""
-    return start + 27 + int.from_bytes(raw[start + 3 : start + 7], "big")

@@ -35,13 +35,12 @@ from tallymark.wire.amqp10.sections import (
 from tallymark.wire.amqp10.writer import encode_value
 from tallymark.wire.octets import begins, packed, place, u32
 
+UNREADABLE: Final = -1
+"""Front.size of messages that cannot be read because they are malformed."""
 LONGEST_TTL_MS: Final = (1 << 32) - 1
 """Largest value of a header's ttl, ms."""
 IN_A_SECTION: Final = 2
 """Nesting depth of an annotation's value: it is in a map that is described."""
-
-UNREADABLE: Final = -1
-"""Front.size of messages that cannot be read because they are malformed."""
 
 CC: Final = "x-cc"
 DELIVERY_TIME: Final = "x-opt-delivery-time"

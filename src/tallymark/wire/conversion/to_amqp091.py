@@ -8,11 +8,18 @@ application properties is shown.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import cast
 
 from tallymark.wire.amqp091 import fields
-from tallymark.wire.amqp091.properties import Properties
+from tallymark.wire.amqp091.properties import Properties, encode_properties
 from tallymark.wire.amqp10 import types
+from tallymark.wire.amqp10.encoded import (
+    application_properties_of,
+    properties_of,
+)
+from tallymark.wire.amqp10.errors import DecodeError
+from tallymark.wire.amqp10.front import Front, entry_value
 from tallymark.wire.conversion import names
 from tallymark.wire.conversion.values import field_name, is_text, time_to_field, to_field
 
@@ -164,3 +171,38 @@ def _or_header(value: str, headers: dict[str, object], name: str) -> str | None:
 def _put_text(headers: dict[str, object], name: str, value: object) -> None:
     if isinstance(value, str):
         headers[name] = str(value)
+
+
+def section_of(
+    front: Front, raw: bytes, bare: int, body: int, is_data: bool, persistent: bool
+) -> bytes:
+    """Return the property section of a message with this front, whose other sections before the
+    body are raw[bare:body]. Properties that cannot be decoded are left out."""
+    properties = Properties()
+    properties.delivery_mode = 2 if persistent else 1
+    if front.priority >= 0:
+        properties.priority = front.priority
+    if front.ttl_ms >= 0:
+        properties.expiration = str(front.ttl_ms)
+    try:
+        application = application_properties_of(raw, bare, body)
+    except DecodeError:
+        application = {}
+    try:
+        found = properties_of(raw, bare, body)
+    except DecodeError:
+        found = [None] * 13
+    join(properties, _annotations(front), found, application)
+    if not is_data:
+        properties.type = names.ENCODED
+    return encode_properties(properties)
+
+
+def _annotations(front: Front) -> list[tuple[str, object]]:
+    """Return the annotations that are shown and can be decoded."""
+    shown: list[tuple[str, object]] = []
+    for entry in front.entries:
+        if is_shown(entry[0]):
+            with suppress(DecodeError):
+                shown.append((entry[0], entry_value(entry)))
+    return shown

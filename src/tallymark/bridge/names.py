@@ -1,5 +1,5 @@
-"""Formats of stored messages by number, and the names under which every protocol shows what the
-broker knows of a message or is told by its publisher."""
+"""Names under which every protocol shows what the broker knows of a message, or is told by its
+publisher."""
 
 from typing import Final
 
