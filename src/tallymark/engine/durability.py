@@ -19,7 +19,7 @@ written anyway, or when the whole broker is idle."""
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, final
+from typing import Final, TypeAlias, assert_never, final
 
 from tallymark.engine.effects import Confirm, Durable, Effect
 from tallymark.engine.ledger import mark_record
@@ -38,8 +38,6 @@ SMALLEST_RETURN: Final = 8
 messages that leave one by one."""
 REST_MS: Final = 250
 """Time without a delivery after which a mark is lowered; engine time, ms."""
-HELD: Final = "held"
-"""Placeholder for the waiter of messages that are delivered once they are on disk."""
 
 
 @final
@@ -179,25 +177,51 @@ class Marks:
 
 
 @final
-class Wait:
-    """A wait until the journal is on disk up to `position`: a confirm (session, publish number), a
-    queue's high-water mark (queue, mark), or a waiter."""
+class ConfirmWait:
+    """A session that confirms its publishes up to `upto`."""
 
-    __slots__ = ("number", "position", "queue", "session", "waiter")
-
-    def __init__(
-        self,
-        position: Position,
-        session: Session | None,
-        queue: Queue | None,
-        number: int,
-        waiter: object,
-    ) -> None:
-        self.position = position
+    def __init__(self, session: Session, upto: PublishNumber) -> None:
         self.session = session
+        self.upto = upto
+
+
+@final
+class AppendWait:
+    """A stream whose readers may see its messages below `end`."""
+
+    def __init__(self, queue: Queue, end: QueueSequence) -> None:
         self.queue = queue
-        self.number = number
+        self.end = end
+
+
+@final
+class HoldWait:
+    """A queue that delivers its messages below `end`."""
+
+    def __init__(self, queue: Queue, end: QueueSequence) -> None:
+        self.queue = queue
+        self.end = end
+
+
+@final
+class OutsideWait:
+    """A waiter of the engine's owner, which a Durable effect names."""
+
+    def __init__(self, waiter: object) -> None:
         self.waiter = waiter
+
+
+QueueWait: TypeAlias = MarkWait | AppendWait | HoldWait | Returns
+Wait: TypeAlias = ConfirmWait | QueueWait | OutsideWait
+
+
+@final
+class BlockWaits:
+    """All that waits until the journal is on disk up to `position`, the end of one block."""
+
+    def __init__(self, position: Position, waits: list[Wait]) -> None:
+        self.position = position
+        self.waits = waits
 
 
 @final
@@ -209,7 +233,7 @@ class Durability:
         self._marks = marks
         self._confirming: list[Session] = []
         self._asked: list[object] = []
-        self._waits: deque[Wait] = deque()
+        self._blocks: deque[BlockWaits] = deque()
 
     def published(self, session: Session, count: int) -> None:
         """Request confirms for `count` publishes of a confirming session."""
@@ -223,7 +247,7 @@ class Durability:
 
     def is_waiting(self) -> bool:
         """Return whether anything waits for the disk."""
-        return bool(self._waits or self._confirming or self._asked)
+        return bool(self._blocks or self._confirming or self._asked)
 
     def is_awaited(self) -> bool:
         """Return whether anything waits for the records that are not committed yet."""
@@ -234,67 +258,68 @@ class Durability:
 
     def committed(self, position: Position) -> None:
         """Note that this turn's block ends at `position`."""
-        waits = self._waits
+        agenda = self._agenda
+        waits: list[Wait] = []
         for session in self._confirming:
             session.confirm_asked = session.published
-            waits.append(Wait(position, session, None, session.published, None))
+            waits.append(ConfirmWait(session, session.published))
         self._confirming.clear()
-        mark_waits = self._marks.waits
-        for wait in mark_waits:
-            waits.append(Wait(position, None, wait.queue, wait.mark, wait))
-        mark_waits.clear()
-        appended = self._agenda.appended
-        for queue in appended:
+        waits += self._marks.waits
+        self._marks.waits.clear()
+        for queue in agenda.appended:
             queue.appended = False
-            waits.append(Wait(position, None, queue, queue.entered + 1, None))
-        appended.clear()
-        held = self._agenda.held
-        for queue in held:
+            waits.append(AppendWait(queue, QueueSequence(queue.entered + 1)))
+        agenda.appended.clear()
+        for queue in agenda.held:
             queue.disk_hold.is_held = False
-            waits.append(Wait(position, None, queue, queue.entered + 1, HELD))
-        held.clear()
-        for returns in self._agenda.returns:
-            waits.append(Wait(position, None, returns.queue, 0, returns))
-        self._agenda.returns.clear()
+            waits.append(HoldWait(queue, QueueSequence(queue.entered + 1)))
+        agenda.held.clear()
+        waits += agenda.returns
+        agenda.returns.clear()
         for waiter in self._asked:
-            waits.append(Wait(position, None, None, 0, waiter))
+            waits.append(OutsideWait(waiter))
         self._asked.clear()
+        if waits:
+            self._blocks.append(BlockWaits(position, waits))
 
     def synced(self, position: Position) -> list[Effect]:
         """Note that the journal is on disk up to `position`, and return the effects that this
         releases, in order."""
-        waits = self._waits
+        blocks = self._blocks
         out: list[Effect] = []
         confirms: dict[int, Confirm] = {}
-        while waits and waits[0].position <= position:
-            wait = waits.popleft()
-            session = wait.session
-            queue = wait.queue
-            if session is not None:
-                known = confirms.get(session.id)
-                if known is not None:
-                    known.upto = PublishNumber(wait.number)
-                elif not session.closed:
-                    confirms[session.id] = confirm = Confirm(session, PublishNumber(wait.number))
-                    out.append(confirm)
-            elif queue is not None and wait.waiter is HELD:
-                queue.disk_hold.turns -= 1
-                queue.disk_hold.shown = QueueSequence(
-                    wait.number if queue.disk_hold.turns else UNLIMITED
-                )
-                if queue.ready and queue.consumers:
-                    self._agenda.mark(queue)
-            elif queue is not None:
-                if isinstance(wait.waiter, Returns):
-                    wait.waiter.end()
-                elif isinstance(wait.waiter, MarkWait):
-                    self._marks.covered(wait.waiter)
-                else:
-                    queue.high_water.durable = QueueSequence(
-                        max(queue.high_water.durable, wait.number)
-                    )
-                if queue.ready and queue.consumers:
-                    self._agenda.mark(queue)
-            else:
-                out.append(Durable(wait.waiter))
+        while blocks and blocks[0].position <= position:
+            for wait in blocks.popleft().waits:
+                match wait:
+                    case ConfirmWait():
+                        known = confirms.get(wait.session.id)
+                        if known is not None:
+                            known.upto = wait.upto
+                        elif not wait.session.closed:
+                            known = confirms[wait.session.id] = Confirm(wait.session, wait.upto)
+                            out.append(known)
+                    case OutsideWait():
+                        out.append(Durable(wait.waiter))
+                    case _:
+                        self._release(wait)
         return out
+
+    def _release(self, wait: QueueWait) -> None:
+        """Let a queue deliver what the disk knows now."""
+        queue = wait.queue
+        match wait:
+            case MarkWait():
+                self._marks.covered(wait)
+            case AppendWait():
+                high = queue.high_water
+                high.durable = max(high.durable, wait.end)
+            case HoldWait():
+                hold = queue.disk_hold
+                hold.turns -= 1
+                hold.shown = wait.end if hold.turns else QueueSequence(UNLIMITED)
+            case Returns():
+                wait.end()
+            case _:
+                assert_never(wait)
+        if queue.ready and queue.consumers:
+            self._agenda.mark(queue)
