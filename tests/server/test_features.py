@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from tallymark.engine.errors import NotFound, PreconditionFailed
+from tallymark.engine.ledger import definition_record
+from tallymark.engine.record import Record
 from tallymark.server.features import FILE, FLAGS, Features, FeaturesError
+from tallymark.server.rehearsal import rehearse
+from tallymark.units import WallMs
+from tests.journal.builders import Disk
 from tests.support.process import BrokerDied, BrokerProcess
 
 FIRST, SECOND = "message_containers", "message_containers_deaths_v2"
@@ -140,3 +145,25 @@ def test_a_broker_does_not_start_on_flags_of_a_newer_version(tmp_path: Path) -> 
     with pytest.raises(BrokerDied, match=r"(?s)exit code 2.*unknown feature flag 'shape_of_2040'"):
         BrokerProcess(folder).start()
     assert [file.name for file in folder.iterdir()] == [FILE]
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        (Record(99, 7, 1, 1, 0), "record of unknown kind 99"),
+        (definition_record(b'{"op":"shape_of_2040","vhost":"/"}'), "op 'shape_of_2040'"),
+    ],
+)
+def test_a_broker_does_not_start_on_records_of_a_newer_version(
+    tmp_path: Path, record: Record, text: str
+) -> None:
+    """They would be undone, or mean something else to whoever passes over them."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    disk = Disk(folder)
+    disk.start()
+    disk.journal.commit([record], WallMs(1))
+    disk.journal.close()
+    with pytest.raises(BrokerDied, match=rf"(?s)exit code 2.*{text}: written by a newer version"):
+        BrokerProcess(folder).start()
+    assert text in " ".join(rehearse(folder))

@@ -287,7 +287,7 @@ class Restorer:
         """Replay everything and finish.
 
         Raises:
-            ValueError: a definition that this version does not understand. Nothing is guessed.
+            ValueError: a record that this version does not understand. Nothing is guessed.
         """
         for record in log:
             self.apply(record)
@@ -301,6 +301,8 @@ class Restorer:
         if kind == records.PAYLOAD:
             self._broker.state.message_ids.at_least(record.first + record.count - 1)
             return
+        if kind not in records.KINDS:
+            raise ValueError(f"record of unknown kind {kind}: written by a newer version?")
         self._broker.owner_ids.at_least(record.owner)
         if kind in TELL_ONLY:
             return

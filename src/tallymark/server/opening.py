@@ -36,6 +36,7 @@ from tallymark.server.node import Node
 from tallymark.server.slow.policies import slow_policies
 from tallymark.server.turns import Relay
 from tallymark.stored.formats import AMQP091, AMQP10, NSQ
+from tallymark.stored.layout import LayoutError
 from tallymark.units import Position
 
 if TYPE_CHECKING:
@@ -52,6 +53,10 @@ OUR_FILES: Final = (
 
 
 log = log_of("server")
+
+
+class NotUnderstood(Exception):
+    """The data folder has what this version does not know; the text says what."""
 
 
 def make_folder(folder: Path) -> None:
@@ -87,7 +92,7 @@ def open_node(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
     """Recover the data folder and start the journal.
 
     Raises:
-        FolderInUse, JournalCorrupt, FeaturesError, OSError.
+        FolderInUse, JournalCorrupt, NotUnderstood, FeaturesError, OSError.
     """
     began = time.perf_counter()
     relay = Relay(loop)
@@ -111,7 +116,7 @@ def open_node(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
     broker.contents.pause_unreadable(config.unreadable == "pause")
     load_limits(config.data_dir, broker.quotas)
     broker.clock.read(*both_ms())
-    _restore(broker, journal)
+    _restore(broker, journal, config.data_dir)
     for vhost in config.vhosts:
         broker.registry.add_vhost(vhost)
     broker.slow.rules = config.slow_consumers.rules
@@ -149,11 +154,15 @@ def tokens_of(config: Config) -> Tokens | None:
     return make_tokens(config)
 
 
-def _restore(broker: Broker, journal: Journal) -> None:
-    """Replay the journal. The collector rests meanwhile: everything made here stays."""
+def _restore(broker: Broker, journal: Journal, folder: Path) -> None:
+    """Replay the journal. The collector rests meanwhile: everything made here stays. Raises
+    NotUnderstood."""
     gc.disable()
     restorer = Restorer(broker)
-    restorer.run(journal.recovered())
+    try:
+        restorer.run(journal.recovered())
+    except (LayoutError, ValueError) as error:
+        raise NotUnderstood(f"the journal in {folder} is not understood: {error}") from error
     if journal.anchor is not None:
         said = journal.anchor
         for problem in missing_since(broker, said.queues, said.subscriptions):

@@ -44,7 +44,7 @@ from tallymark.server.http.web import Web
 from tallymark.server.listening import Bound, CannotServe, address_of
 from tallymark.server.node import Node, node_name
 from tallymark.server.nsq.service import NsqService, limits_of
-from tallymark.server.opening import make_folder, open_node, tokens_of
+from tallymark.server.opening import NotUnderstood, make_folder, open_node, tokens_of
 from tallymark.server.tasks import add_tasks
 from tallymark.server.turns import JournalFailed
 from tallymark.wire.amqp091.limits import Limits
@@ -92,7 +92,7 @@ def run(config: Config, read: Callable[[], Config] | None = None) -> int:
         most = _connections_allowed(config.max_connections)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_serve(config, most, read))
-    except (StartRefused, UsersError, FeaturesError, LimitsError) as error:
+    except (StartRefused, UsersError, FeaturesError, LimitsError, NotUnderstood) as error:
         print(f"tallymark: {error}", file=sys.stderr)
         return REFUSED
     except FolderInUse as error:
