@@ -54,8 +54,8 @@ LIMITS = Limits(max_message_bytes=3000, max_unfinished_bytes=5000)
 CLIENT_METHODS = sorted(FROM_CLIENT - {ChannelOpen, ChannelCloseOk, BasicPublish}, key=str)
 
 ODD = [
-    *[frame(METHOD, 1, encode_method(row[3]())) for row in METHODS],
-    *[frame(METHOD, 0, encode_method(row[3]())) for row in METHODS if row[0] == 10],
+    *[frame(METHOD, 1, encode_method(row[2]())) for row in METHODS],
+    *[frame(METHOD, 0, encode_method(row[2]())) for row in METHODS if row[0] == 10],
     method_frame(0, ConnectionClose(200, "bye")),
     method_frame(0, ConnectionStartOk({"capabilities": {"basic.nack": True}}, "PLAIN", b"\0a\0b")),
 ]

@@ -1,14 +1,25 @@
 """Every method of AMQP 0-9-1 as a value: class and field names are the specification's.
 
-Reserved fields (and the access tickets that became reserved) are not shown: zero when written,
-ignored when read. Long strings are bytes, tables are dicts (see fields.py), bits are bools.
-`METHODS` in layouts.py says how each is written on the wire.
+The default of a field says its kind on the wire (kinds.py). Long strings are bytes, tables dicts
+(fields.py), bits bools. Reserved fields are not shown: layouts.py says where they stand.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import final
+
+from tallymark.wire.amqp091.kinds import (
+    bit,
+    long,
+    longlong,
+    longstr,
+    octet,
+    short,
+    shortstr,
+    table,
+    text,
+)
 
 Table = dict[str, object]
 
@@ -22,11 +33,11 @@ class Method:
 class ConnectionStart(Method):
     """Offer of the server: its version, properties, mechanisms and locales (space-separated)."""
 
-    version_major: int = 0
-    version_minor: int = 0
-    server_properties: Table = field(default_factory=dict)
-    mechanisms: bytes = b""
-    locales: bytes = b""
+    version_major: int = octet()
+    version_minor: int = octet()
+    server_properties: Table = table()
+    mechanisms: bytes = longstr()
+    locales: bytes = longstr()
 
 
 @final
@@ -34,10 +45,10 @@ class ConnectionStart(Method):
 class ConnectionStartOk(Method):
     """The client's choice of mechanism and its first response."""
 
-    client_properties: Table = field(default_factory=dict)
-    mechanism: str = ""
-    response: bytes = b""
-    locale: str = ""
+    client_properties: Table = table()
+    mechanism: str = shortstr()
+    response: bytes = longstr()
+    locale: str = shortstr()
 
 
 @final
@@ -45,7 +56,7 @@ class ConnectionStartOk(Method):
 class ConnectionSecure(Method):
     """A further challenge of the chosen mechanism."""
 
-    challenge: bytes = b""
+    challenge: bytes = longstr()
 
 
 @final
@@ -53,7 +64,7 @@ class ConnectionSecure(Method):
 class ConnectionSecureOk(Method):
     """The answer to a challenge."""
 
-    response: bytes = b""
+    response: bytes = longstr()
 
 
 @final
@@ -61,9 +72,9 @@ class ConnectionSecureOk(Method):
 class ConnectionTune(Method):
     """Limits proposed: highest channel, frame bytes, heartbeat seconds; 0: no limit, none."""
 
-    channel_max: int = 0
-    frame_max: int = 0
-    heartbeat: int = 0
+    channel_max: int = short()
+    frame_max: int = long()
+    heartbeat: int = short()
 
 
 @final
@@ -71,9 +82,9 @@ class ConnectionTune(Method):
 class ConnectionTuneOk(Method):
     """Limits the client settles on, none above what was proposed."""
 
-    channel_max: int = 0
-    frame_max: int = 0
-    heartbeat: int = 0
+    channel_max: int = short()
+    frame_max: int = long()
+    heartbeat: int = short()
 
 
 @final
@@ -81,7 +92,7 @@ class ConnectionTuneOk(Method):
 class ConnectionOpen(Method):
     """[amqp-0.9.1 connection.open]"""
 
-    virtual_host: str = ""
+    virtual_host: str = shortstr()
 
 
 @final
@@ -95,10 +106,10 @@ class ConnectionOpenOk(Method):
 class ConnectionClose(Method):
     """Reason why the connection ends; class_id and method_id name the method at fault, or are 0."""
 
-    reply_code: int = 0
-    reply_text: str = ""
-    class_id: int = 0
-    method_id: int = 0
+    reply_code: int = short()
+    reply_text: str = text()
+    class_id: int = short()
+    method_id: int = short()
 
 
 @final
@@ -112,7 +123,7 @@ class ConnectionCloseOk(Method):
 class ConnectionBlocked(Method):
     """The broker reads no publishes for now [rabbitmq connection.blocked]."""
 
-    reason: str = ""
+    reason: str = text()
 
 
 @final
@@ -126,8 +137,8 @@ class ConnectionUnblocked(Method):
 class ConnectionUpdateSecret(Method):
     """A fresh credential for a running connection [rabbitmq update-secret]."""
 
-    new_secret: bytes = b""
-    reason: str = ""
+    new_secret: bytes = longstr()
+    reason: str = shortstr()
 
 
 @final
@@ -153,7 +164,7 @@ class ChannelOpenOk(Method):
 class ChannelFlow(Method):
     """Stop or resume content in the other direction."""
 
-    active: bool = False
+    active: bool = bit()
 
 
 @final
@@ -161,7 +172,7 @@ class ChannelFlow(Method):
 class ChannelFlowOk(Method):
     """[amqp-0.9.1 channel.flow-ok]"""
 
-    active: bool = False
+    active: bool = bit()
 
 
 @final
@@ -169,10 +180,10 @@ class ChannelFlowOk(Method):
 class ChannelClose(Method):
     """Reason why the channel ends; class_id and method_id name the method at fault, or are 0."""
 
-    reply_code: int = 0
-    reply_text: str = ""
-    class_id: int = 0
-    method_id: int = 0
+    reply_code: int = short()
+    reply_text: str = text()
+    class_id: int = short()
+    method_id: int = short()
 
 
 @final
@@ -187,12 +198,12 @@ class AccessRequest(Method):
     """Request for access of 0-8 and 0-9. Tickets have no effect any more, but old clients ask for
     them."""
 
-    realm: str = ""
-    exclusive: bool = False
-    passive: bool = False
-    active: bool = False
-    write: bool = False
-    read: bool = False
+    realm: str = shortstr()
+    exclusive: bool = bit()
+    passive: bool = bit()
+    active: bool = bit()
+    write: bool = bit()
+    read: bool = bit()
 
 
 @final
@@ -200,7 +211,7 @@ class AccessRequest(Method):
 class AccessRequestOk(Method):
     """[amqp-0.9.1 access.request-ok]"""
 
-    ticket: int = 0
+    ticket: int = short()
 
 
 @final
@@ -208,14 +219,14 @@ class AccessRequestOk(Method):
 class ExchangeDeclare(Method):
     """[amqp-0.9.1 exchange.declare]"""
 
-    exchange: str = ""
-    type: str = ""
-    passive: bool = False
-    durable: bool = False
-    auto_delete: bool = False
-    internal: bool = False
-    no_wait: bool = False
-    arguments: Table = field(default_factory=dict)
+    exchange: str = shortstr()
+    type: str = shortstr()
+    passive: bool = bit()
+    durable: bool = bit()
+    auto_delete: bool = bit()
+    internal: bool = bit()
+    no_wait: bool = bit()
+    arguments: Table = table()
 
 
 @final
@@ -229,9 +240,9 @@ class ExchangeDeclareOk(Method):
 class ExchangeDelete(Method):
     """[amqp-0.9.1 exchange.delete]"""
 
-    exchange: str = ""
-    if_unused: bool = False
-    no_wait: bool = False
+    exchange: str = shortstr()
+    if_unused: bool = bit()
+    no_wait: bool = bit()
 
 
 @final
@@ -245,11 +256,11 @@ class ExchangeDeleteOk(Method):
 class ExchangeBind(Method):
     """[amqp-0.9.1 exchange.bind]"""
 
-    destination: str = ""
-    source: str = ""
-    routing_key: str = ""
-    no_wait: bool = False
-    arguments: Table = field(default_factory=dict)
+    destination: str = shortstr()
+    source: str = shortstr()
+    routing_key: str = shortstr()
+    no_wait: bool = bit()
+    arguments: Table = table()
 
 
 @final
@@ -263,11 +274,11 @@ class ExchangeBindOk(Method):
 class ExchangeUnbind(Method):
     """[amqp-0.9.1 exchange.unbind]"""
 
-    destination: str = ""
-    source: str = ""
-    routing_key: str = ""
-    no_wait: bool = False
-    arguments: Table = field(default_factory=dict)
+    destination: str = shortstr()
+    source: str = shortstr()
+    routing_key: str = shortstr()
+    no_wait: bool = bit()
+    arguments: Table = table()
 
 
 @final
@@ -281,13 +292,13 @@ class ExchangeUnbindOk(Method):
 class QueueDeclare(Method):
     """[amqp-0.9.1 queue.declare]"""
 
-    queue: str = ""
-    passive: bool = False
-    durable: bool = False
-    exclusive: bool = False
-    auto_delete: bool = False
-    no_wait: bool = False
-    arguments: Table = field(default_factory=dict)
+    queue: str = shortstr()
+    passive: bool = bit()
+    durable: bool = bit()
+    exclusive: bool = bit()
+    auto_delete: bool = bit()
+    no_wait: bool = bit()
+    arguments: Table = table()
 
 
 @final
@@ -295,9 +306,9 @@ class QueueDeclare(Method):
 class QueueDeclareOk(Method):
     """The queue's name (the server's choice when none was given) and its counts."""
 
-    queue: str = ""
-    message_count: int = 0
-    consumer_count: int = 0
+    queue: str = shortstr()
+    message_count: int = long()
+    consumer_count: int = long()
 
 
 @final
@@ -305,11 +316,11 @@ class QueueDeclareOk(Method):
 class QueueBind(Method):
     """[amqp-0.9.1 queue.bind]"""
 
-    queue: str = ""
-    exchange: str = ""
-    routing_key: str = ""
-    no_wait: bool = False
-    arguments: Table = field(default_factory=dict)
+    queue: str = shortstr()
+    exchange: str = shortstr()
+    routing_key: str = shortstr()
+    no_wait: bool = bit()
+    arguments: Table = table()
 
 
 @final
@@ -323,8 +334,8 @@ class QueueBindOk(Method):
 class QueuePurge(Method):
     """[amqp-0.9.1 queue.purge]"""
 
-    queue: str = ""
-    no_wait: bool = False
+    queue: str = shortstr()
+    no_wait: bool = bit()
 
 
 @final
@@ -332,7 +343,7 @@ class QueuePurge(Method):
 class QueuePurgeOk(Method):
     """[amqp-0.9.1 queue.purge-ok]"""
 
-    message_count: int = 0
+    message_count: int = long()
 
 
 @final
@@ -340,10 +351,10 @@ class QueuePurgeOk(Method):
 class QueueDelete(Method):
     """[amqp-0.9.1 queue.delete]"""
 
-    queue: str = ""
-    if_unused: bool = False
-    if_empty: bool = False
-    no_wait: bool = False
+    queue: str = shortstr()
+    if_unused: bool = bit()
+    if_empty: bool = bit()
+    no_wait: bool = bit()
 
 
 @final
@@ -351,7 +362,7 @@ class QueueDelete(Method):
 class QueueDeleteOk(Method):
     """[amqp-0.9.1 queue.delete-ok]"""
 
-    message_count: int = 0
+    message_count: int = long()
 
 
 @final
@@ -359,10 +370,10 @@ class QueueDeleteOk(Method):
 class QueueUnbind(Method):
     """[amqp-0.9.1 queue.unbind]"""
 
-    queue: str = ""
-    exchange: str = ""
-    routing_key: str = ""
-    arguments: Table = field(default_factory=dict)
+    queue: str = shortstr()
+    exchange: str = shortstr()
+    routing_key: str = shortstr()
+    arguments: Table = table()
 
 
 @final
@@ -376,9 +387,9 @@ class QueueUnbindOk(Method):
 class BasicQos(Method):
     """`global_` is the specification's `global`, a keyword in Python."""
 
-    prefetch_size: int = 0
-    prefetch_count: int = 0
-    global_: bool = False
+    prefetch_size: int = long()
+    prefetch_count: int = short()
+    global_: bool = bit()
 
 
 @final
@@ -392,13 +403,13 @@ class BasicQosOk(Method):
 class BasicConsume(Method):
     """[amqp-0.9.1 basic.consume]"""
 
-    queue: str = ""
-    consumer_tag: str = ""
-    no_local: bool = False
-    no_ack: bool = False
-    exclusive: bool = False
-    no_wait: bool = False
-    arguments: Table = field(default_factory=dict)
+    queue: str = shortstr()
+    consumer_tag: str = shortstr()
+    no_local: bool = bit()
+    no_ack: bool = bit()
+    exclusive: bool = bit()
+    no_wait: bool = bit()
+    arguments: Table = table()
 
 
 @final
@@ -406,7 +417,7 @@ class BasicConsume(Method):
 class BasicConsumeOk(Method):
     """[amqp-0.9.1 basic.consume-ok]"""
 
-    consumer_tag: str = ""
+    consumer_tag: str = shortstr()
 
 
 @final
@@ -414,8 +425,8 @@ class BasicConsumeOk(Method):
 class BasicCancel(Method):
     """[amqp-0.9.1 basic.cancel]"""
 
-    consumer_tag: str = ""
-    no_wait: bool = False
+    consumer_tag: str = shortstr()
+    no_wait: bool = bit()
 
 
 @final
@@ -423,7 +434,7 @@ class BasicCancel(Method):
 class BasicCancelOk(Method):
     """[amqp-0.9.1 basic.cancel-ok]"""
 
-    consumer_tag: str = ""
+    consumer_tag: str = shortstr()
 
 
 @final
@@ -431,10 +442,10 @@ class BasicCancelOk(Method):
 class BasicPublish(Method):
     """Content follows: a header frame, then body frames."""
 
-    exchange: str = ""
-    routing_key: str = ""
-    mandatory: bool = False
-    immediate: bool = False
+    exchange: str = shortstr()
+    routing_key: str = shortstr()
+    mandatory: bool = bit()
+    immediate: bool = bit()
 
 
 @final
@@ -442,10 +453,10 @@ class BasicPublish(Method):
 class BasicReturn(Method):
     """Content follows."""
 
-    reply_code: int = 0
-    reply_text: str = ""
-    exchange: str = ""
-    routing_key: str = ""
+    reply_code: int = short()
+    reply_text: str = text()
+    exchange: str = shortstr()
+    routing_key: str = shortstr()
 
 
 @final
@@ -453,11 +464,11 @@ class BasicReturn(Method):
 class BasicDeliver(Method):
     """Content follows."""
 
-    consumer_tag: str = ""
-    delivery_tag: int = 0
-    redelivered: bool = False
-    exchange: str = ""
-    routing_key: str = ""
+    consumer_tag: str = shortstr()
+    delivery_tag: int = longlong()
+    redelivered: bool = bit()
+    exchange: str = shortstr()
+    routing_key: str = shortstr()
 
 
 @final
@@ -465,8 +476,8 @@ class BasicDeliver(Method):
 class BasicGet(Method):
     """[amqp-0.9.1 basic.get]"""
 
-    queue: str = ""
-    no_ack: bool = False
+    queue: str = shortstr()
+    no_ack: bool = bit()
 
 
 @final
@@ -474,11 +485,11 @@ class BasicGet(Method):
 class BasicGetOk(Method):
     """Content follows."""
 
-    delivery_tag: int = 0
-    redelivered: bool = False
-    exchange: str = ""
-    routing_key: str = ""
-    message_count: int = 0
+    delivery_tag: int = longlong()
+    redelivered: bool = bit()
+    exchange: str = shortstr()
+    routing_key: str = shortstr()
+    message_count: int = long()
 
 
 @final
@@ -492,8 +503,8 @@ class BasicGetEmpty(Method):
 class BasicAck(Method):
     """Acknowledgement. From a consumer: settled. From the broker: a publisher confirm."""
 
-    delivery_tag: int = 0
-    multiple: bool = False
+    delivery_tag: int = longlong()
+    multiple: bool = bit()
 
 
 @final
@@ -501,8 +512,8 @@ class BasicAck(Method):
 class BasicReject(Method):
     """[amqp-0.9.1 basic.reject]"""
 
-    delivery_tag: int = 0
-    requeue: bool = False
+    delivery_tag: int = longlong()
+    requeue: bool = bit()
 
 
 @final
@@ -510,7 +521,7 @@ class BasicReject(Method):
 class BasicRecoverAsync(Method):
     """[amqp-0.9.1 basic.recover-async]"""
 
-    requeue: bool = False
+    requeue: bool = bit()
 
 
 @final
@@ -518,7 +529,7 @@ class BasicRecoverAsync(Method):
 class BasicRecover(Method):
     """[amqp-0.9.1 basic.recover]"""
 
-    requeue: bool = False
+    requeue: bool = bit()
 
 
 @final
@@ -533,9 +544,9 @@ class BasicNack(Method):
     """Negative acknowledgement. From a consumer: not settled. From the broker: a negative confirm
     [rabbitmq basic.nack]."""
 
-    delivery_tag: int = 0
-    multiple: bool = False
-    requeue: bool = False
+    delivery_tag: int = longlong()
+    multiple: bool = bit()
+    requeue: bool = bit()
 
 
 @final
@@ -543,7 +554,7 @@ class BasicNack(Method):
 class ConfirmSelect(Method):
     """[amqp-0.9.1 confirm.select]"""
 
-    no_wait: bool = False
+    no_wait: bool = bit()
 
 
 @final
