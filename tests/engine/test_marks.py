@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from tallymark.engine.durability import REST_MS, SMALLEST_RESERVE
+from tallymark.engine.record import Record
 from tallymark.engine.session import ACCEPTED
 from tallymark.stored import records
 from tests.support.engine_rig import Rig
@@ -46,6 +49,43 @@ def test_after_a_crash_few_messages_are_flagged_that_nobody_was_given(
     # Two syncs of what is delivered in one, and what one turn asks for beyond that.
     a_sync = turns_a_sync * min(prefetch, 400)
     assert len(never) <= max(2 * SMALLEST_RESERVE, 4 * a_sync) + 32, len(never)
+
+
+def test_the_rows_of_a_restart_tell_what_was_delivered_from_what_may_have_been() -> None:
+    rig = Rig()
+    rig.queue("q")
+    session = rig.session()
+    rig.publish(session, "q", list(range(500)))
+    rig.settle_down()
+    rig.consume(session, "q", "c", 10)
+    for _ in range(10):
+        got = rig.settle_down()
+        rig.broker.settlement.settle_up_to(session, got[-1].tag, ACCEPTED)
+    rig.turn()
+    on_disk = rig.log.upto(len(rig.log.blocks))
+    written = [row for block in rig.log.blocks for row in block]
+    delivered, settled = (
+        sequences(row for row in written if row.kind == kind)
+        for kind in (records.ACQUIRED, records.SETTLED)
+    )
+    after = rig.reopened(on_disk)
+    before = len(after.log.blocks)
+    after.turn()
+    rows = [
+        row for block in after.log.blocks[before:] for row in block if row.kind == records.RETURNED
+    ]
+    told = {
+        reason: sequences(row for row in rows if row.reason == reason)
+        for reason in (records.RETURNED_BY_LOSS, records.RETURNED_UNSURE)
+    }
+    assert told[records.RETURNED_BY_LOSS] == delivered - settled
+    flags = {number + 1 for number in flagged(after, "q")}
+    assert told[records.RETURNED_UNSURE] == flags - delivered
+    assert told[records.RETURNED_UNSURE], "the mark was ahead"
+
+
+def sequences(rows: Iterable[Record]) -> set[int]:
+    return {number for row in rows for number in range(row.first, row.first + row.count)}
 
 
 def test_where_delivery_rests_the_mark_does_not_run_ahead_of_it() -> None:

@@ -34,6 +34,7 @@ def data(**more: Any) -> dict[str, Any]:
         "version": 1, "from": "2026-01-01T00:00:00Z", "to": "2026-01-01T02:00:00Z",
         "as_of": "2026-01-01T02:00:01Z", "bucket_ms": HOUR, "stalled_ms": 600_000,
         "totals": {"entered": 1234, "acquired": 5, "settled": 4, "returned": 3, "deferred": 2,
+                   "unsure": 6,
                    "dead_lettered": 1, "dropped": 7, "drops": {"expired": 7}},
         "flow": [
             {"at_ms": 0, "entered": 10, "settled": 5, "returned": 0, "dead_lettered": 0,

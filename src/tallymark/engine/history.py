@@ -272,11 +272,20 @@ class Contents:
                 queue.account.end(b - a, DROPPED, reason)
                 history.acquired.remove(a, b)
                 self._ledger.emit(dropped_record(queue.id, QueueSequence(a), b - a, reason))
+        for low, high in history.acquired:
+            self._emit_lost(low, high, True)
+        for low, high in history.supposed:
+            for a, b in history.acquired.gaps(low, high):
+                self._emit_lost(a, b, False)
         for low, high in history.supposed:
             history.acquired.add(low, high)
-        for low, high in history.acquired:
-            for a, b in gone.gaps(low, high):
-                self._ledger.emit(lost_delivery_record(queue.id, QueueSequence(a), b - a))
+
+    def _emit_lost(self, low: int, high: int, sure: bool) -> None:
+        """Emit the rows of those among low..high-1 that are still there."""
+        history = self._history
+        for a, b in history.finished.gaps(low, high):
+            row = lost_delivery_record(history.queue.id, QueueSequence(a), b - a, sure)
+            self._ledger.emit(row)
 
     def even_out(self) -> str:
         """Balance an account that its rows do not explain. Returns an error text about it; empty:

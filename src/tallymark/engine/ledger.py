@@ -211,11 +211,13 @@ def returned_record(
     )  # fmt: skip
 
 
-def lost_delivery_record(queue_id: int, first: QueueSequence, count: int) -> Record:
-    """Return the RETURNED row of messages whose deliveries ended with the broker."""
-    return Record(
-        records.RETURNED, queue_id, first, count, UNSTAMPED, reason=records.RETURNED_BY_LOSS
-    )
+def lost_delivery_record(queue_id: int, first: QueueSequence, count: int, sure: bool) -> Record:
+    """Return the RETURNED row of messages whose deliveries ended with the broker.
+
+    sure: a row says that they were delivered; otherwise they may have been.
+    """
+    reason = records.RETURNED_BY_LOSS if sure else records.RETURNED_UNSURE
+    return Record(records.RETURNED, queue_id, first, count, UNSTAMPED, reason=reason)
 
 
 def deferred_record(

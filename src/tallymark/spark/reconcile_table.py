@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from tallymark.spark.account import STILL_THERE, Account, Fault, Reconciliation
 from tallymark.spark.client import counted
 from tallymark.spark.hours import show_hours
+from tallymark.stored.records import UNSURE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,8 +71,14 @@ def _show_notes(console: Console, outcome: Reconciliation) -> None:
             soft_wrap=True,
         )
     for back in outcome.returned:
+        text = f"deliveries returned to {escape(back.queue)}: {back.count:,} by {back.reason}"
+        if back.reason == UNSURE:
+            text = (
+                f"{escape(back.queue)}: {back.count:,} may have been delivered before a crash, "
+                "though no row says so"
+            )
         console.print(
-            f"deliveries returned to {escape(back.queue)}: {back.count:,} by {back.reason}",
+            text,
             soft_wrap=True,
         )
     for account in outcome.accounts:

@@ -159,12 +159,17 @@ RETURNED_BY_CLOSE: Final = 2
 RETURNED_BY_LOSS: Final = 3
 RETURNED_BY_RELEASE: Final = 4
 RETURNED_BY_TIMEOUT: Final = 5
+RETURNED_UNSURE: Final = 6
+"""Ready all the while as far as the rows say, and below the mark of a broker that stopped: may have
+been delivered."""
+UNSURE: Final = "unsure"
 RETURNS: Final = {
     RETURNED_BY_CLIENT: "client",
     RETURNED_BY_CLOSE: "close",
     RETURNED_BY_LOSS: "loss",
     RETURNED_BY_RELEASE: "release",
     RETURNED_BY_TIMEOUT: "timeout",
+    RETURNED_UNSURE: UNSURE,
 }
 SINK_PUBLISHED: Final = 1
 SINK_ABORTED: Final = 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tallymark.spark.sweep import MOVED_ON
-from tallymark.stored.records import LIVE_ACQUIRED
+from tallymark.stored.records import LIVE_ACQUIRED, UNSURE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -33,11 +33,11 @@ def totals(rows: DataFrame) -> DataFrame:
 def flow(rows: DataFrame, bucket_ms: int) -> DataFrame:
     """(bucket, kind, count) for each stretch of bucket_ms and each of FLOWS; bucket is its
     beginning, in milliseconds since 1970. Moves from queue to queue count as neither settled nor
-    entered."""
+    entered, and what only may have been delivered as not given back."""
     from pyspark.sql import functions as f
 
     bucket = f.floor(f.unix_millis("time") / bucket_ms) * bucket_ms
-    moved = f.coalesce(f.col("reason").isin(*MOVED_ON), f.lit(False))
+    moved = f.coalesce(f.col("reason").isin(*MOVED_ON, UNSURE), f.lit(False))
     moved = moved | ((f.col("kind") == "entered") & f.col("from_queue_id").isNotNull())
     return (
         rows.where((f.col("source") == "journal") & f.col("kind").isin(*FLOWS) & ~moved)

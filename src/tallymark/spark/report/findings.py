@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tallymark.spark.report import chapters, graph
 from tallymark.spark.report.journeys import consumption, journeys, latency, topics_of
 from tallymark.spark.transitions import transitions
+from tallymark.stored.records import UNSURE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -121,10 +122,14 @@ def _totals(sums: Iterable[tuple[int, str, str | None, int]]) -> dict[str, Any]:
     of: dict[str, int] = {}
     drops: dict[str, int] = {}
     for _, kind, reason, count in sums:
+        if reason == UNSURE:
+            kind = UNSURE
         of[kind] = of.get(kind, 0) + count
         if kind == "dropped":
             drops[str(reason)] = drops.get(str(reason), 0) + count
-    wanted = ("entered", "acquired", "settled", "returned", "deferred", "dead_lettered", "dropped")
+    wanted = (
+        "entered", "acquired", "settled", "returned", UNSURE, "deferred", "dead_lettered", "dropped"
+    )  # fmt: skip
     return {**{name: of.get(name, 0) for name in wanted}, "drops": drops}
 
 

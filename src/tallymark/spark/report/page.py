@@ -11,6 +11,7 @@ from tallymark.spark.report import charts, words
 from tallymark.spark.report.findings import STATES
 from tallymark.spark.report.pathmap import draw
 from tallymark.spark.report.style import STYLE
+from tallymark.stored.records import UNSURE
 
 Data = dict[str, Any]
 MOST_ROWS: Final = 12
@@ -66,6 +67,8 @@ def _tiles(data: Data) -> str:
         (words.count(totals["dead_lettered"]), "dead-lettered"),
         (words.count(totals["dropped"]), "dropped"),
     ]
+    if totals[UNSURE]:
+        tiles.append((words.count(totals[UNSURE]), "may have been delivered before a crash"))
     inner = "".join(f'<div class="tile"><b>{n}</b><span>{name}</span></div>' for n, name in tiles)
     return f'<div class="tiles">{inner}</div>'
 
