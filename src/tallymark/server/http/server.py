@@ -81,6 +81,7 @@ class HttpServer:
         from tallymark.server.http.browse import Browsing
         from tallymark.server.http.consumers import Consumers
         from tallymark.server.http.features import FeatureFlags
+        from tallymark.server.http.openapi import OpenApi
         from tallymark.server.http.quarantine import Quarantines
         from tallymark.server.http.redrive import Redriving
         from tallymark.server.http.sinks import Sinks
@@ -108,6 +109,7 @@ class HttpServer:
         Subscriptions(context).add_to(app)
         Sinks(context).add_to(app)
         FeatureFlags(context).add_to(app)
+        OpenApi().add_to(app)
         Redriving(context).add_to(app)
         Quarantines(context).add_to(app)
         Archiving(context).add_to(app)
