@@ -6,7 +6,11 @@ plain int until it is said to be one again.
 
 from __future__ import annotations
 
-from typing import NewType
+from typing import Final, NewType
+
+UNLIMITED: Final = (1 << 62) - 1
+"""More than any count, sequence or time. The largest int that compiled code keeps in a word: one
+more, and every comparison with it would be one of objects."""
 
 EngineMs = NewType("EngineMs", int)
 """Engine time: milliseconds since 1970 by a clock without jumps (clock.py). Everything in memory is

@@ -16,7 +16,7 @@ or queued.
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, final
+from typing import final
 
 from tallymark.bridge.permissions import Permissions
 from tallymark.engine.broker import Broker
@@ -34,10 +34,8 @@ from tallymark.engine.effects import (
     TransactionExpired,
 )
 from tallymark.engine.session import Connection
-from tallymark.units import EngineMs
+from tallymark.units import UNLIMITED, EngineMs
 from tallymark.wire.line import Line
-
-UNLIMITED: Final = 1 << 62
 
 
 class Bridge:

@@ -16,18 +16,13 @@ from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
 from tallymark.engine.quotas import Quotas
 from tallymark.engine.registry import Registry
-from tallymark.engine.session import (
-    UNLIMITED,
-    Connection,
-    Consumer,
-    Session,
-)
+from tallymark.engine.session import Connection, Consumer, Session
 from tallymark.engine.settlement import Settlement
 from tallymark.engine.state import State
 from tallymark.engine.streams import Start, not_of_streams
 from tallymark.engine.transactions import Transactions
 from tallymark.stored import records
-from tallymark.units import Ms, QueueSequence
+from tallymark.units import UNLIMITED, Ms, QueueSequence
 
 
 @final

@@ -24,13 +24,13 @@ from tallymark.engine.message import Pack, Payload, closed, opened
 from tallymark.engine.record import Record
 from tallymark.stored import records
 from tallymark.stored.records import decoded, number_in
-from tallymark.units import EngineMs, WallMs
+from tallymark.units import UNLIMITED, EngineMs, WallMs
 
 JUMP_MS: Final = 2000
 """Step of the wall clock, in ms, above which it is a jump that engine time does not follow."""
 SLEW: Final = 20
 """Slew rate: engine time is corrected by at most one in this many milliseconds."""
-NEVER: Final = EngineMs(1 << 62)
+NEVER: Final = EngineMs(UNLIMITED)
 SWEEP: Final = 1024
 """Number of stale entries that are tolerated however few other entries there are."""
 _ANNOTATED = (

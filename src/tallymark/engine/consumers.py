@@ -10,16 +10,11 @@ from tallymark.engine.errors import AccessRefused, NotAllowed
 from tallymark.engine.ledger import consumer_record
 from tallymark.engine.queue import Queue
 from tallymark.engine.record import Record
-from tallymark.engine.session import (
-    UNLIMITED,
-    Consumer,
-    Session,
-    consumers_of,
-)
+from tallymark.engine.session import Consumer, Session, consumers_of
 from tallymark.engine.state import State
 from tallymark.engine.upkeep import Upkeep
 from tallymark.stored import records
-from tallymark.units import EngineMs, Ms
+from tallymark.units import UNLIMITED, EngineMs, Ms
 
 VERSION: Final = 1
 

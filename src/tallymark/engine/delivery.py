@@ -23,16 +23,10 @@ from tallymark.engine.message import Slice
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
 from tallymark.engine.seeking import Seeking
-from tallymark.engine.session import (
-    UNLIMITED,
-    Consumer,
-    Session,
-    active_of,
-    consumers_of,
-)
+from tallymark.engine.session import Consumer, Session, active_of, consumers_of
 from tallymark.engine.state import State
 from tallymark.engine.upkeep import IN_A_TURN, Upkeep
-from tallymark.units import QueueSequence
+from tallymark.units import UNLIMITED, QueueSequence
 
 TURN_BYTES: Final = 1 << 20
 """Raw bytes that one connection is given in one turn. The message that reaches the limit is the

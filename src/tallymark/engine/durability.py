@@ -24,9 +24,9 @@ from typing import Final, TypeAlias, assert_never, final
 from tallymark.engine.effects import Confirm, Durable, Effect
 from tallymark.engine.ledger import mark_record
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import UNLIMITED, Session
+from tallymark.engine.session import Session
 from tallymark.engine.state import Returns, State
-from tallymark.units import EngineMs, Position, PublishNumber, QueueSequence
+from tallymark.units import UNLIMITED, EngineMs, Position, PublishNumber, QueueSequence
 
 LARGEST_RESERVE: Final = 8192
 """Maximum distance between a mark and the sequence that requests it."""

@@ -24,7 +24,7 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.settings import DROP_HEAD
 from tallymark.engine.state import State
 from tallymark.stored.annotations import Annotations, ready_since
-from tallymark.units import MessageId, Position, QueueSequence
+from tallymark.units import UNLIMITED, MessageId, Position, QueueSequence
 
 
 @final
@@ -301,7 +301,7 @@ class Entrance:
         would be sent at once do not count. UNLIMITED without such a limit."""
         limit = queue.settings.max_length
         if limit < 0:
-            return 1 << 62
+            return UNLIMITED
         return max(0, limit - queue.ready - queue.pending + queue.demand())
 
     def awaited(self, queue: Queue) -> int:
@@ -314,7 +314,7 @@ class Entrance:
         waits for."""
         limit = queue.settings.max_bytes
         if limit < 0:
-            return 1 << 62
+            return UNLIMITED
         if queue.account.body_bytes < 0:
             self.weigh_queue(queue)
         return limit - queue.account.body_bytes + _leading_bytes(queue, queue.demand())
@@ -322,7 +322,7 @@ class Entrance:
     def seat(self, queue: Queue) -> Seat:
         """Return the room for the next messages, in a queue that refuses messages when full."""
         if queue.settings.overflow == DROP_HEAD:
-            return Seat(1 << 62, 1 << 62, 0)
+            return Seat(UNLIMITED, UNLIMITED, 0)
         room, room_bytes = self.room(queue), self.room_bytes(queue)
         return Seat(room, room_bytes, self.awaited(queue) if queue.settings.max_bytes >= 0 else 0)
 

@@ -13,10 +13,9 @@ from typing import final
 from tallymark.engine.ledger import archived_record
 from tallymark.engine.message import Slice
 from tallymark.engine.record import Record
-from tallymark.engine.settings import UNLIMITED
 from tallymark.engine.store import Store
 from tallymark.stored.records import decoded
-from tallymark.units import EngineMs, Ms, QueueSequence
+from tallymark.units import UNLIMITED, EngineMs, Ms, QueueSequence
 
 
 @final
@@ -71,7 +70,7 @@ class Deferrals:
 
     def take_all(self) -> list[Deferred]:
         """Remove all entries and return them in order."""
-        return self.take_due(EngineMs(1 << 62))
+        return self.take_due(EngineMs(UNLIMITED))
 
 
 @final

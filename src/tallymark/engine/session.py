@@ -18,9 +18,8 @@ from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.message import Filter, Slice
 from tallymark.engine.queue import Queue, QueueConsumer
 from tallymark.engine.quotas import Pace
-from tallymark.units import EngineMs, Ms, PublishNumber, Tag
+from tallymark.units import UNLIMITED, EngineMs, Ms, PublishNumber, Tag
 
-UNLIMITED: Final = 1 << 62
 MERGE_MS: Final = 20
 """Messages delivered within this many milliseconds share an entry and its time-out. A time-out may
 be late by as much."""

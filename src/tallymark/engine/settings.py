@@ -21,8 +21,6 @@ DEFAULT_HOPS: Final = 32
 OFF: Final = -1
 """Value of a time, length or limit that is not set."""
 
-UNLIMITED: Final = 1 << 62
-"""More than any sequence number."""
 UNSAID: Final = -1
 DROP_HEAD: Final = "drop-head"
 REJECT_PUBLISH: Final = "reject-publish"

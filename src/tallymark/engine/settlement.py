@@ -24,7 +24,6 @@ from tallymark.engine.session import (
     NACKED,
     REJECTED,
     RETURNED,
-    UNLIMITED,
     Consumer,
     InFlight,
     Session,
@@ -33,7 +32,7 @@ from tallymark.engine.settings import RETRY_DISABLED
 from tallymark.engine.state import State
 from tallymark.stored import records
 from tallymark.stored.annotations import Notes, with_notes
-from tallymark.units import EngineMs, Ms, QueueSequence, Tag
+from tallymark.units import UNLIMITED, EngineMs, Ms, QueueSequence, Tag
 
 
 @final

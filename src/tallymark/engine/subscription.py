@@ -24,7 +24,7 @@ from tallymark.engine.errors import Fenced, PreconditionFailed
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue, QueueSubscription
 from tallymark.engine.session import ACCEPTED
-from tallymark.units import LeaseSequence, QueueSequence
+from tallymark.units import UNLIMITED, LeaseSequence, QueueSequence
 
 DEFAULT_LIMIT_ROWS: Final = 100_000
 DEFAULT_LIMIT_BYTES: Final = 256 * 1024 * 1024
@@ -94,7 +94,7 @@ class Subscription(QueueSubscription):
         self.leased_bytes += slice.size()
 
     def part(
-        self, low: LeaseSequence, high: LeaseSequence, most: int = 1 << 62
+        self, low: LeaseSequence, high: LeaseSequence, most: int = UNLIMITED
     ) -> list[tuple[LeaseSequence, Slice]]:
         """Lease sequences low..high-1 as (first lease sequence, slice) pairs, in order; no more
         than the first `most` of them.

@@ -21,12 +21,11 @@ from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
 from tallymark.engine.queue_parts import Deferred
 from tallymark.engine.retries import Retries
-from tallymark.engine.session import UNLIMITED
 from tallymark.engine.settings import DROP_HEAD
 from tallymark.engine.state import State
 from tallymark.stored import records
 from tallymark.stored.annotations import ready_since
-from tallymark.units import EngineMs
+from tallymark.units import UNLIMITED, EngineMs
 
 IN_A_TURN: Final = 4096
 """Number of slices that may expire or exceed a limit in one turn; other queues are served in

@@ -19,7 +19,7 @@ from tallymark.bridge.amqp10.client import Session
 from tallymark.engine.exchange import Binding, Exchange
 from tallymark.engine.policies import merged
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import UNLIMITED, Consumer, active_of, consumers_of
+from tallymark.engine.session import Consumer, active_of, consumers_of
 from tallymark.engine.streams import offset_of
 from tallymark.engine.table_json import canonical
 from tallymark.engine.vhost import VirtualHost
@@ -30,6 +30,7 @@ from tallymark.server.management.rates import DATA_RATES, LENGTHS, MSG_RATES, Ra
 from tallymark.server.node import Node, node_name
 from tallymark.server.nsq.client import NsqClient
 from tallymark.server.samples import MESSAGES, PRESENT, counts_of
+from tallymark.units import UNLIMITED
 from tallymark.wire.nsq.states import State
 
 MILLIS: Final = "milliseconds"
