@@ -23,6 +23,9 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 GENERATED = Path("build/c")
+NATIVE = "tallymark.journal.native"
+"""Module in C: the queue from the loop to the journal's writer."""
+NATIVE_SOURCE = "src/tallymark/journal/native.c"
 FLAGS = ["-fcommon", "-fvisibility=hidden"]
 """Every C file of a library names the tables of the libraries it calls, which are to be one; and
 nothing but the way in is called from outside, so that calls within go straight."""
@@ -71,6 +74,7 @@ def generated_extensions() -> list[Extension]:
         extension.extra_compile_args = [
             f"-O{level}" if flag.startswith("-O") else flag for flag in extension.extra_compile_args
         ]
+    extensions.append(Extension(NATIVE, [NATIVE_SOURCE], extra_compile_args=["-O2", *FLAGS[1:]]))
     return extensions
 
 
@@ -128,8 +132,8 @@ class CompileListed(build_ext):
         compiler: Any = self.compiler
         if shutil.which("ccache") and "ccache" not in compiler.compiler_so[0]:
             compiler.set_executable("compiler_so", ["ccache", *compiler.compiler_so])
-        libraries = [e for e in self.extensions if e.name.endswith("__mypyc")]
-        shims = [e for e in self.extensions if not e.name.endswith("__mypyc")]
+        libraries = [e for e in self.extensions if e.name.endswith("__mypyc") or e.name == NATIVE]
+        shims = [e for e in self.extensions if e not in libraries]
         jobs = {source: library for library in libraries for source in library.sources}
         in_parallel(lambda job: self._object(*job), jobs.items())
         in_parallel(self._link_library, libraries)
@@ -204,6 +208,6 @@ class CompileListed(build_ext):
 
 
 is_pure = os.environ.get("TALLYMARK_PURE", "") not in ("", "0")
-# A name to build; what it stands for is known only when it is built.
-placeholder = [] if is_pure else [Extension("tallymark._compiled", [])]
+# A name to build; what it stands for is known only when it is built. Its source goes into an sdist.
+placeholder = [] if is_pure else [Extension("tallymark._compiled", [NATIVE_SOURCE])]
 setup(ext_modules=placeholder, cmdclass={"build_ext": CompileListed})

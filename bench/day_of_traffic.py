@@ -196,7 +196,7 @@ class Day:
 
     def _open(self) -> None:
         self.journal = Journal(
-            self.folder, _nothing, _failed, sync="never", segment_bytes=self.plan.segment_bytes
+            self.folder, _failed, sync="never", segment_bytes=self.plan.segment_bytes
         )
         self.broker = Broker(self.journal.fetch)
         self.broker.formats.update({0: Format(), FORMAT: DayFormat(), NSQ: NsqFormat()})
@@ -546,10 +546,6 @@ DEEDS: Final[dict[str, Callable[[Day, Worker, int], None]]] = {
     "later": Day._later,
     "forget": Day._forget,
 }
-
-
-def _nothing() -> None:
-    pass
 
 
 def _failed(error: OSError) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
+import select
 import sys
-import threading
 from pathlib import Path
 
 from tallymark.engine.message import Payload
@@ -15,8 +15,7 @@ from tests.journal.builders import TIME, entering
 
 
 def main(folder: str, seed: str) -> None:
-    told = threading.Event()
-    journal = Journal(Path(folder), told.set, lambda error: None, segment_bytes=16384)
+    journal = Journal(Path(folder), lambda error: None, segment_bytes=16384)
     live: dict[int, Payload] = {}
     number = 0
     for record in journal.recovered():
@@ -59,9 +58,8 @@ def main(folder: str, seed: str) -> None:
         while waiting and (waiting[0][0] <= journal.synced or len(waiting) > 20):
             end, text = waiting[0]
             while journal.synced < end:
-                told.clear()
-                if journal.synced < end:
-                    told.wait(1)
+                select.select([journal.signal], [], [])
+                journal.hear()
             waiting.pop(0)
             sys.stdout.write(text + "\n")
             sys.stdout.flush()

@@ -16,7 +16,6 @@ from tallymark.journal.spares import RESERVE, WANTED
 from tallymark.journal.verify import verify
 from tallymark.stored.records import ENTERED, LIVE, PAYLOAD
 from tests.journal.builders import TIME, Disk, all_shown, entering, payload, settling
-from tests.support.patience import PATIENCE_S
 
 
 class FaultyDisk:
@@ -254,9 +253,8 @@ def test_when_even_the_reserve_is_used_up_the_failure_is_reported(
         disk.journal.commit(settling(number), TIME)
         number += 1
         assert number < 1000
-        disk.told.clear()
         if disk.journal.pending_bytes > 3 * 4096 and not disk.failures:
-            disk.told.wait(PATIENCE_S)
+            disk.hear()
     assert disk.failures[0].errno == errno.ENOSPC
     assert number > RESERVE * 4096 / 128 - 10
     disk.journal.close()

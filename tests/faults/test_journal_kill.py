@@ -68,7 +68,7 @@ def test_what_was_reported_synced_survives_every_kill(tmp_path: Path, seed: int)
 
 def recovered_live(folder: Path) -> dict[int, Payload]:
     """What is in the queue according to the folder; every live message's bytes are checked."""
-    journal = Journal(folder, lambda: None, lambda error: None, segment_bytes=16384)
+    journal = Journal(folder, lambda error: None, segment_bytes=16384)
     live: dict[int, Payload] = {}
     for record in journal.recovered():
         if record.kind in (ENTERED, LIVE):

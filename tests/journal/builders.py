@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import threading
 from array import array
 from collections.abc import Iterable
@@ -79,13 +81,13 @@ class Disk:
         self.files = files
         self.settings: dict[str, object] = {"segment_bytes": 4096, **settings}
         self.failures: list[OSError] = []
-        self.told = threading.Event()
+        self.failed = threading.Event()
         self.journal: Journal
 
     def open(self, **settings: object) -> list[Record]:
         """Open and recover; the journal is not started."""
         chosen = {**self.settings, **settings}
-        self.journal = Journal(self.folder, self.told.set, self._failed, files=self.files, **chosen)  # type: ignore[arg-type]
+        self.journal = Journal(self.folder, self._failed, files=self.files, **chosen)  # type: ignore[arg-type]
         try:
             found = []
             for record in self.journal.recovered():
@@ -104,22 +106,24 @@ class Disk:
 
     def _failed(self, error: OSError) -> None:
         self.failures.append(error)
-        self.told.set()
+        self.failed.set()
+        os.eventfd_write(self.journal.signal, 1)  # for who waits for what does not come any more
+
+    def hear(self) -> bool:
+        """Wait until the journal says that more is synced, or fails. False: it says nothing."""
+        told, _, _ = select.select([self.journal.signal], [], [], PATIENCE_S)
+        self.journal.hear()
+        return bool(told)
 
     def wait(self, position: int | None = None) -> None:
         """Until the journal reported this position, by default its end, as synced."""
         upto = self.journal.end if position is None else position
         while self.journal.synced < upto:
             assert not self.failures, self.failures
-            self.told.clear()
-            if self.journal.synced < upto:
-                assert self.told.wait(PATIENCE_S), f"{self.journal.synced:#x} of {upto:#x}"
+            assert self.hear(), f"{self.journal.synced:#x} of {upto:#x}"
 
     def wait_failure(self) -> OSError:
-        while not self.failures:
-            self.told.clear()
-            if not self.failures:
-                assert self.told.wait(PATIENCE_S), "no failure was reported"
+        assert self.failed.wait(PATIENCE_S), "no failure was reported"
         return self.failures[0]
 
     def finish_cleaning(self) -> None:

@@ -28,7 +28,7 @@ class House:
     def __init__(self, folder: Path, **settings: object) -> None:
         self.disk = Disk(folder, **settings)
         self.time = TIME
-        self.journal = Journal(folder, self.disk.told.set, self.disk._failed, **settings)  # type: ignore[arg-type]
+        self.journal = Journal(folder, self.disk._failed, **settings)  # type: ignore[arg-type]
         self.disk.journal = self.journal
         self.broker = Broker(self.journal.fetch)
         self.broker.clock.tell(self.time)

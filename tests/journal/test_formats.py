@@ -84,7 +84,7 @@ def leases_of(broker: Broker, queue: Queue) -> list[list[object]]:
 
 def state_of(folder: Path) -> dict[str, Any]:
     """What a broker has that starts from the folder, in the words of state.json."""
-    journal = Journal(folder, lambda: None, fail, segment_bytes=4096)
+    journal = Journal(folder, fail, segment_bytes=4096)
     try:
         broker = Broker(journal.fetch)
         broker.formats[1] = Format()

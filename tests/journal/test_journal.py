@@ -155,22 +155,22 @@ def test_an_opener_that_fails_leaves_the_folder_to_the_next(tmp_path: Path) -> N
     anchor = tmp_path / "tail.json"
     anchor.mkdir()  # cannot be read
     with pytest.raises(IsADirectoryError):
-        Journal(tmp_path, lambda: None, lambda error: None)
+        Journal(tmp_path, lambda error: None)
     anchor.rmdir()
-    Journal(tmp_path, lambda: None, lambda error: None).close()
+    Journal(tmp_path, lambda error: None).close()
 
 
 def test_a_second_opener_is_told_who_has_the_folder(disk: Disk) -> None:
     disk.start()
     with pytest.raises(FolderInUse, match=f"in use by process {os.getpid()}") as refused:
-        Journal(disk.folder, lambda: None, lambda error: None)
+        Journal(disk.folder, lambda error: None)
     assert refused.value.pid == os.getpid()
     program = (
         "import sys\n"
         "from pathlib import Path\n"
         "from tallymark.journal.journal import Journal\n"
         "from tallymark.journal.files import FolderInUse\n"
-        "try: Journal(Path(sys.argv[1]), lambda: None, lambda e: None)\n"
+        "try: Journal(Path(sys.argv[1]), lambda e: None)\n"
         "except FolderInUse as error: print(error.pid)\n"
     )
     other = subprocess.run(
@@ -228,7 +228,7 @@ def test_a_row_finds_its_payload_however_long_ago_it_was(disk: Disk) -> None:
     disk.journal.commit([lease], TIME)
     disk.wait()
     disk.journal.close()
-    disk.journal = Journal(disk.folder, disk.told.set, lambda error: None)
+    disk.journal = Journal(disk.folder, lambda error: None)
     last = list(disk.journal.recovered())[-1]
     assert shown(last) == shown(lease)
     disk.journal.close()
@@ -254,7 +254,7 @@ def test_a_large_checkpoint_gives_every_live_row_its_payload(disk: Disk) -> None
 def test_the_start_asks_for_the_replay_first(disk: Disk) -> None:
     disk.start()
     disk.journal.close()
-    disk.journal = Journal(disk.folder, disk.told.set, lambda error: None)
+    disk.journal = Journal(disk.folder, lambda error: None)
     with pytest.raises(AssertionError, match="use up `recovered`"):
         disk.journal.start()
     disk.journal.close()

@@ -39,9 +39,7 @@ class Host:
     def __init__(self, folder: Path, accept_loss: bool = False) -> None:
         self.folder = folder
         self.now = 1_000_000
-        self.journal = Journal(
-            folder, lambda: None, fail, segment_bytes=SEGMENT, accept_loss=accept_loss
-        )
+        self.journal = Journal(folder, fail, segment_bytes=SEGMENT, accept_loss=accept_loss)
         self.broker = Broker(self.journal.fetch)
         self.broker.formats[0] = Format()
         self.broker.backlogs.packing = Packing(after=20, group=16, fresh=4)

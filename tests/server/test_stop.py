@@ -80,9 +80,9 @@ def test_housekeeping_does_nothing_more_once_it_is_closed(
 def test_a_journal_that_fails_before_there_is_a_node_stops_the_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing_at_once(folder: Path, on_synced: Any, on_failure: Any, **more: Any) -> Journal:
+    def failing_at_once(folder: Path, on_failure: Any, **more: Any) -> Journal:
         on_failure(OSError(5, "broken"))
-        return Journal(folder, on_synced, on_failure, **more)
+        return Journal(folder, on_failure, **more)
 
     monkeypatch.setattr(opening, "Journal", failing_at_once)
 

@@ -166,7 +166,7 @@ class Cleaner:
         whose last block is from before then; wall time."""
         self.request_spares()
         if not self.is_stripping:
-            segment = self._stock.strippable(self._writer.durable)
+            segment = self._stock.strippable(self._writer.jobs.durable)
             if segment is not None:
                 self.is_stripping = True
                 self._jobs.put(Job(STRIP, segment.number, segment.salt))
@@ -275,7 +275,7 @@ class Cleaner:
 
     def _checkpoint(self, job: Job) -> Done:
         """Write a checkpoint once everything before it is on disk."""
-        if self._writer.durable < job.position and not self._writer.sync():
+        if self._writer.jobs.durable < job.position and not self._writer.sync():
             return Done(job, "the journal failed before the checkpoint's position was on disk", 0)
         name = checkpoint_name(job.position)
         self._files.replace(self._folder, name, _checkpoint_chunks(job))
@@ -287,7 +287,7 @@ class Cleaner:
     def _anchor(self, job: Job) -> Done:
         """Write an anchor once the journal has reached its position on disk."""
         assert job.anchor is not None
-        if self._writer.durable < job.position and not self._writer.sync():
+        if self._writer.jobs.durable < job.position and not self._writer.sync():
             return Done(job, "the journal failed before its end was on disk", 0)
         self._files.replace(self._folder, anchors.FILE, [[job.anchor.encoded()]])
         return Done(job, "", 0)

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, final
 
@@ -67,7 +68,6 @@ class Journal:
     def __init__(
         self,
         folder: Path,
-        on_synced: Callable[[], None],
         on_failure: Callable[[OSError], None],
         sync: str = COMMIT,
         interval_ms: int = 100,
@@ -78,7 +78,7 @@ class Journal:
     ) -> None:
         """Open a data folder, creating it if need be. Nothing in it is changed before `start`.
 
-        on_synced, on_failure: called from worker threads; see `synced` and the module's text.
+        on_failure: called from a worker's thread; see the module's text.
         version: of the blocks that are written; see layout.py.
         Raises FolderInUse, ValueError for a setting out of range, OSError.
         """
@@ -100,7 +100,12 @@ class Journal:
         self._segment_bytes = segment_bytes
         self._stock = Stock(found)
         self._spares = Spares(folder, files, segment_bytes, found.spares)
-        self._writer = Writer(folder, files, self._spares, sync, interval_ms, on_synced, on_failure)
+        self.signal = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        """Number of an eventfd that can be read once `synced` has grown, until `hear`. It is open
+        until `close`."""
+        self._writer = Writer(
+            folder, files, self._spares, sync, interval_ms, self.signal, on_failure
+        )
         self.reader = Reader(folder, files, self._writer, self._stock.name_of)
         self._cleaner = Cleaner(
             folder, files, self._spares, self._writer, self._stock, self.reader,
@@ -231,8 +236,8 @@ class Journal:
             self._roll()
         segment = self._segment
         buffers = packer.finish(
-            segment.number, segment.size, self._blocks, segment.salt, self._writer.durable, now_ms,
-            0,
+            segment.number, segment.size, self._blocks, segment.salt, self._writer.jobs.durable,
+            now_ms, 0,
         )  # fmt: skip
         self._hand_over(buffers, length)
         segment.live += packer.raw_bytes
@@ -267,7 +272,7 @@ class Journal:
         segment = self._segment
         seal = bare_block(
             segment.number, self._blocks, segment.salt, segment.time_ms, SEALED, HEADER,
-            self._writer.durable, self._packer.version,
+            self._writer.jobs.durable, self._packer.version,
         )  # fmt: skip
         self._hand_over([seal], HEADER)
 
@@ -284,27 +289,32 @@ class Journal:
     def synced(self) -> Position:
         """Position up to which messages may be confirmed. sync=commit: all before it is on disk.
         Otherwise: all before it was written."""
-        return self._writer.synced
+        return self._writer.jobs.synced
+
+    def hear(self) -> None:
+        """Note that the `signal` was seen: it is silent until `synced` grows again."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.signal)
 
     @property
     def durable(self) -> Position:
         """Position up to which everything is on disk, in every mode."""
-        return self._writer.durable
+        return self._writer.jobs.durable
 
     @property
     def written(self) -> Position:
         """Position up to which everything was passed to the operating system."""
-        return self._writer.written
+        return self._writer.jobs.written
 
     @property
     def syncs(self) -> int:
         """Count of calls of fdatasync so far."""
-        return self._writer.syncs
+        return self._writer.jobs.syncs
 
     @property
     def pending_bytes(self) -> int:
         """Bytes committed and not yet written; they are held in memory."""
-        return self._handed_bytes - self._writer.written_bytes
+        return self._handed_bytes - self._writer.jobs.written_bytes
 
     def flush(self) -> bool:
         """Wait until everything committed is on disk, in every mode. May be called from any thread.
@@ -457,6 +467,9 @@ class Journal:
                 self._seal()
             self._cleaner.stop()
             self._writer.stop()
+        if self.signal >= 0:
+            os.close(self.signal)
+            self.signal = -1
         self.reader.close()
         self._files.give_back()
         self._lock.release()

@@ -193,7 +193,7 @@ class Reader:
         if position < 0:
             raise BytesLost(f"payload of message {payload.first_id} was never committed")
         size = payload.size
-        if self._writer.number and position >= self._writer.written:
+        if self._writer.number and position >= self._writer.jobs.written:
             return self._writer.unwritten(position, size)
         try:
             data = self._read(payload, position, size)

@@ -99,7 +99,6 @@ def open_node(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
     features = Features.open(config.data_dir)
     journal = Journal(
         config.data_dir,
-        relay.synced,
         relay.failed,
         sync=config.sync,
         interval_ms=config.sync_interval_ms,

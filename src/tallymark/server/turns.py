@@ -121,6 +121,8 @@ class Turns:
         self.journal = journal
         self.loop = loop
         broker.dispatcher.carry_out = self._carry_out_now
+        self._signal = journal.signal
+        loop.add_reader(self._signal, self.synced)
         self.failed: asyncio.Future[OSError | RuntimeError] = loop.create_future()
         """Resolved when the broker cannot go on; says why."""
         self.started_ms = broker.clock.now_ms
@@ -195,6 +197,7 @@ class Turns:
 
     def synced(self) -> None:
         """Have a turn at once, unless one is due: the journal's thread synced something."""
+        self.journal.hear()
         if not self.is_due:
             self.is_due = True
             self._turn()
@@ -429,27 +432,20 @@ class Turns:
     def end(self) -> None:
         """End all turns: nothing may be written behind the journal's end."""
         self._has_ended = True
+        self.loop.remove_reader(self._signal)
 
 
 class Relay:
-    """Passes on to the loop what the journal's threads report: heard as soon as there are turns,
-    even if it was said before."""
+    """Passes on to the loop that the journal has failed: heard as soon as there are turns, even if
+    it was said before."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.turns: Turns | None = None
 
-    def synced(self) -> None:
-        """Something was written and synced. Called from any thread."""
-        self._loop.call_soon_threadsafe(self._synced)
-
     def failed(self, error: OSError) -> None:
         """A write has failed. Called from any thread."""
         self._loop.call_soon_threadsafe(self._failed, error)
-
-    def _synced(self) -> None:
-        if self.turns is not None:
-            self.turns.synced()
 
     def _failed(self, error: OSError) -> None:
         if self.turns is not None:

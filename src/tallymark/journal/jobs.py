@@ -1,0 +1,165 @@
+"""The queue of jobs from the loop's thread to the writer's, and how far they are carried out.
+
+There are two of it. The one in native.c, which is there where the package was compiled, writes and
+syncs plain blocks itself: the writer's thread then never takes Python's lock, for which it would
+wait for the loop and the loop for it, several times a block. `Jobs` here leaves all to the writer.
+"""
+
+from __future__ import annotations
+
+import os
+from queue import Empty, SimpleQueue
+from threading import Event
+from typing import Final, Protocol, final
+
+from tallymark.journal.files import Files
+from tallymark.units import Position
+
+WRITE: Final = 0
+SYNC: Final = 1
+STOP: Final = 2
+
+
+@final
+class Job:
+    """A job for the writer: write buffers at a segment's offset, sync, or stop. A block that may
+    not be written yet is read from here."""
+
+    __slots__ = (
+        "buffers", "done", "end", "kind", "length", "offset", "salt", "segment", "start",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        kind: int,
+        segment: int = 0,
+        salt: int = 0,
+        offset: int = 0,
+        length: int = 0,
+        buffers: list[bytes] | None = None,
+        done: Event | None = None,
+    ) -> None:
+        self.kind = kind
+        self.segment = segment
+        self.salt = salt
+        self.offset = offset
+        self.length = length
+        self.buffers: list[bytes] = buffers if buffers is not None else []
+        """Bytes to write; empty for other jobs."""
+        self.done = done
+        self.start = segment << 32 | offset
+        """Position of the block."""
+        self.end = self.start + length
+        """Position behind the block."""
+
+    def cut(self, position: int, size: int) -> bytes:
+        """Return bytes of the block."""
+        skip = position - self.start
+        parts: list[bytes] = []
+        for buffer in self.buffers:
+            if skip < len(buffer):
+                part = buffer[skip : skip + size]
+                parts.append(part)
+                size -= len(part)
+                if not size:
+                    break
+                skip = 0
+            else:
+                skip -= len(buffer)
+        return b"".join(parts)
+
+
+class JobQueue(Protocol):
+    """The queue as the writer knows it. Positions only ever grow, each set by the writer's thread
+    and read by the loop."""
+
+    offset: int
+    """Offset in the open segment at which the next block is written."""
+    written: Position
+    """Position up to which everything was passed to the operating system."""
+    durable: Position
+    """Position up to which everything is on disk: a later fdatasync returned."""
+    synced: Position
+    """Position up to which messages may be confirmed: `durable` with sync=commit, else
+    `written`."""
+    written_bytes: int
+    syncs: int
+    is_over: bool
+    """True once the journal has failed: what still waits is not carried out."""
+
+    def put(self, job: Job, /) -> None:
+        """Hand a job over. From any thread."""
+
+    def take(self) -> list[Job]:
+        """Wait for jobs; return, in order, those that are left to be done. Raises OSError: a write
+        or a sync has failed."""
+
+    def begin(self, fd: int, segment: int, /) -> None:
+        """Go on with a new file, from its beginning."""
+
+    def tell(self, position: Position, /) -> None:
+        """Note that messages up to there may be confirmed, and tell the loop."""
+
+
+@final
+class Jobs:
+    """The queue without native code."""
+
+    __slots__ = (
+        "_signal", "_waiting", "durable", "is_over", "offset", "synced", "syncs", "written",
+        "written_bytes",
+    )  # fmt: skip
+
+    def __init__(self, signal: int) -> None:
+        """signal: number of the eventfd that tells the loop."""
+        self._signal = signal
+        self._waiting: SimpleQueue[Job] = SimpleQueue()
+        self.offset = 0
+        self.written = Position(0)
+        self.durable = Position(0)
+        self.synced = Position(0)
+        self.written_bytes = 0
+        self.syncs = 0
+        self.is_over = False
+
+    def put(self, job: Job, /) -> None:
+        self._waiting.put(job)
+
+    def take(self) -> list[Job]:
+        jobs = [self._waiting.get()]
+        self._take_more(jobs)
+        return jobs
+
+    def take_within(self, seconds: float) -> list[Job]:
+        """Return all waiting jobs, after so many seconds none."""
+        try:
+            jobs = [self._waiting.get(True, seconds)]
+        except Empty:
+            return []
+        self._take_more(jobs)
+        return jobs
+
+    def _take_more(self, jobs: list[Job]) -> None:
+        try:
+            while True:
+                jobs.append(self._waiting.get_nowait())
+        except Empty:
+            pass
+
+    def begin(self, fd: int, segment: int, /) -> None:
+        self.offset = 0
+
+    def tell(self, position: Position, /) -> None:
+        self.synced = position
+        os.eventfd_write(self._signal, 1)
+
+
+def native_jobs(files: Files, syncs_each: bool, signal: int) -> JobQueue | None:
+    """Return the queue in C; None: it was not built. syncs_each: whether each write is synced."""
+    try:
+        from tallymark.journal import native
+    except ImportError:
+        return None
+    pwritev = None if files.pwritev is os.pwritev else files.pwritev
+    fdatasync = None if files.fdatasync is os.fdatasync else files.fdatasync
+    return native.Jobs(syncs_each, signal, pwritev, fdatasync)
