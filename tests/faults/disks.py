@@ -39,29 +39,30 @@ static void mark(const char *what, char *path, size_t size) {
     close(open(path, O_CREAT | O_WRONLY, 0600));
 }
 static __thread int writes;
-static void hang(void) {
+static int hangs(const char *call) { return there("hang") || there(call); }
+static void hang(const char *call) {
     char path[4096];
-    if (!there("hang")) return;
+    if (!hangs(call)) return;
     mark(writes ? "writer-hangs" : "hangs", path, sizeof path);
-    while (there("hang")) usleep(1000);
+    while (hangs(call)) usleep(1000);
     unlink(path);
 }
 static int broken(const char *name) {
     writes = 1;
-    hang();
+    hang("hang-write");
     if (!there(name)) return 0;
     errno = EIO;
     return 1;
 }
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
-static int synced(int (*real)(int), int fd) {
+static int synced(int (*real)(int), int fd, const char *call) {
     char path[4096];
     mark("syncing", path, sizeof path);
-    while (there("hang")) {
+    while (hangs(call)) {
         unlink(path);
-        hang();
+        hang(call);
         mark("syncing", path, sizeof path);
-        if (there("hang")) unlink(path);
+        if (hangs(call)) unlink(path);
     }
     int fails = there("sync");
     int result = fails ? -1 : real(fd);
@@ -70,8 +71,8 @@ static int synced(int (*real)(int), int fd) {
     errno = error;
     return result;
 }
-int fdatasync(int fd) { return synced(REAL(fdatasync), fd); }
-int fsync(int fd) { return synced(REAL(fsync), fd); }
+int fdatasync(int fd) { return synced(REAL(fdatasync), fd, "hang-sync"); }
+int fsync(int fd) { return synced(REAL(fsync), fd, "hang"); }
 #define WRITE(name, off, ...) \
     ssize_t name(int fd, const struct iovec *v, int n, off at __VA_OPT__(, int flags)) { \
         return broken("write") ? -1 : REAL(name)(fd, v, n, at __VA_OPT__(, flags)); \
@@ -90,9 +91,12 @@ class Shim:
         self._folder = folder
         self.env = {"LD_PRELOAD": str(library), "SHIM_FOLDER": str(folder)}
 
-    def hang(self) -> None:
-        """Writes and syncs begun from now on do not return; no sync begun before is under way."""
-        (self._folder / "hang").touch()
+    def hang(self, call: str = "") -> None:
+        """Writes and syncs begun from now on do not return; no sync begun before is under way.
+
+        call: "write" for writes only; "sync" for the writer's syncs only, and not for those with
+        which others make files that the writer may need."""
+        (self._folder / (f"hang-{call}" if call else "hang")).touch()
         until(lambda: not any(self._folder.glob("syncing.*")), what="syncs have ended or hang")
 
     def writer_hangs(self) -> bool:
@@ -101,7 +105,8 @@ class Shim:
         return any(self._folder.glob("writer-hangs.*"))
 
     def go_on(self) -> None:
-        (self._folder / "hang").unlink(missing_ok=True)
+        for name in ("hang", "hang-write", "hang-sync"):
+            (self._folder / name).unlink(missing_ok=True)
 
     def fail(self, call: str) -> None:
         """From now on every "write" or every "sync" fails with EIO."""

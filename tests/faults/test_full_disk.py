@@ -152,15 +152,18 @@ def test_a_broker_killed_on_a_full_disk_recovers_and_goes_on_when_room_returns(
 def test_a_call_that_fails_ends_the_broker_and_nothing_more_is_confirmed(
     tmp_path: Path, call: str
 ) -> None:
+    """The call that fails is the one that hangs before: a sync that hangs while writes are to fail
+    succeeds in the end, and what it covers is confirmed. All fits into one segment: while the
+    writer hangs, a broker takes no more than the spares have room for."""
     shim = make_shim(tmp_path / "shim")
-    broker = BrokerProcess(tmp_path / "data", env=shim.env, segment_size="1MiB")
+    broker = BrokerProcess(tmp_path / "data", env=shim.env, segment_size="16MiB")
     with broker:
         declare(broker, "q", messages=10)
         publisher = Publisher(broker, "q", 1000, PERSISTENT)
         until(lambda: publisher.confirmed > 2000, publisher.work)
         idle = Bare(broker.amqp_port)
         idle.greet(tune_ok())
-        shim.hang()
+        shim.hang(call)
         # What had been synced before is confirmed: the loop was told of it, and then has sent it.
         until(shim.writer_hangs, publisher.work)
         for _ in range(2):
