@@ -143,6 +143,20 @@ def make_user(name: str, password: str, administrator: bool, vhosts: dict[str, P
     return User(name, salt, hashed, administrator=administrator, vhosts=vhosts, scram=keys)
 
 
+def tags_from(value: object) -> list[str]:
+    """Return the tags in a list of texts, or in one text with commas. Raises UsersError."""
+    found = value.split(",") if isinstance(value, str) else value
+    if not isinstance(found, list) or not all(isinstance(tag, str) for tag in found):
+        raise UsersError(f"tags is {value!r}, expected a list of texts, or one text with commas")
+    return [tag.strip() for tag in found if tag.strip()]
+
+
+def tagged(user: User, tags: list[str]) -> User:
+    """Return the user with these tags and no others."""
+    rest = tuple(tag for tag in tags if tag != ADMINISTRATOR)
+    return msgspec.structs.replace(user, administrator=ADMINISTRATOR in tags, tags=rest)
+
+
 def check_permission(vhost: str, permission: Permission) -> None:
     """Raises UsersError for a pattern that is no regular expression."""
     for pattern in (permission.configure, permission.write, permission.read):

@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-import msgspec
-
 from tallymark.bridge.identity import BROKER
 from tallymark.bridge.operations import arguments_of
 from tallymark.engine.arguments import (
@@ -42,13 +40,14 @@ from tallymark.engine.quotas import OF_USERS, OF_VHOSTS
 from tallymark.engine.topology import PREDECLARED
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.access.user import (
-    ADMINISTRATOR,
     Permission,
     User,
     UsersError,
     check_name,
     check_permission,
     hashed_user,
+    tagged,
+    tags_from,
 )
 
 SHA256: Final = "rabbit_password_hashing_sha256"
@@ -227,16 +226,7 @@ class _Reader:
             given = _get(entry, "limits", dict)
             self.plan.user_limits[name] = self._limits(f"user '{name}'", given, OF_USERS)
         user = self._credentials(name, entry)
-        tags = entry.get("tags", [])
-        if isinstance(tags, str):
-            tags = tags.split(",")
-        if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
-            raise Wrong(f"tags are {entry['tags']!r}, expected a list of texts")
-        words = [tag.strip() for tag in tags if tag.strip()]
-        rest = tuple(word for word in words if word != ADMINISTRATOR)
-        self.plan.users[name] = msgspec.structs.replace(
-            user, administrator=ADMINISTRATOR in words, tags=rest
-        )
+        self.plan.users[name] = tagged(user, tags_from(entry.get("tags", [])))
 
     def _credentials(self, name: str, entry: Entry) -> User:
         if entry.get("password_hash") is None and entry.get("password"):

@@ -15,7 +15,6 @@ from aiohttp import web
 
 from tallymark.engine.errors import NotFound
 from tallymark.server.access.user import (
-    ADMINISTRATOR,
     GUEST_USER,
     NO_PASSWORD,
     Permission,
@@ -24,6 +23,8 @@ from tallymark.server.access.user import (
     check_permission,
     hashed_user,
     make_user,
+    tagged,
+    tags_from,
 )
 from tallymark.server.http.requests import answer, require_administrator, user_of
 from tallymark.server.management.requests import (
@@ -64,21 +65,6 @@ def permission_rows(user: User, vhosts: list[str]) -> Iterator[dict[str, Any]]:
                 "write": found.write,
                 "read": found.read,
             }
-
-
-def tagged(user: User, tags: list[str]) -> User:
-    rest = tuple(tag for tag in tags if tag != ADMINISTRATOR)
-    return msgspec.structs.replace(user, administrator=ADMINISTRATOR in tags, tags=rest)
-
-
-def tags_in(fields: Fields) -> list[str]:
-    """A list, or text with commas between. Raises Refused 400."""
-    found = fields.value.get("tags")
-    if isinstance(found, str):
-        found = found.split(",")
-    if not isinstance(found, list) or not all(isinstance(tag, str) for tag in found):
-        raise fields.wrong("tags", "a list of texts, or one text with commas")
-    return [tag.strip() for tag in found if tag.strip()]
 
 
 def _forget(users: dict[str, User], names: list[str]) -> None:
@@ -137,8 +123,10 @@ class UsersAndPermissions(Routes):
         more, as in RabbitMQ."""
         require_administrator(request)
         name, fields = request.match_info["user"], await fields_of(request)
-        tags = tags_in(fields)
+        if "tags" not in fields:
+            raise fields.wrong("tags", "a list of texts, or one text with commas")
         with refused_by_users():
+            tags = tags_from(fields.value["tags"])
             made = tagged(await self._made(name, fields), tags)
         is_new = False
 
