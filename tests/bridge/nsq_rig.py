@@ -150,7 +150,7 @@ def _carry_out(effect: Effect) -> None:
         bridge.cancelled(effect)
     elif isinstance(effect, Durable):
         assert isinstance(effect.waiter, Waiter)
-        effect.waiter.owner.durable(effect)
+        effect.waiter.durable()
 
 
 def pub(body: bytes, topic: str = "t") -> bytes:

@@ -140,7 +140,7 @@ def _carry_out(effect: Effect) -> None:
     elif isinstance(effect, Durable):
         assert isinstance(effect.waiter, Waiter)
         assert isinstance(effect.waiter.owner, Amqp091)
-        effect.waiter.owner.durable(effect)
+        effect.waiter.durable()
 
 
 def _bridge_of(session: Session) -> Amqp091:

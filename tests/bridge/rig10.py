@@ -134,7 +134,7 @@ def carry_out(effect: Effect) -> None:
         _bridge_of(effect.consumer.session).close_consumer(effect)
     elif isinstance(effect, Durable):
         assert isinstance(effect.waiter, Waiter)
-        effect.waiter.owner.durable(effect)
+        effect.waiter.durable()
 
 
 def _bridge_of(session: EngineSession) -> Bridge:

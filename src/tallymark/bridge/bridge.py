@@ -28,7 +28,6 @@ from tallymark.engine.effects import (
     Confirm,
     Deliver,
     Drained,
-    Durable,
     Refused,
     TimedOut,
     TransactionExpired,
@@ -229,10 +228,6 @@ class Bridge:
         """End a consumer that the engine has ended; its session continues. Only for protocols whose
         consumers have links (`Consumer.by_link`)."""
 
-    def durable(self, effect: Durable) -> None:
-        """Continue after the records that a Waiter of this bridge waited for are on disk."""
-        raise NotImplementedError
-
 
 class Waiter:
     """A waiter that a bridge passes to `Broker.await_durable`."""
@@ -241,7 +236,11 @@ class Waiter:
 
     def __init__(self, owner: Bridge) -> None:
         self.owner = owner
-        """Bridge to which the Durable effect is passed."""
+        """Bridge whose output `durable` may add to."""
+
+    def durable(self) -> None:
+        """Continue: the records that it waited for are on disk."""
+        raise NotImplementedError
 
 
 @final
@@ -254,6 +253,10 @@ class Gate(Waiter):
         super().__init__(owner)
         self.waits = 1
         self.chunks: list[bytes] = []
+
+    def durable(self) -> None:
+        """Count one release; the output leaves with the next take_output."""
+        self.waits -= 1
 
 
 @final
@@ -302,10 +305,6 @@ class OutputGate:
             self._gates.append(gate)
             self._fresh = True
         broker.await_durable(gate)
-
-    def release(self, gate: Gate) -> None:
-        """Count one release of a gate: what it waited for is on disk."""
-        gate.waits -= 1
 
     def take(self) -> list[bytes]:
         """Return the output that may be written now, in order."""

@@ -335,7 +335,7 @@ class Turns:
                 return
             assert isinstance(waiter, Waiter), waiter
             bridge = waiter.owner
-            bridge.durable(effect)
+            waiter.durable()
         elif isinstance(effect, Cancelled):
             bridge = _bridge_of(effect.consumer.session)
             bridge.cancelled(effect)

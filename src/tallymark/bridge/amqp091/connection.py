@@ -16,18 +16,17 @@ from tallymark.bridge.amqp091.content import Recipient
 from tallymark.bridge.amqp091.errors import wire_error
 from tallymark.bridge.amqp091.lifecycle import Lifecycle, Settings
 from tallymark.bridge.amqp091.streams import StreamRecipient
-from tallymark.bridge.bridge import Gate
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import (
     Cancelled,
     CloseSession,
     Confirm,
     Deliver,
-    Durable,
     Refused,
     TimedOut,
 )
 from tallymark.engine.errors import BrokerError
+from tallymark.engine.session import Session
 from tallymark.wire.amqp091.errors import (
     NOT_ALLOWED,
     PRECONDITION_FAILED,
@@ -204,8 +203,7 @@ class Amqp091(Lifecycle):
         is never acknowledged."""
         if effect.session.closed:
             return
-        channel = effect.session.handle
-        assert isinstance(channel, Channel)
+        channel = _channel_of(effect.session)
         if effect.upto > channel.confirmed:
             last, newly = channel.accepted(effect.upto)
             channel.confirmed = effect.upto
@@ -217,8 +215,7 @@ class Amqp091(Lifecycle):
         session = effect.session
         if session.closed:
             return
-        channel = session.handle
-        assert isinstance(channel, Channel)
+        channel = _channel_of(session)
         channel.refused.append((effect.first, effect.last))
         for number in range(effect.first, effect.last + 1):
             channel.send(BasicNack(number, False, False))
@@ -229,8 +226,7 @@ class Amqp091(Lifecycle):
         session = effect.consumer.session
         if client is None or session.closed or not client.cancel_notify:
             return
-        channel = session.handle
-        assert isinstance(channel, Channel)
+        channel = _channel_of(session)
         channel.send(BasicCancel(effect.consumer.tag, True))
 
     def timed_out(self, effect: TimedOut) -> None:
@@ -240,8 +236,7 @@ class Amqp091(Lifecycle):
         session = effect.session
         if client is None or session.closed:
             return
-        channel = session.handle
-        assert isinstance(channel, Channel)
+        channel = _channel_of(session)
         if effect.consumer is not None and client.cancel_notify:
             channel.send(BasicCancel(effect.consumer.tag, True))
             return
@@ -254,23 +249,12 @@ class Amqp091(Lifecycle):
     def close_session(self, effect: CloseSession) -> None:
         """Close a channel that the engine has ended, or the connection, as the error's reply code
         says."""
-        channel = effect.session.handle
         client = self.client
-        if client is None or channel is None:
+        if client is None or effect.session.handle is None:
             return
-        assert isinstance(channel, Channel)
+        channel = _channel_of(effect.session)
         if client.channels.get(channel.number) is channel:
             self.fail(channel.number, wire_error(effect.error, 0, 0))
-
-    def durable(self, effect: Durable) -> None:
-        """Release output that waited for the disk; it leaves with the next take_output."""
-        gate = effect.waiter
-        if isinstance(gate, tx.CommitWait):
-            gate.done()
-            return
-        assert isinstance(gate, Gate)
-        assert gate.owner is self
-        self.gate.release(gate)
 
     # -- events
 
@@ -402,6 +386,13 @@ class Amqp091(Lifecycle):
             assert isinstance(method, (ConnectionTuneOk, ConnectionCloseOk)), method
 
     # -- endings
+
+
+def _channel_of(session: Session) -> Channel:
+    """Return the channel of an engine's session on this connection."""
+    channel = session.handle
+    assert isinstance(channel, Channel)
+    return channel
 
 
 def _described(channel: Channel) -> dict[str, object]:

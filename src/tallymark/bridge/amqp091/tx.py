@@ -72,7 +72,7 @@ class CommitWait(Waiter):
         super().__init__(owner)
         self.channel = channel
 
-    def done(self) -> None:
+    def durable(self) -> None:
         """Answer the commit, which is on disk."""
         channel = self.channel
         if not channel.session.closed:
@@ -108,9 +108,7 @@ def commit(channel: Channel, method: TxCommit) -> None:
         channel.send(TxCommitOk())
     elif transaction.runs:
         channel.committing = True
-        owner = client.owner
-        assert isinstance(owner, Bridge), owner
-        broker.await_durable(CommitWait(owner, channel))
+        broker.await_durable(CommitWait(client.owner, channel))
     else:
         client.gate.shut_for(broker)
         channel.send(TxCommitOk())

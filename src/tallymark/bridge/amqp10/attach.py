@@ -89,7 +89,7 @@ class LateAttach(Delayed):
     __slots__ = ("_attach", "_link", "_session")
 
     def __init__(self, session: Session, link: WireLink, attach: Attach) -> None:
-        super().__init__(session.client.owner)
+        super().__init__(session.client)
         self._session = session
         self._link = link
         self._attach = attach

@@ -303,7 +303,15 @@ class Work:
 class Delayed(Waiter):
     """An answer that is sent once its cause is on disk."""
 
-    __slots__ = ()
+    __slots__ = ("_client",)
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client.owner)
+        self._client = client
+
+    def durable(self) -> None:
+        if not self._client.closed:
+            self.say()
 
     def say(self) -> None:
         raise NotImplementedError
@@ -316,7 +324,7 @@ class Answers(Delayed):
     __slots__ = ("_ranges", "_session")
 
     def __init__(self, session: Session) -> None:
-        super().__init__(session.client.owner)
+        super().__init__(session.client)
         self._session = session
         self._ranges: list[tuple[int, int, DeliveryState]] = []
 

@@ -6,10 +6,10 @@ ends, and the connection is closed only if it cannot continue.
 
 from __future__ import annotations
 
-from typing import final
+from typing import assert_never, final
 
 from tallymark.bridge.amqp10 import attach as attaching
-from tallymark.bridge.amqp10.client import Delayed, Session
+from tallymark.bridge.amqp10.client import Session
 from tallymark.bridge.amqp10.consume import OutgoingLink
 from tallymark.bridge.amqp10.dispositions import is_final, settle, withdraw
 from tallymark.bridge.amqp10.errors import error_of
@@ -18,7 +18,6 @@ from tallymark.bridge.amqp10.links import LinkEnd
 from tallymark.bridge.amqp10.publish import IncomingLink
 from tallymark.bridge.amqp10.settings import Settings
 from tallymark.bridge.amqp10.tx import retire
-from tallymark.bridge.bridge import Gate
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import (
     Activated,
@@ -28,7 +27,6 @@ from tallymark.engine.effects import (
     Confirm,
     Deliver,
     Drained,
-    Durable,
     Refused,
     TimedOut,
     TransactionExpired,
@@ -40,20 +38,29 @@ from tallymark.wire.amqp10.ends import LinkEnd as WireLink
 from tallymark.wire.amqp10.ends import SessionEnd
 from tallymark.wire.amqp10.events import (
     CloseReceived,
+    ConnectionEvent,
     ConnectionFailed,
     CreditReceived,
     DeliveriesWithdrawn,
     DispositionReceived,
+    DrainFinished,
     Ended,
-    Event,
+    FlowEvent,
+    FlowReceived,
+    InflowStopped,
+    LinkAttached,
     LinkDetached,
+    LinkEvent,
     LinkFailed,
     LinkRequested,
     OpenReceived,
     SaslReceived,
+    SessionBegun,
     SessionEnded,
+    SessionEvent,
     SessionFailed,
     SessionRequested,
+    SessionUnblocked,
     SettlementReceived,
     TransfersReceived,
 )
@@ -202,17 +209,6 @@ class Amqp10(Lifecycle):
         if not effect.consumer.session.closed and isinstance(end, OutgoingLink):
             end.close(error_of(effect.error))
 
-    def durable(self, effect: Durable) -> None:
-        """Send an answer that waited for the disk."""
-        waiter = effect.waiter
-        if isinstance(waiter, Gate):
-            self.gate.release(waiter)
-            return
-        assert isinstance(waiter, Delayed)
-        client = self.client
-        if client is not None and not client.closed:
-            waiter.say()
-
     # -- events
 
     def handle_events(self) -> None:
@@ -233,8 +229,8 @@ class Amqp10(Lifecycle):
                 publisher = event.link.context
                 if isinstance(publisher, IncomingLink):
                     publisher.settled(count(event.first, event.last))
-            elif not self._event_of_link(event) and not self._event_of_session(event):
-                self._event_of_connection(event)
+            else:
+                self._other_event(event)
             event = wire.next_event()
         self.is_behind = self.line.is_share_done()
         client = self.client
@@ -262,7 +258,25 @@ class Amqp10(Lifecycle):
             text = f"disposition with {type(event.state).__name__}, expected an outcome"
             self._end(session, Error(errors.INVALID_FIELD, text))
 
-    def _event_of_link(self, event: Event) -> bool:
+    def _other_event(self, event: FlowEvent | LinkEvent | SessionEvent | ConnectionEvent) -> None:
+        if isinstance(event, DeliveriesWithdrawn):
+            end = event.link.context
+            if isinstance(end, OutgoingLink):
+                withdraw(end.session, event.first, event.last)
+        elif isinstance(event, (LinkRequested, LinkAttached, LinkDetached, LinkFailed)):
+            self._event_of_link(event)
+        elif isinstance(event, (SessionRequested, SessionBegun, SessionEnded, SessionFailed)):
+            self._event_of_session(event)
+        elif isinstance(
+            event, (SaslReceived, OpenReceived, CloseReceived, ConnectionFailed, Ended)
+        ):
+            self._event_of_connection(event)
+        elif isinstance(event, (FlowReceived, DrainFinished, InflowStopped, SessionUnblocked)):
+            pass  # of a sender's flow no more is read than its credit; the rest has no effect here
+        else:
+            assert_never(event)
+
+    def _event_of_link(self, event: LinkEvent) -> None:
         if isinstance(event, LinkRequested):
             self.line.steps -= ENTITY
             session = event.link.session.context
@@ -274,15 +288,12 @@ class Amqp10(Lifecycle):
                 event.link.detach(closed=event.closed)
         elif isinstance(event, LinkFailed):
             _leave(event.link)
-        elif isinstance(event, DeliveriesWithdrawn):
-            end = event.link.context
-            if isinstance(end, OutgoingLink):
-                withdraw(end.session, event.first, event.last)
+        elif isinstance(event, LinkAttached):
+            pass  # we attach no links
         else:
-            return False
-        return True
+            assert_never(event)
 
-    def _event_of_session(self, event: Event) -> bool:
+    def _event_of_session(self, event: SessionEvent) -> None:
         if isinstance(event, SessionRequested):
             self.line.steps -= ENTITY
             self._begin(event.session)
@@ -296,11 +307,12 @@ class Amqp10(Lifecycle):
             failed = event.session.context
             if isinstance(failed, Session):
                 failed.close(False)
+        elif isinstance(event, SessionBegun):
+            pass  # we begin no sessions
         else:
-            return False
-        return True
+            assert_never(event)
 
-    def _event_of_connection(self, event: Event) -> None:
+    def _event_of_connection(self, event: ConnectionEvent) -> None:
         if isinstance(event, SaslReceived):
             self.sasl_received(event.frame)
         elif isinstance(event, OpenReceived):
@@ -317,6 +329,8 @@ class Amqp10(Lifecycle):
             self.leave(not event.clean)
             self.pending_login = self.pending_sasl = None
             self.is_over = True
+        else:
+            assert_never(event)
 
     def _begin(self, wire: SessionEnd) -> None:
         client = self.client

@@ -34,7 +34,7 @@ class Response(Delayed):
     __slots__ = ("data", "is_ready", "pair")
 
     def __init__(self, pair: LinkPair, data: bytes, is_ready: bool) -> None:
-        super().__init__(pair.session.client.owner)
+        super().__init__(pair.session.client)
         self.pair = pair
         self.data = data
         self.is_ready = is_ready

@@ -232,7 +232,7 @@ class Discharged(Delayed):
     __slots__ = ("_end", "_id", "_is_second", "_work")
 
     def __init__(self, end: CoordinatorLink, work: Work, id: int, is_second: bool) -> None:
-        super().__init__(end._session.client.owner)
+        super().__init__(end._session.client)
         self._end = end
         self._work = work
         self._id = id

@@ -219,11 +219,11 @@ class Parser:
 
     def _string(self, what: str) -> str:
         token = self._next
-        if token.kind != STRING:
+        text = token.value
+        if token.kind != STRING or not isinstance(text, str):
             raise self._expected(what)
         self._take()
-        assert isinstance(token.value, str), token.value
-        return token.value
+        return text
 
     def _sum(self) -> Node:
         found = self._product()

@@ -12,7 +12,7 @@ Unlike values are unequal, and neither is the smaller one. Where one is unknown,
 
 from __future__ import annotations
 
-from typing import Final, final
+from typing import Final, TypeGuard, final
 from uuid import UUID
 
 from tallymark.wire.amqp10.types import Decimal
@@ -62,7 +62,7 @@ def plain(value: object) -> object:
     return OPAQUE  # in annotations: lists, maps, described values
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -139,33 +139,31 @@ def arithmetic(op: int, a: object, b: object, whole: bool) -> object:
     """
     if not is_number(a) or not is_number(b):
         return None
-    assert isinstance(a, (int, float)), a
-    assert isinstance(b, (int, float)), b
     try:
         return _calculated(op, a, b, whole)
     except (OverflowError, ZeroDivisionError):
         return None
 
 
-def _calculated(op: int, a: object, b: object, whole: bool) -> object:
-    integers = isinstance(a, int) and isinstance(b, int)
-    if integers and (op == MODULO or (op == DIVIDE and whole)):
-        assert isinstance(a, int), a
-        assert isinstance(b, int), b
-        quotient = abs(a) // abs(b)
-        if (a < 0) != (b < 0):
-            quotient = -quotient
-        return quotient if op == DIVIDE else a - quotient * b
+def _of_integers(op: int, a: int, b: int) -> int:
+    """Return the result of an operation whose result is an integer, too."""
+    if op == ADD:
+        return a + b
+    if op == SUBTRACT:
+        return a - b
+    if op == MULTIPLY:
+        return a * b
+    quotient = abs(a) // abs(b)
+    if (a < 0) != (b < 0):
+        quotient = -quotient
+    return quotient if op == DIVIDE else a - quotient * b
+
+
+def _calculated(op: int, a: int | float, b: int | float, whole: bool) -> object:
+    if isinstance(a, int) and isinstance(b, int) and (op != DIVIDE or whole):
+        return _of_integers(op, a, b)
     if op == MODULO:
         return None
-    if integers and op != DIVIDE:
-        assert isinstance(a, int), a
-        assert isinstance(b, int), b
-        if op == ADD:
-            return a + b
-        return a - b if op == SUBTRACT else a * b
-    assert isinstance(a, (int, float)), a
-    assert isinstance(b, (int, float)), b
     left, right = float(a), float(b)
     if op == ADD:
         result = left + right

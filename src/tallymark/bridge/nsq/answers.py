@@ -48,12 +48,18 @@ class Answer:
 class Batch(Waiter):
     """Answers of which at least the first waits for the disk."""
 
-    __slots__ = ("answers", "is_durable")
+    __slots__ = ("_queue", "answers", "is_durable")
 
-    def __init__(self, owner: Bridge) -> None:
+    def __init__(self, owner: Bridge, queue: Answers) -> None:
         super().__init__(owner)
+        self._queue = queue
         self.answers: list[Answer] = []
         self.is_durable = False
+
+    def durable(self) -> None:
+        """Write the answers whose turn it is; input may have waited for them."""
+        self._queue.release(self)
+        self.owner.handle_events()
 
 
 @final
@@ -119,7 +125,7 @@ class Answers:
         if self._is_fresh:
             return self._batches[-1]
         assert self._owner is not None
-        batch = Batch(self._owner)
+        batch = Batch(self._owner, self)
         self._batches.append(batch)
         self._is_fresh = True
         self._broker.await_durable(batch)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from array import array
 from typing import Final, assert_never, final
 
-from tallymark.bridge.bridge import Gate
 from tallymark.bridge.conversion import amqp091_to_nsq as from_amqp091
 from tallymark.bridge.conversion import amqp10_to_nsq as from_amqp10
 from tallymark.bridge.nsq.answers import (
@@ -17,13 +16,12 @@ from tallymark.bridge.nsq.answers import (
     IDENTIFIED,
     SUBSCRIBED,
     Answer,
-    Batch,
 )
 from tallymark.bridge.nsq.in_flight import InFlightMessages
 from tallymark.bridge.nsq.lifecycle import Lifecycle, Settings
 from tallymark.bridge.nsq.output import MessageBuffer
 from tallymark.engine.broker import Broker
-from tallymark.engine.effects import Cancelled, CloseSession, Deliver, Durable
+from tallymark.engine.effects import Cancelled, CloseSession, Deliver
 from tallymark.engine.errors import AccessRefused, BrokerError, PreconditionFailed
 from tallymark.engine.message import Payload
 from tallymark.engine.session import ACCEPTED, REQUEUES
@@ -191,15 +189,6 @@ class Nsq(Lifecycle):
     def close_session(self, effect: CloseSession) -> None:
         if not self.is_over:
             self.shutdown(str(effect.error))
-
-    def durable(self, effect: Durable) -> None:
-        batch = effect.waiter
-        if isinstance(batch, Gate):
-            self.gate.release(batch)
-            return
-        assert isinstance(batch, Batch)
-        self.answers.release(batch)
-        self.handle_events()
 
     # -- events
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, final
+from typing import Final, assert_never, final
 
 from tallymark.client.adapter import (
     Adapter,
@@ -41,22 +41,25 @@ from tallymark.wire.amqp10.ends import LinkEnd
 from tallymark.wire.amqp10.errors import NOT_ALLOWED, NOT_IMPLEMENTED
 from tallymark.wire.amqp10.events import (
     CloseReceived,
+    ConnectionEvent,
     ConnectionFailed,
     CreditReceived,
     DeliveriesWithdrawn,
     DispositionReceived,
     DrainFinished,
     Ended,
-    Event,
+    FlowReceived,
     InflowStopped,
     LinkAttached,
     LinkDetached,
+    LinkEvent,
     LinkFailed,
     LinkRequested,
     OpenReceived,
     SaslReceived,
     SessionBegun,
     SessionEnded,
+    SessionEvent,
     SessionFailed,
     SessionRequested,
     SessionUnblocked,
@@ -110,29 +113,6 @@ class Amqp10(Adapter):
         self._has_asked = False  # to be let in: open is sent
         self._is_closing = False
         self._error: ClientError | None = None
-        self._handlers: dict[type[Event], Callable[[Any], None]] = {
-            TransfersReceived: self._transfers,
-            DispositionReceived: self._disposition,
-            SettlementReceived: self._settlement,
-            CreditReceived: self._credit,
-            DrainFinished: self._drained,
-            InflowStopped: self._inflow_stopped,
-            SessionUnblocked: self._unblocked,
-            DeliveriesWithdrawn: self._withdrawn,
-            SaslReceived: self._sasl,
-            OpenReceived: self._opened,
-            CloseReceived: self._close_received,
-            ConnectionFailed: self._failed,
-            Ended: self._ended,
-            SessionBegun: self._session_begun,
-            SessionEnded: self._session_ended,
-            SessionFailed: self._session_failed,
-            SessionRequested: self._session_requested,
-            LinkAttached: self._link_attached,
-            LinkDetached: self._link_detached,
-            LinkFailed: self._link_failed,
-            LinkRequested: self._link_requested,
-        }
 
     # Bytes and time
 
@@ -167,11 +147,86 @@ class Amqp10(Adapter):
 
     def _work(self) -> None:
         wire = self._wire
-        handlers = self._handlers
         while (event := wire.next_event()) is not None:
-            handle = handlers.get(type(event))
-            if handle is not None:
-                handle(event)
+            match event:
+                case TransfersReceived():
+                    self._transfers(event)
+                case DispositionReceived():
+                    self._disposition(event)
+                case CreditReceived():
+                    self._credit(event)
+                case SettlementReceived():
+                    self._settlement(event)
+                case DeliveriesWithdrawn() | SessionUnblocked() | DrainFinished() | InflowStopped():
+                    self._flow(event)
+                case LinkRequested() | LinkAttached() | LinkDetached() | LinkFailed():
+                    self._link(event)
+                case SessionRequested() | SessionBegun() | SessionEnded() | SessionFailed():
+                    self._session(event)
+                case FlowReceived():
+                    pass  # of a sender's flow no more is read than its credit
+                case _:
+                    self._of_connection(event)
+
+    def _of_connection(self, event: ConnectionEvent) -> None:
+        match event:
+            case SaslReceived():
+                self._sasl(event)
+            case OpenReceived():
+                self._opened(event)
+            case CloseReceived():
+                self._close_received(event)
+            case ConnectionFailed():
+                self._failed(event)
+            case Ended():
+                self._ended(event)
+            case _:
+                assert_never(event)
+
+    def _session(self, event: SessionEvent) -> None:
+        match event:
+            case SessionRequested():
+                event.session.end(Error(NOT_ALLOWED, TAKEN_BACK))
+            case SessionBegun():
+                self._session_begun(event)
+            case SessionEnded():
+                self._session_ended(event)
+            case SessionFailed():
+                self._session_failed(event)
+            case _:
+                assert_never(event)
+
+    def _link(self, event: LinkEvent) -> None:
+        match event:
+            case LinkRequested():
+                event.link.refuse(Error(NOT_ALLOWED, TAKEN_BACK))
+            case LinkAttached():
+                self._link_attached(event)
+            case LinkDetached():
+                self._link_detached(event)
+            case LinkFailed():
+                self._link_failed(event)
+            case _:
+                assert_never(event)
+
+    def _flow(
+        self, event: DeliveriesWithdrawn | SessionUnblocked | DrainFinished | InflowStopped
+    ) -> None:
+        match event:
+            case DeliveriesWithdrawn():
+                self._withdrawn(event)
+            case SessionUnblocked():
+                self._unblocked(event)
+            case DrainFinished():
+                port = event.link.context
+                if isinstance(port, Amqp10Receiver):
+                    port.owner.drained(event.given_up)
+            case InflowStopped():
+                port = event.link.context
+                assert isinstance(port, Amqp10Receiver)
+                port.session.link_stopped(event.link)
+            case _:
+                assert_never(event)
 
     # What the client asks for
 
@@ -305,9 +360,6 @@ class Amqp10(Adapter):
             text = event.error.description or "the server broke the session's rules"
             port.gone(SessionClosed(text, condition=event.error.condition))
 
-    def _session_requested(self, event: SessionRequested) -> None:
-        event.session.end(Error(NOT_ALLOWED, TAKEN_BACK))
-
     # Links
 
     def _link_attached(self, event: LinkAttached) -> None:
@@ -350,9 +402,6 @@ class Amqp10(Adapter):
         kind = LinkClosed if was_attached and not _is_opening(event.link) else LinkRefused
         _report_detached(event.link, kind(text, condition=event.error.condition))
 
-    def _link_requested(self, event: LinkRequested) -> None:
-        event.link.refuse(Error(NOT_ALLOWED, TAKEN_BACK))
-
     def _credit(self, event: CreditReceived) -> None:
         port = event.link.context
         if isinstance(port, Amqp10Sender):
@@ -371,16 +420,6 @@ class Amqp10(Adapter):
         if isinstance(port, Amqp10Sender):
             for low, high in reversed(walk(event.first, event.last)):
                 port.owner.requeue(low, high)
-
-    def _drained(self, event: DrainFinished) -> None:
-        port = event.link.context
-        if isinstance(port, Amqp10Receiver):
-            port.owner.drained(event.given_up)
-
-    def _inflow_stopped(self, event: InflowStopped) -> None:
-        port = event.link.context
-        assert isinstance(port, Amqp10Receiver)
-        port.session.link_stopped(event.link)
 
     # Deliveries
 

@@ -4,6 +4,7 @@ clock."""
 from tallymark.wire.amqp10.connection import Connection
 from tallymark.wire.amqp10.errors import DecodeError
 from tallymark.wire.amqp10.events import (
+    AnyEvent,
     CloseReceived,
     ConnectionFailed,
     CreditReceived,
@@ -36,6 +37,7 @@ from tallymark.wire.amqp10.session import Session
 from tallymark.wire.amqp10.states import LinkState, SessionState, State
 
 __all__ = [
+    "AnyEvent",
     "CloseReceived",
     "Connection",
     "ConnectionFailed",

@@ -13,12 +13,12 @@ memory used is bounded: one incomplete frame, the incomplete deliveries on all l
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, final
+from typing import Final, cast, final
 
 from tallymark.wire.amqp10 import errors
-from tallymark.wire.amqp10.ends import NO_CHANNEL, Event, SessionEnd
+from tallymark.wire.amqp10.ends import NO_CHANNEL, SessionEnd
 from tallymark.wire.amqp10.errors import FRAMING_ERROR, DecodeError
-from tallymark.wire.amqp10.events import SaslReceived
+from tallymark.wire.amqp10.events import AnyEvent, SaslReceived
 from tallymark.wire.amqp10.frames import (
     AMQP,
     AMQP_HEADER,
@@ -156,7 +156,7 @@ class Connection(Lifecycle):
         follows."""
         self._end(reason, False)
 
-    def next_event(self) -> Event | None:
+    def next_event(self) -> AnyEvent | None:
         """Return the next event; None: more bytes, an answer or more time is needed. Never
         raises."""
         events = self._events
@@ -176,7 +176,7 @@ class Connection(Lifecycle):
                 self._parse()
             except DecodeError as error:
                 self._fail(error.condition, error.text)
-        return events.popleft()
+        return cast(AnyEvent, events.popleft())
 
     def _parse(self) -> None:
         """Process one frame, or a run of frames; or set the bytes that the inbox needs."""

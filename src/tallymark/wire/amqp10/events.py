@@ -7,7 +7,7 @@ are the session's own, see session.py; of those received, delivery-ids.
 from __future__ import annotations
 
 from array import array
-from typing import final
+from typing import TypeAlias, final
 
 from tallymark.wire.amqp10.composites import Fields
 from tallymark.wire.amqp10.ends import Event as Event
@@ -342,3 +342,16 @@ class SettlementReceived(Event):
         self.last = last
         self.state = state
         """State in the answer. A Rejected with an error is an error for the caller of settle."""
+
+
+ConnectionEvent: TypeAlias = SaslReceived | OpenReceived | CloseReceived | ConnectionFailed | Ended
+SessionEvent: TypeAlias = SessionRequested | SessionBegun | SessionEnded | SessionFailed
+LinkEvent: TypeAlias = LinkRequested | LinkAttached | LinkDetached | LinkFailed
+FlowEvent: TypeAlias = (
+    DeliveriesWithdrawn | FlowReceived | DrainFinished | InflowStopped | SessionUnblocked
+)
+DeliveryEvent: TypeAlias = (
+    TransfersReceived | DispositionReceived | CreditReceived | SettlementReceived
+)
+AnyEvent: TypeAlias = DeliveryEvent | FlowEvent | LinkEvent | SessionEvent | ConnectionEvent
+"""An event: whoever handles events names all of them (`assert_never`)."""
