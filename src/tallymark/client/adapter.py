@@ -34,14 +34,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NewType
 
 from tallymark.client.arguments import ReceiverOptions, SenderOptions
 from tallymark.client.errors import ClientError, NotPossible, TransactionError
 from tallymark.client.outcomes import Outcome
 from tallymark.client.received import MessageOwner, ReceivedMessage
 from tallymark.client.topology import Request
-from tallymark.client.transaction import Work
+from tallymark.client.transaction import Tag, Work
 from tallymark.client.turn import Waiter, resolve
+
+Number = NewType("Number", int)
+"""Number of a sent message, the protocol's own."""
 
 # Ports: what a protocol does for the client
 
@@ -82,7 +86,7 @@ class ReceiverPort(LinkPort):
         """Take the credit back, and call off a drain. What is on its way comes all the same."""
 
     @abstractmethod
-    def settle(self, first: int, last: int, outcome: Outcome, work: Work | None = None) -> None:
+    def settle(self, first: Tag, last: Tag, outcome: Outcome, work: Work | None = None) -> None:
         """Settle in two steps (mode second); ReceiverOwner.answered follows [FC-12]. In a
         transaction there is one step, and nothing follows but its end."""
 
@@ -105,13 +109,15 @@ class SenderPort(LinkPort):
         is closed. SenderOwner.unblocked follows, or SenderOwner.requeue for some."""
 
     @abstractmethod
-    def send(self, messages: list[bytes], settled: bool, work: Work | None = None) -> Iterable[int]:
+    def send(
+        self, messages: list[bytes], settled: bool, work: Work | None = None
+    ) -> Iterable[Number]:
         """Send at most `sendable` messages; return their numbers, in order. In a transaction their
         outcome (SessionOwner.outcomes_received) says whether the broker holds them for it: where a
         protocol has no such answer, they are accepted as soon as they have left."""
 
     @abstractmethod
-    def withdraw(self, number: int) -> bool:
+    def withdraw(self, number: Number) -> bool:
         """Take a message back, if none of it has left; True: it will not be sent, and credit and
         delivery-count are as if it never had been [FC-A13]. Also takes back the rest of one that
         left in part; the peer forgets such a message."""
@@ -133,7 +139,7 @@ class SessionPort(ABC):
         """Begin to attach; SenderOwner.attached or SenderOwner.detached follows."""
 
     @abstractmethod
-    def settle(self, first: int, last: int, outcome: Outcome, work: Work | None = None) -> None:
+    def settle(self, first: Tag, last: Tag, outcome: Outcome, work: Work | None = None) -> None:
         """Settle for good the deliveries first..last, of whichever receivers [FC-11]; in a
         transaction, if it is committed."""
 
@@ -183,7 +189,7 @@ class SessionPort(ABC):
         """Let deliveries come again; credit is granted anew after this."""
         raise NotImplementedError
 
-    def give_back(self, ranges: list[tuple[int, int]]) -> None:
+    def give_back(self, ranges: list[tuple[Tag, Tag]]) -> None:
         """Give all unsettled deliveries back to the broker, to their old places, ascending [TX-8,
         TX-19a], but not those settled in an open transaction. `ranges`: those deliveries as far
         as the client knows, ascending, without ignored ones. SessionOwner.given_back follows."""
@@ -271,7 +277,7 @@ class ReceiverOwner(LinkOwner, MessageOwner):
         """Add deliveries to the buffer, in the order of their tags, which is the session's."""
 
     @abstractmethod
-    def answered(self, first: int, last: int, state: Outcome | None) -> None:
+    def answered(self, first: Tag, last: Tag, state: Outcome | None) -> None:
         """The sender's answer to settlements in two steps [FC-12]. state None: settled as asked."""
 
     @abstractmethod
@@ -294,7 +300,7 @@ class ReceiverOwner(LinkOwner, MessageOwner):
         """Delivery goes on after a stop: let readers look at the buffer."""
 
     @abstractmethod
-    def changed_by_peer(self, first: int, last: int, state: Outcome | None) -> None:
+    def changed_by_peer(self, first: Tag, last: Tag, state: Outcome | None) -> None:
         """The sender has settled these by itself [FC-18]."""
 
     @abstractmethod
@@ -302,7 +308,7 @@ class ReceiverOwner(LinkOwner, MessageOwner):
         """Take back all credit, and end a drain."""
 
     @abstractmethod
-    def recall(self, mark: int, error: ClientError) -> list[int]:
+    def recall(self, mark: Tag, error: ClientError) -> list[Tag]:
         """Take the deliveries up to the mark out of the buffer and from the application. Return
         their tags, in any order, which have to be given back to the broker."""
 
@@ -327,7 +333,7 @@ class SenderOwner(LinkOwner):
         """All messages handed to the adapter have left."""
 
     @abstractmethod
-    def requeue(self, low: int, high: int) -> None:
+    def requeue(self, low: Number, high: Number) -> None:
         """Queue messages low..high (numbers) again: the receiver took its credit back before they
         had left."""
 
@@ -347,7 +353,7 @@ class SessionOwner(ABC):
 
     consumers: Sequence[ReceiverOwner]
     producers: Sequence[SenderOwner]
-    highest_tag: int
+    highest_tag: Tag
     """Highest tag of the deliveries that have arrived; -1: none yet on this port [TX-22]."""
 
     @abstractmethod
@@ -363,12 +369,12 @@ class SessionOwner(ABC):
         """The peer has heard that the application ended it."""
 
     @abstractmethod
-    def outcomes_received(self, low: int, high: int, outcome: Outcome | None) -> None:
+    def outcomes_received(self, low: Number, high: Number, outcome: Outcome | None) -> None:
         """The receiver has decided about sent messages low..high (numbers); None: settled without
         an outcome, which is taken for accepted."""
 
     @abstractmethod
-    def changed_by_peer(self, first: int, last: int, state: Outcome | None) -> None:
+    def changed_by_peer(self, first: Tag, last: Tag, state: Outcome | None) -> None:
         """The sender has settled deliveries, or given them another outcome, unasked [FC-18]."""
 
     @abstractmethod

@@ -24,14 +24,14 @@ from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import Any, Final, final
 
-from tallymark.client.adapter import ReceiverOwner, SenderOwner, SessionOwner, SessionPort
+from tallymark.client.adapter import Number, ReceiverOwner, SenderOwner, SessionOwner, SessionPort
 from tallymark.client.arguments import ANSWER_S, check_type
 from tallymark.client.errors import ClientError, NotPossible, SessionClosed, TimedOut
 from tallymark.client.events import CallbackFailed, Reporter
 from tallymark.client.outcomes import ACCEPTED, Outcome
 from tallymark.client.received import Run, Settlements
 from tallymark.client.topology import Topology
-from tallymark.client.transaction import Coordinator, Transaction, Work
+from tallymark.client.transaction import NO_TAG, Coordinator, Tag, Transaction, Work
 from tallymark.client.turn import Turn, Waiter, answer_to, resolve
 
 
@@ -183,9 +183,9 @@ class Gate:
         self._resumed()
 
 
-WAITING: Final = -1
+WAITING: Final = Number(-1)
 """Number of a message that has not left."""
-WITHDRAWN: Final = -2
+WITHDRAWN: Final = Number(-2)
 """Number of a message that will not leave."""
 
 
@@ -276,8 +276,8 @@ class Deliveries(SessionOwner, Coordinator):
         self.port: SessionPort | None = None
         self.gate = Gate(turn.loop, self._resumed)
         self.error: ClientError | None = None
-        self.highest_tag = -1
-        self.rollback_mark = -1
+        self.highest_tag = NO_TAG
+        self.rollback_mark = NO_TAG
         """Highest tag that a rollback has taken back: deliveries up to it are not shown any more
         [TX-18]."""
         self.has_no_inflow = False
@@ -288,7 +288,7 @@ class Deliveries(SessionOwner, Coordinator):
         self.producers: list[SenderOwner] = []
         self.topology = Topology()
         """Declarations to repeat after a reconnect."""
-        self.sent: dict[int, Pending] = {}
+        self.sent: dict[Number, Pending] = {}
         """Sent messages by number, until their outcome is known."""
         self.settlements = Settlements()
         self.unsent: list[Run] = []
@@ -312,7 +312,7 @@ class Deliveries(SessionOwner, Coordinator):
 
     @abstractmethod
     def receiver_gone(
-        self, staged: Mapping[int, object], was_closed: bool, error: ClientError
+        self, staged: Mapping[Tag, object], was_closed: bool, error: ClientError
     ) -> None:
         """A receiver is gone, and messages of it, by tag, are settled in a transaction; was_closed:
         by the application."""
@@ -361,15 +361,15 @@ class Deliveries(SessionOwner, Coordinator):
 
     # Called by the adapter
 
-    def changed_by_peer(self, first: int, last: int, state: Outcome | None) -> None:
+    def changed_by_peer(self, first: Tag, last: Tag, state: Outcome | None) -> None:
         for consumer in list(self.consumers):
             consumer.changed_by_peer(first, last, state)
 
-    def outcomes_received(self, low: int, high: int, outcome: Outcome | None) -> None:
+    def outcomes_received(self, low: Number, high: Number, outcome: Outcome | None) -> None:
         sent = self.sent
         if high - low < len(sent):
             for number in range(low, high + 1):
-                pending = sent.pop(number, None)
+                pending = sent.pop(Number(number), None)
                 if pending is not None:
                     pending.finish(outcome)
         else:
@@ -412,7 +412,7 @@ class Deliveries(SessionOwner, Coordinator):
             elif self.port is not None:
                 self.port.settle(run.first, run.last, run.outcome, run.work)
 
-    def forget_unsent(self, work: Work) -> list[int]:
+    def forget_unsent(self, work: Work) -> list[Tag]:
         """Forget the unit's settlements that were not sent to the broker. Return their tags."""
         runs = self.unsent + self.settlements.take()
         self.unsent = [run for run in runs if run.work is not work]
@@ -448,7 +448,7 @@ class Deliveries(SessionOwner, Coordinator):
             await answer_to(asker, remaining)
         return self.port is port
 
-    async def all_sent(self, staged: Mapping[int, object]) -> None:
+    async def all_sent(self, staged: Mapping[Tag, object]) -> None:
         """Wait until the broker was sent all settlements of these messages, by tag, that may be
         sent."""
 
@@ -476,7 +476,7 @@ class Deliveries(SessionOwner, Coordinator):
     def opened(self, port: SessionPort) -> None:
         self.port = port
         self.was_open = True
-        self.highest_tag = self.rollback_mark = -1  # tags begin anew [TX-22]
+        self.highest_tag = self.rollback_mark = NO_TAG  # tags begin anew [TX-22]
         if self.opening is not None:
             resolve(self.opening, None)
         self.changed()

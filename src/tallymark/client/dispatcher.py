@@ -46,7 +46,7 @@ from tallymark.client.errors import (
 )
 from tallymark.client.events import Reporter, TransactionFailed
 from tallymark.client.received import ranges_of
-from tallymark.client.transaction import Stage, Transaction, Work, rolled_back
+from tallymark.client.transaction import Stage, Tag, Transaction, Work, rolled_back
 from tallymark.client.turn import Turn, Waiter, answer_to, resolve
 
 
@@ -206,7 +206,7 @@ class Dispatcher(Deliveries):
         return before
 
     def receiver_gone(
-        self, staged: Mapping[int, object], was_closed: bool, error: ClientError
+        self, staged: Mapping[Tag, object], was_closed: bool, error: ClientError
     ) -> None:
         """Doom the transaction where nobody can tell whether the broker was sent the settlements:
         nothing of it must take effect."""
@@ -409,9 +409,9 @@ class Dispatcher(Deliveries):
         self.turn.request()
         return await self.answered(port, lambda: self._has_stopped)
 
-    def _recall(self, error: ClientError) -> list[int]:
+    def _recall(self, error: ClientError) -> list[Tag]:
         """Step 4, of all receivers, also those that were closed."""
-        tags: list[int] = []
+        tags: list[Tag] = []
         for consumer in self.consumers:
             tags += consumer.recall(self.rollback_mark, error)
         return tags
@@ -427,7 +427,7 @@ class Dispatcher(Deliveries):
         return await self._roll_back_at_broker(port, work, tags, error)
 
     async def _roll_back_at_broker(
-        self, port: SessionPort, work: Work, tags: list[int], error: ClientError
+        self, port: SessionPort, work: Work, tags: list[Tag], error: ClientError
     ) -> bool:
         for producer in self.producers:
             producer.fail_posted(work, error)
@@ -443,7 +443,7 @@ class Dispatcher(Deliveries):
                 return False
         return await self._given_back(port, tags)
 
-    async def _given_back(self, port: SessionPort, tags: list[int]) -> bool:
+    async def _given_back(self, port: SessionPort, tags: list[Tag]) -> bool:
         """Step 5. What a broker sent behind our back meanwhile is not shown either [TX-18]."""
         if self.has_no_inflow and self.highest_tag > self.rollback_mark:
             self.rollback_mark = self.highest_tag

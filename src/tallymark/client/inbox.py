@@ -51,6 +51,7 @@ from tallymark.client.received import (
     ReceivedMessage,
     result_of,
 )
+from tallymark.client.transaction import Tag, tags_of
 
 
 @final
@@ -74,16 +75,16 @@ class Inbox:
         self.is_attached = False
         """The link that the messages came on is there: they can be settled."""
         self.buffer: deque[ReceivedMessage] = deque()
-        self.held: dict[int, weakref.ref[ReceivedMessage]] = {}
+        self.held: dict[Tag, weakref.ref[ReceivedMessage]] = {}
         """Messages that the application holds, by tag; weak, so that a message which the
         application has forgotten is noticed."""
-        self.dropped: dict[int, ReceivedMessage] = {}
+        self.dropped: dict[Tag, ReceivedMessage] = {}
         """Messages that the application has forgotten unsettled, by tag; these are held
         strongly."""
-        self.settling: dict[int, ReceivedMessage] = {}
+        self.settling: dict[Tag, ReceivedMessage] = {}
         """Messages settled in mode second whose answer from the sender is awaited, with or without
         a waiting call [FC-12, FC-A4]."""
-        self.staged: dict[int, ReceivedMessage] = {}
+        self.staged: dict[Tag, ReceivedMessage] = {}
         """Messages settled in a transaction that has not ended; they keep their slots [TX-4]."""
         self.settled_total = 0
         self.last_tag = b""
@@ -153,7 +154,7 @@ class Inbox:
         self.dropped[message.tag] = message
         return True
 
-    def answer(self, first: int, last: int, state: Outcome | None) -> None:
+    def answer(self, first: Tag, last: Tag, state: Outcome | None) -> None:
         """Settle messages first..last for good: the sender answered with this state, or with none,
         which means as asked [FC-12]."""
         for tag in tags_among(first, last, self.settling):
@@ -163,8 +164,8 @@ class Inbox:
 
     def change(
         self,
-        first: int,
-        last: int,
+        first: Tag,
+        last: Tag,
         state: Outcome | None,
         changed: Callable[[ReceivedMessage], None],
     ) -> None:
@@ -185,7 +186,7 @@ class Inbox:
                 found.outcome_or_error = state
                 changed(found)
 
-    def _change_buffered(self, first: int, last: int, state: Outcome | None) -> None:
+    def _change_buffered(self, first: Tag, last: Tag, state: Outcome | None) -> None:
         """Settle buffered messages. One that the sender takes back leaves the buffer; one that it
         settled otherwise stays, and takes no slot once it was read."""
         takes_back = isinstance(state, (Released, Modified))
@@ -208,7 +209,7 @@ class Inbox:
 
     # A rollback, a lost link
 
-    def recall(self, mark: int, error: ClientError, browses: bool) -> list[int]:
+    def recall(self, mark: Tag, error: ClientError, browses: bool) -> list[Tag]:
         """Take the deliveries up to the mark out of the buffer and from the application. Return
         their tags, in any order, which have to be given back to the broker. Messages that were sent
         settled stay, unless the receiver `browses`: nobody would send them again. Lost ones are the
@@ -264,11 +265,11 @@ def _lose(messages: Iterable[ReceivedMessage], error: ClientError) -> None:
         message.outcome_or_error = error
 
 
-def tags_among(first: int, last: int, messages: Mapping[int, object]) -> list[int]:
+def tags_among(first: Tag, last: Tag, messages: Mapping[Tag, object]) -> list[Tag]:
     """Return the tags of first..last that are in `messages`, ascending, in time of the smaller of
     the two."""
     if last - first < len(messages):
-        return [tag for tag in range(first, last + 1) if tag in messages]
+        return [tag for tag in tags_of(first, last) if tag in messages]
     return sorted(tag for tag in messages if first <= tag <= last)
 
 
@@ -314,7 +315,7 @@ class LeakWatch:
         self._settled_then = -1
         self._stalled_ms = -1
         """Time since which all slots are taken and nothing was settled; -1: not so."""
-        self._warned: set[int] = set()
+        self._warned: set[Tag] = set()
 
     # What happens
 

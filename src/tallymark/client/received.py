@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Final, NamedTuple, Self, final
@@ -25,7 +25,7 @@ from tallymark.client.outcomes import (
     named_outcome,
     rejected,
 )
-from tallymark.client.transaction import Transaction, Work
+from tallymark.client.transaction import NO_TAG, Tag, Transaction, Work, tags_of
 from tallymark.client.turn import Waiter, answer_to
 
 STREAM_OFFSET: Final = "x-stream-offset"
@@ -69,7 +69,7 @@ class MessageOwner(ABC):
         """
 
     @abstractmethod
-    def settle_second(self, first: int, last: int, outcome: Outcome, work: Work | None) -> None:
+    def settle_second(self, first: Tag, last: Tag, outcome: Outcome, work: Work | None) -> None:
         """Send the settlement of these tags, in two steps, unless the link is gone [FC-12]."""
 
     @abstractmethod
@@ -117,7 +117,7 @@ class ReceivedMessage(Message):
     def __init__(
         self,
         consumer: MessageOwner,
-        tag: int,
+        tag: Tag,
         delivery_tag: bytes,
         raw: bytes,
         is_settled: bool,
@@ -371,8 +371,8 @@ def _name(outcome: Outcome) -> str:
 class Run(NamedTuple):
     """Consecutive tags that were settled alike."""
 
-    first: int
-    last: int
+    first: Tag
+    last: Tag
     outcome: Outcome
     second: MessageOwner | None
     """Receiver whose link settles them in two steps; None: one step."""
@@ -380,8 +380,8 @@ class Run(NamedTuple):
     """The transaction that they are settled in."""
 
     @property
-    def tags(self) -> range:
-        return range(self.first, self.last + 1)
+    def tags(self) -> Sequence[Tag]:
+        return tags_of(self.first, self.last)
 
 
 @final
@@ -393,14 +393,14 @@ class Settlements:
 
     def __init__(self) -> None:
         self._runs: list[Run] = []
-        self._first = 0
-        self._last = -1
+        self._first: Tag = NO_TAG
+        self._last: Tag = NO_TAG
         self._outcome: Outcome | None = None
         self._second: MessageOwner | None = None
         self._work: Work | None = None
 
     def add(
-        self, tag: int, outcome: Outcome, second: MessageOwner | None, work: Work | None
+        self, tag: Tag, outcome: Outcome, second: MessageOwner | None, work: Work | None
     ) -> bool:
         """Add one settlement. Return whether it is the first."""
         if (
@@ -429,7 +429,7 @@ class Settlements:
         runs.append(Run(self._first, self._last, self._outcome, self._second, self._work))
         self._runs = []
         self._outcome = self._second = self._work = None
-        self._last = -1
+        self._last = NO_TAG
         if len(runs) == 1:
             return runs
         runs.sort(key=_first_of)
@@ -447,9 +447,9 @@ def _first_of(run: Run) -> int:
     return run.first
 
 
-def ranges_of(tags: list[int]) -> list[tuple[int, int]]:
+def ranges_of(tags: list[Tag]) -> list[tuple[Tag, Tag]]:
     """Ranges of consecutive tags, ascending."""
-    ranges: list[tuple[int, int]] = []
+    ranges: list[tuple[Tag, Tag]] = []
     for tag in sorted(tags):
         if ranges and ranges[-1][1] == tag - 1:
             ranges[-1] = (ranges[-1][0], tag)

@@ -40,7 +40,7 @@ from tallymark.client.outcomes import (
 from tallymark.client.reading import ON_ERROR, Handler, Middleware, Readers, Runner, composed
 from tallymark.client.received import HELD, IGNORED, LOST, RETURNED, ReceivedMessage
 from tallymark.client.topology import Declaring
-from tallymark.client.transaction import Transaction, Work
+from tallymark.client.transaction import Tag, Transaction, Work
 from tallymark.client.turn import Closing
 
 StateCallback: TypeAlias = Callable[[ReceivedMessage, Outcome | None], None]
@@ -96,7 +96,7 @@ class Consumer(Link[ReceiverPort], ReceiverOwner):
         self.leaks.arrived(messages)
         self.readers.arrived(len(messages))
 
-    def answered(self, first: int, last: int, state: Outcome | None) -> None:
+    def answered(self, first: Tag, last: Tag, state: Outcome | None) -> None:
         self.inbox.answer(first, last, state)
         self.evaluate_later()
 
@@ -167,7 +167,7 @@ class Consumer(Link[ReceiverPort], ReceiverOwner):
             assert isinstance(error, ClientError)
             raise error.copied()
 
-    def settle_second(self, first: int, last: int, outcome: Outcome, work: Work | None) -> None:
+    def settle_second(self, first: Tag, last: Tag, outcome: Outcome, work: Work | None) -> None:
         if self.port is not None:
             self.port.settle(first, last, outcome, work)
 
@@ -190,7 +190,7 @@ class Consumer(Link[ReceiverPort], ReceiverOwner):
         self.inbox.end_staged(message, error)
         self.evaluate_later()
 
-    def changed_by_peer(self, first: int, last: int, state: Outcome | None) -> None:
+    def changed_by_peer(self, first: Tag, last: Tag, state: Outcome | None) -> None:
         def changed(message: ReceivedMessage) -> None:
             if self.on_state_changed is not None:
                 callback = self.on_state_changed
@@ -204,7 +204,7 @@ class Consumer(Link[ReceiverPort], ReceiverOwner):
     def stop_inflow(self) -> None:
         self.flow.stop()
 
-    def recall(self, mark: int, error: ClientError) -> list[int]:
+    def recall(self, mark: Tag, error: ClientError) -> list[Tag]:
         return self.inbox.recall(mark, error, self.options.browse)
 
     def resume_inflow(self) -> None:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias, final
 
-from tallymark.client.adapter import SenderOwner, SenderPort, SessionPort
+from tallymark.client.adapter import Number, SenderOwner, SenderPort, SessionPort
 from tallymark.client.arguments import SenderOptions, check_flag, check_timeout, listed
 from tallymark.client.deliveries import WAITING, WITHDRAWN, Deliveries, Group, Pending
 from tallymark.client.errors import (
@@ -75,10 +75,10 @@ class Producer(Link[SenderPort], SenderOwner):
                 pending.done()
         self.may_send()
 
-    def requeue(self, low: int, high: int) -> None:
+    def requeue(self, low: Number, high: Number) -> None:
         sent = self.dispatcher.sent
         for number in range(high, low - 1, -1):
-            pending = sent.pop(number, None)
+            pending = sent.pop(Number(number), None)
             if pending is not None:
                 pending.number = WAITING
                 self.queue.appendleft(pending)

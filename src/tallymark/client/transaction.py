@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 from types import TracebackType
-from typing import Protocol, Self, TypeVar, final
+from typing import Final, NewType, Protocol, Self, TypeVar, cast, final
 
 from tallymark.client.errors import (
     ClientError,
@@ -32,11 +32,21 @@ from tallymark.client.errors import (
     TransactionRolledBack,
 )
 
+Tag = NewType("Tag", int)
+"""Number of a delivery in its session. Tags only grow, however the protocol wraps its numbers."""
+NO_TAG: Final[Tag] = Tag(-1)
+"""Before all tags."""
+
+
+def tags_of(first: Tag, last: Tag) -> Sequence[Tag]:
+    """Return the tags first..last, ascending."""
+    return cast("Sequence[Tag]", range(first, last + 1))
+
 
 class Staged(Protocol):
     """A received message that is settled in a transaction."""
 
-    tag: int
+    tag: Tag
 
     def end_staged(self, error: ClientError | None) -> None: ...
 

@@ -20,7 +20,7 @@ from tallymark.stored.annotations import Annotations
 from tallymark.units import EngineMs, Ms, Tag
 from tallymark.wire.amqp10.ends import LinkEnd as WireLink
 from tallymark.wire.amqp10.outcomes import Accepted, DeliveryState, TransactionalState
-from tallymark.wire.amqp10.serial import MASK
+from tallymark.wire.amqp10.serial import MASK, Serial
 from tallymark.wire.amqp10.session import Session as WireSession
 
 ID_BYTES: Final = 8
@@ -115,10 +115,10 @@ class Session:
         engine.handle = self
         wire.context = self
 
-    def tag_of(self, number: int) -> int:
+    def tag_of(self, number: Serial) -> Tag:
         """Return the engine's tag of a delivery that was sent."""
         last = self.engine.next_tag - 1
-        return last - ((last - 1 - number) & MASK)
+        return Tag(last - ((last - 1 - number) & MASK))
 
     @property
     def number(self) -> int:
@@ -155,9 +155,9 @@ class Session:
         self.engine.handle = None
 
 
-def number_of(tag: int) -> int:
+def number_of(tag: Tag) -> Serial:
     """Return the delivery number on the wire of an engine's tag."""
-    return (tag - 1) & MASK
+    return Serial((tag - 1) & MASK)
 
 
 @final
@@ -326,9 +326,9 @@ class Answers(Delayed):
     def __init__(self, session: Session) -> None:
         super().__init__(session.client)
         self._session = session
-        self._ranges: list[tuple[int, int, DeliveryState]] = []
+        self._ranges: list[tuple[Serial, Serial, DeliveryState]] = []
 
-    def add(self, first: int, last: int, state: DeliveryState) -> None:
+    def add(self, first: Serial, last: Serial, state: DeliveryState) -> None:
         self._ranges.append((first, last, state))
 
     def say(self) -> None:

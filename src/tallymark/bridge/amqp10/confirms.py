@@ -12,7 +12,7 @@ from typing import Final, final
 
 from tallymark.bridge.amqp10.links import Publisher
 from tallymark.wire.amqp10.outcomes import Accepted, DeliveryState
-from tallymark.wire.amqp10.serial import add, diff
+from tallymark.wire.amqp10.serial import ZERO, Serial, add, diff
 from tallymark.wire.amqp10.session import Session as WireSession
 
 NEVER: Final = 0
@@ -33,7 +33,7 @@ class Unanswered:
 
     __slots__ = ("first", "id", "last", "link", "mode")
 
-    def __init__(self, first: int, last: int, id: int, link: Publisher, mode: int) -> None:
+    def __init__(self, first: int, last: int, id: Serial, link: Publisher, mode: int) -> None:
         self.first = first
         self.last = last
         self.id = id
@@ -54,7 +54,7 @@ class Confirms:
         self._wire = wire
         self._ranges: deque[Unanswered] = deque()
 
-    def published(self, first: int, count: int, link: Publisher, id: int, mode: int) -> None:
+    def published(self, first: int, count: int, link: Publisher, id: Serial, mode: int) -> None:
         """Add publishes of the session from number `first` on, which were deliveries from `id`
         on."""
         last = first + count - 1
@@ -78,7 +78,8 @@ class Confirms:
         whose count of unanswered messages fell."""
         touched: list[Publisher] = []
         ranges = self._ranges
-        first = last = -1  # of the delivery-ids in the next disposition
+        first = last = ZERO  # delivery-ids in the next disposition, if it has any
+        has_any = False
         while ranges and ranges[0].first <= upto:
             entry = ranges[0]
             end = min(upto, entry.last)
@@ -101,14 +102,15 @@ class Confirms:
             link.unconfirmed -= count
             if mode == NEVER or not link.is_open:
                 continue
-            if last >= 0 and add(last, 1) == id:
+            if has_any and add(last, 1) == id:
                 last = add(id, count - 1)
                 continue
-            if last >= 0:
+            if has_any:
                 self._wire.settle_received(first, last, ACCEPTED)
+            has_any = True
             first = id
             last = add(id, count - 1)
-        if last >= 0:
+        if has_any:
             self._wire.settle_received(first, last, ACCEPTED)
         return touched
 
@@ -146,7 +148,7 @@ class Confirms:
         if part.mode == FIRST and link.is_open:
             self._wire.settle_received(part.id, end, state)
 
-    def forget(self, first: int, last: int) -> None:
+    def forget(self, first: Serial, last: Serial) -> None:
         """Remove deliveries first..last that the client has settled itself: they get no answer."""
         kept: deque[Unanswered] = deque()
         for entry in self._ranges:

@@ -35,6 +35,7 @@ from tallymark.wire.amqp10.outcomes import (
     Rejected,
     Released,
 )
+from tallymark.wire.amqp10.serial import Serial
 
 UNKNOWN: Final = 0
 """Placeholder for states that are no outcome of the engine."""
@@ -116,7 +117,7 @@ def _forget(session: Session, first: int, last: int) -> None:
         work.forget(session, first, last)
 
 
-def withdraw(session: Session, first: int, last: int) -> None:
+def withdraw(session: Session, first: Serial, last: Serial) -> None:
     """Requeue deliveries that had not left when the client took back its credit. Those that are
     settled by being sent are no longer in flight."""
     engine = session.engine

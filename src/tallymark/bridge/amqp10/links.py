@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tallymark.wire.amqp10.events import CreditReceived, TransfersReceived
 from tallymark.wire.amqp10.outcomes import DeliveryState, Rejected
+from tallymark.wire.amqp10.serial import Serial
 
 
 class LinkEnd:
@@ -48,7 +49,7 @@ class Publisher(LinkEnd):
         """Grant credit where the client has used half of it."""
         raise NotImplementedError
 
-    def settle(self, first: int, last: int, state: DeliveryState) -> None:
+    def settle(self, first: Serial, last: Serial, state: DeliveryState) -> None:
         """Send the outcome of deliveries in mode second; the sender settles them."""
         raise NotImplementedError
 

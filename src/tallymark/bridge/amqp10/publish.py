@@ -36,7 +36,7 @@ from tallymark.wire.amqp10.outcomes import (
     TransactionalState,
 )
 from tallymark.wire.amqp10.receiver_link import ReceiverLink
-from tallymark.wire.amqp10.serial import add, count
+from tallymark.wire.amqp10.serial import Serial, add, count
 from tallymark.wire.conversion.addresses import BadAddress, Target, target_of
 
 REASON: Final = "reason"
@@ -102,7 +102,7 @@ class IncomingLink(StretchLink):
 
     # -- outcomes
 
-    def tell(self, first: int, last: int, mode: int, state: DeliveryState) -> None:
+    def tell(self, first: Serial, last: Serial, mode: int, state: DeliveryState) -> None:
         work = self.work
         if work is not None:
             if mode == NEVER and not isinstance(state, Accepted):
@@ -115,7 +115,7 @@ class IncomingLink(StretchLink):
         elif mode == FIRST and self.is_open:
             self.session.wire.settle_received(first, last, state)
 
-    def refuse(self, first: int, last: int, mode: int, error: Error) -> None:
+    def refuse(self, first: Serial, last: Serial, mode: int, error: Error) -> None:
         work = self.work
         if mode != NEVER and self.can_reject:
             self.tell(first, last, mode, Rejected(error))
@@ -125,7 +125,7 @@ class IncomingLink(StretchLink):
         else:
             self.close(error)
 
-    def settle(self, first: int, last: int, state: DeliveryState) -> None:
+    def settle(self, first: Serial, last: Serial, state: DeliveryState) -> None:
         if self.is_open:
             self.link.settle(first, last, state)
         else:

@@ -30,7 +30,7 @@ from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10.errors import DecodeError
 from tallymark.wire.amqp10.front import Front, without_delivery_annotations
 from tallymark.wire.amqp10.outcomes import DeliveryState, Error, Rejected, Released
-from tallymark.wire.amqp10.serial import add
+from tallymark.wire.amqp10.serial import Serial, add
 from tallymark.wire.conversion.addresses import Target
 
 RELEASED: Final = Released()
@@ -98,12 +98,12 @@ class StretchLink(Publisher):
         the link's own address."""
         raise NotImplementedError
 
-    def tell(self, first: int, last: int, mode: int, state: DeliveryState) -> None:
+    def tell(self, first: Serial, last: Serial, mode: int, state: DeliveryState) -> None:
         """Send the outcome of deliveries that were not published, or were published under a
         transaction."""
         raise NotImplementedError
 
-    def refuse(self, first: int, last: int, mode: int, error: Error) -> None:
+    def refuse(self, first: Serial, last: Serial, mode: int, error: Error) -> None:
         """Refuse deliveries. If their sender cannot be told by an outcome, the link is ended."""
         raise NotImplementedError
 
@@ -129,7 +129,7 @@ class Stretch:
         "_work",
     )
 
-    def __init__(self, link: StretchLink, first: int, front: Front, mode: int) -> None:
+    def __init__(self, link: StretchLink, first: Serial, front: Front, mode: int) -> None:
         self._link = link
         self._first = first
         self._front = front

@@ -49,7 +49,7 @@ from tallymark.wire.amqp10.performatives import Attach, Coordinator
 from tallymark.wire.amqp10.reader import Reader
 from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.sections import VALUE, Sections
-from tallymark.wire.amqp10.serial import add
+from tallymark.wire.amqp10.serial import Serial, add
 
 CAPABILITIES: Final = (
     "amqp:local-transactions",
@@ -122,7 +122,7 @@ class CoordinatorLink(LinkEnd):
             self._request(id, event.is_second, event.data[event.cuts[i] : event.cuts[i + 1]])
         self.resume()
 
-    def _request(self, id: int, is_second: bool, message: bytes) -> None:
+    def _request(self, id: Serial, is_second: bool, message: bytes) -> None:
         try:
             request = _read(message)
         except DecodeError as error:
@@ -133,7 +133,7 @@ class CoordinatorLink(LinkEnd):
         else:
             self._discharge(id, is_second, request)
 
-    def _declare(self, id: int, is_second: bool, request: Declare) -> None:
+    def _declare(self, id: Serial, is_second: bool, request: Declare) -> None:
         """Begin a transaction [TX-12]."""
         session = self._session
         client = session.client
@@ -150,7 +150,7 @@ class CoordinatorLink(LinkEnd):
         client.works[work.id] = self._works[work.id] = work
         self.tell(id, is_second, Declared(work.id))
 
-    def _discharge(self, id: int, is_second: bool, request: Discharge) -> None:
+    def _discharge(self, id: Serial, is_second: bool, request: Discharge) -> None:
         """End a transaction, which may be declared on another link of the connection
         [TX-12, TX-13]."""
         client = self._session.client
@@ -186,7 +186,7 @@ class CoordinatorLink(LinkEnd):
 
     # -- answers
 
-    def tell(self, id: int, is_second: bool, state: DeliveryState) -> None:
+    def tell(self, id: Serial, is_second: bool, state: DeliveryState) -> None:
         """Send the outcome of a request."""
         if not self.is_open:
             return
@@ -195,7 +195,7 @@ class CoordinatorLink(LinkEnd):
         else:
             self._session.wire.settle_received(id, id, state)
 
-    def _refuse(self, id: int, is_second: bool, error: Error) -> None:
+    def _refuse(self, id: Serial, is_second: bool, error: Error) -> None:
         """Refuse a request by the outcome rejected, or, if the client does not support that, by a
         detach."""
         if self._lists_rejected or not self._lists_outcomes:
@@ -231,7 +231,7 @@ class Discharged(Delayed):
 
     __slots__ = ("_end", "_id", "_is_second", "_work")
 
-    def __init__(self, end: CoordinatorLink, work: Work, id: int, is_second: bool) -> None:
+    def __init__(self, end: CoordinatorLink, work: Work, id: Serial, is_second: bool) -> None:
         super().__init__(end._session.client)
         self._end = end
         self._work = work
@@ -241,7 +241,7 @@ class Discharged(Delayed):
     def say(self) -> None:
         for session, first, last, state in self._work.expected():
             if not session.engine.closed:
-                session.wire.settle_sent(number_of(first), number_of(last), state)
+                session.wire.settle_sent(number_of(Tag(first)), number_of(Tag(last)), state)
         self._end.tell(self._id, self._is_second, ACCEPTED)
 
 
@@ -281,14 +281,14 @@ def after_rollback(work: Work) -> None:
         assert isinstance(holder, Session), holder
         if not engine.closed:
             _withdraw_unsent(holder, first, last)
-            holder.wire.settle_sent(number_of(first), number_of(last), RELEASED)
+            holder.wire.settle_sent(number_of(Tag(first)), number_of(Tag(last)), RELEASED)
 
 
 def _withdraw_unsent(session: Session, first: int, last: int) -> None:
     """Withdraw those deliveries taken back that still wait for the client's window: none may follow
     the answer to the discharge [amqp-1.0 §4.4.3]. They return their credit."""
     for tag in range(last, first - 1, -1):
-        number = number_of(tag)
+        number = number_of(Tag(tag))
         if session.wire.outbox.has_left(number):
             return  # and so have all before it
         for end in session.ends:

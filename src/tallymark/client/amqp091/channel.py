@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeVar, final
 
-from tallymark.client.adapter import SessionOwner
+from tallymark.client.adapter import Number, SessionOwner
 from tallymark.client.errors import CONDITIONS, ClientError, NotPossible
 from tallymark.client.outcomes import Outcome
 from tallymark.wire.amqp091.client import ClientChannel, ClientConnection
@@ -177,10 +177,10 @@ class SessionChannel(ChannelUser):
         """Publish a message in a transaction."""
 
     @abstractmethod
-    def next_number(self) -> int:
+    def next_number(self) -> Number:
         """Return a number for a message, which no other message of the session has."""
 
     @abstractmethod
-    def report_outcome(self, number: int, outcome: Outcome | None) -> None:
+    def report_outcome(self, number: Number, outcome: Outcome | None) -> None:
         """Report an outcome that is known before anything was sent, after the client's own call has
         returned."""

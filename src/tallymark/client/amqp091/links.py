@@ -21,14 +21,14 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Final, final
 
-from tallymark.client.adapter import ReceiverOwner, ReceiverPort, SenderOwner, SenderPort
+from tallymark.client.adapter import Number, ReceiverOwner, ReceiverPort, SenderOwner, SenderPort
 from tallymark.client.amqp091.channel import ChannelUser, Probe, SessionChannel, error_of
 from tallymark.client.amqp091.messages import Outgoing
 from tallymark.client.arguments import ReceiverOptions, SenderOptions
 from tallymark.client.errors import LinkClosed, LinkRefused, NotPossible
 from tallymark.client.outcomes import RELEASED, Error, Outcome, Rejected
 from tallymark.client.received import ReceivedMessage
-from tallymark.client.transaction import Work
+from tallymark.client.transaction import Tag, Work
 from tallymark.wire.amqp091.fields import encode_table
 from tallymark.wire.amqp091.methods import (
     BasicAck,
@@ -292,7 +292,7 @@ class Amqp091Receiver(ReceiverPort):
         if subscription is self.subscription and not self._is_manual and not is_ending:
             subscription.remaining += 1
 
-    def settle(self, first: int, last: int, outcome: Outcome, work: Work | None = None) -> None:
+    def settle(self, first: Tag, last: Tag, outcome: Outcome, work: Work | None = None) -> None:
         raise NotPossible("AMQP 0-9-1 settles in one step")
 
     # Inflow
@@ -411,7 +411,7 @@ class Sent:
 
     __slots__ = ("body", "is_returned", "number", "publish")
 
-    def __init__(self, number: int, publish: BasicPublish, body: bytes) -> None:
+    def __init__(self, number: Number, publish: BasicPublish, body: bytes) -> None:
         self.number = number
         self.publish = publish
         self.body = body
@@ -471,11 +471,13 @@ class Amqp091Sender(SenderPort, ChannelUser):
     def is_blocked(self) -> bool:
         return False
 
-    def send(self, messages: list[bytes], settled: bool, work: Work | None = None) -> Iterable[int]:
+    def send(
+        self, messages: list[bytes], settled: bool, work: Work | None = None
+    ) -> Iterable[Number]:
         """Send messages; one that cannot be encoded is rejected, as a broker would reject it."""
         return [self._send(message, settled, work) for message in messages]
 
-    def _send(self, message: bytes, settled: bool, work: Work | None) -> int:
+    def _send(self, message: bytes, settled: bool, work: Work | None) -> Number:
         session = self._session
         number = session.next_number()
         try:
@@ -495,7 +497,7 @@ class Amqp091Sender(SenderPort, ChannelUser):
         self._unconfirmed[self._published] = Sent(number, publish, body)
         return number
 
-    def withdraw(self, number: int) -> bool:
+    def withdraw(self, number: Number) -> bool:
         return False
 
     def idle(self) -> None:
@@ -539,14 +541,14 @@ class Amqp091Sender(SenderPort, ChannelUser):
         else:
             tags = [tag] if tag in unconfirmed else []
         was_full = len(unconfirmed) >= UNCONFIRMED_MAX
-        low = high = -1
+        low = high = Number(-1)
         said: Outcome | None = None
         owner = self._session.owner
         for one in tags:
             sent = unconfirmed.pop(one)
             found = RELEASED if sent.is_returned and outcome is None else outcome
             if sent.number == high + 1 and found is said:
-                high += 1
+                high = sent.number
                 continue
             if low >= 0:
                 owner.outcomes_received(low, high, said)

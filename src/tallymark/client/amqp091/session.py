@@ -11,6 +11,7 @@ from collections import deque
 from typing import final
 
 from tallymark.client.adapter import (
+    Number,
     ReceiverOwner,
     ReceiverPort,
     SenderOwner,
@@ -30,7 +31,7 @@ from tallymark.client.arguments import ReceiverOptions, SenderOptions
 from tallymark.client.errors import SessionClosed
 from tallymark.client.outcomes import RELEASED, Accepted, Modified, Outcome, Rejected
 from tallymark.client.received import ReceivedMessage
-from tallymark.client.transaction import Work
+from tallymark.client.transaction import Tag, Work, tags_of
 from tallymark.wire.amqp091.methods import (
     BasicAck,
     BasicCancel,
@@ -75,24 +76,24 @@ class Amqp091Session(SessionPort, ReceiverSession):
         self._is_closing = False
         self._senders: list[Amqp091Sender] = []
         self._incoming = Incoming()
-        self._unsettled: dict[int, Subscription] = {}
+        self._unsettled: dict[Tag, Subscription] = {}
         """Deliveries that are not settled, by tag, ascending."""
         self._recovering: list[Subscription] = []
         """Subscription of each delivery that was unsettled when basic.recover was sent."""
         self._arrived: list[ReceivedMessage] = []
         self._arrived_for: ReceiverOwner | None = None
         self._numbers = 0
-        self._outcomes: list[tuple[int, Outcome | None]] = []
+        self._outcomes: list[tuple[Number, Outcome | None]] = []
         # transactions
         self._is_selected = False
         self._work: Work | None = None
-        self._staged: dict[int, Subscription] = {}
+        self._staged: dict[Tag, Subscription] = {}
         """Deliveries that were settled in the transaction and are not committed, by tag."""
         self._is_waiting = False
         """True while the answer to a commit or a rollback is awaited."""
         self._unsent: deque[tuple[Method, bytes | None, bytes]] = deque()
         """Methods to send after the answer to a commit or rollback has come."""
-        self._ending: deque[tuple[Work | None, dict[int, Subscription]]] = deque()
+        self._ending: deque[tuple[Work | None, dict[Tag, Subscription]]] = deque()
         """Transactions whose commit or rollback was sent, with the deliveries settled in each."""
         self._will_commit = False
         self._returned = 0
@@ -171,7 +172,7 @@ class Amqp091Session(SessionPort, ReceiverSession):
             if self._is_selected and self._work is None:
                 self._commit_later()
             return
-        tag = method.delivery_tag
+        tag = Tag(method.delivery_tag)
         port = subscription.port
         consumer = port.owner
         raw = self._incoming.sections(method, section, body)
@@ -235,10 +236,10 @@ class Amqp091Session(SessionPort, ReceiverSession):
 
     # Settling
 
-    def settle(self, first: int, last: int, outcome: Outcome, work: Work | None = None) -> None:
+    def settle(self, first: Tag, last: Tag, outcome: Outcome, work: Work | None = None) -> None:
         unsettled = self._unsettled
         if last - first < len(unsettled):
-            tags = [tag for tag in range(first, last + 1) if tag in unsettled]
+            tags = [tag for tag in tags_of(first, last) if tag in unsettled]
         else:
             tags = [tag for tag in unsettled if first <= tag <= last]
         for subscription in {unsettled[tag] for tag in tags}:
@@ -249,7 +250,7 @@ class Amqp091Session(SessionPort, ReceiverSession):
         tags = [tag for tag, subscription in self._unsettled.items() if subscription.port is port]
         self._settle(tags, RELEASED, self._work)
 
-    def _settle(self, tags: list[int], outcome: Outcome, work: Work | None) -> None:
+    def _settle(self, tags: list[Tag], outcome: Outcome, work: Work | None) -> None:
         """Settle these tags, which are unsettled and ascending."""
         unsettled = self._unsettled
         if not tags:
@@ -271,7 +272,7 @@ class Amqp091Session(SessionPort, ReceiverSession):
         if work is None and self._is_selected:
             self._commit_later()
 
-    def _send_settlement(self, tag: int, multiple: bool, outcome: Outcome) -> None:
+    def _send_settlement(self, tag: Tag, multiple: bool, outcome: Outcome) -> None:
         """Send a settlement. Modified becomes the nearest method there is: a reject with requeue is
         a failed delivery to brokers that tell the two apart, as Tallymark does, a nack with requeue
         is none."""
@@ -288,11 +289,11 @@ class Amqp091Session(SessionPort, ReceiverSession):
 
     # Sending
 
-    def next_number(self) -> int:
+    def next_number(self) -> Number:
         self._numbers += 1
-        return self._numbers
+        return Number(self._numbers)
 
-    def report_outcome(self, number: int, outcome: Outcome | None) -> None:
+    def report_outcome(self, number: Number, outcome: Outcome | None) -> None:
         if not self._outcomes:
             self.channels.later(self._report_outcomes)
         self._outcomes.append((number, outcome))
@@ -385,7 +386,7 @@ class Amqp091Session(SessionPort, ReceiverSession):
             if isinstance(receiver.port, Amqp091Receiver):
                 receiver.port.resume()
 
-    def give_back(self, ranges: list[tuple[int, int]]) -> None:
+    def give_back(self, ranges: list[tuple[Tag, Tag]]) -> None:
         """Return all unsettled deliveries of the channel to the broker, ignored messages too
         [TX-8]. What is sent behind it cannot mean these any more."""
         self._recovering = list(self._unsettled.values())

@@ -9,6 +9,7 @@ from tallymark.client.adapter import (
     Adapter,
     ConnectionOwner,
     ManagementPort,
+    Number,
     SessionOwner,
     SessionPort,
 )
@@ -36,6 +37,7 @@ from tallymark.client.errors import (
     SessionClosed,
 )
 from tallymark.client.received import ReceivedMessage
+from tallymark.client.transaction import Tag, tags_of
 from tallymark.wire.amqp10.connection import Connection
 from tallymark.wire.amqp10.ends import LinkEnd
 from tallymark.wire.amqp10.errors import NOT_ALLOWED, NOT_IMPLEMENTED
@@ -419,7 +421,7 @@ class Amqp10(Adapter):
         port = event.link.context
         if isinstance(port, Amqp10Sender):
             for low, high in reversed(walk(event.first, event.last)):
-                port.owner.requeue(low, high)
+                port.owner.requeue(Number(low), Number(high))
 
     # Deliveries
 
@@ -444,12 +446,10 @@ class Amqp10(Adapter):
             return
         messages: list[ReceivedMessage] = []
         start = cuts[0]
-        for i in range(len(tags)):
+        for i, one in enumerate(tags_of(tag, Tag(tag + len(tags) - 1))):
             end = cuts[i + 1]
             messages.append(
-                ReceivedMessage(
-                    consumer, tag + i, tags[i], data[start:end], settled, second, now_ms
-                )
+                ReceivedMessage(consumer, one, tags[i], data[start:end], settled, second, now_ms)
             )
             start = end
         consumer.deliver(messages)
@@ -458,7 +458,7 @@ class Amqp10(Adapter):
         port = event.link.context
         assert isinstance(port, Amqp10Receiver)
         first = port.session.tag_of(event.first)
-        last = first + diff(event.last, event.first)
+        last = Tag(first + diff(event.last, event.first))
         port.owner.answered(first, last, outcome_of(event.state))
 
     def _disposition(self, event: DispositionReceived) -> None:
@@ -471,13 +471,13 @@ class Amqp10(Adapter):
             return  # `received`: how far it has come
         if not event.by_sender:
             for low, high in walk(event.first, event.last):
-                port.coordinator.answered(low, high, event.state)
-                port.owner.outcomes_received(low, high, outcome)
+                port.coordinator.answered(Number(low), Number(high), event.state)
+                port.owner.outcomes_received(Number(low), Number(high), outcome)
             if not event.settled:  # the receiver settles second: our turn
                 port.wire.settle_sent(event.first, event.last, event.state)
             return
         first = port.tag_of(event.first)
-        last = first + diff(event.last, event.first)
+        last = Tag(first + diff(event.last, event.first))
         if not event.settled:
             event.session.settle_received(event.first, event.last, event.state)
         port.owner.changed_by_peer(first, last, outcome)

@@ -15,10 +15,11 @@ from __future__ import annotations
 import uuid
 from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping
-from typing import Final, TypeVar, final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, TypeVar, cast, final
 
 from tallymark.client.adapter import (
+    Number,
     ReceiverOwner,
     ReceiverPort,
     SenderOwner,
@@ -36,7 +37,7 @@ from tallymark.client.errors import (
     TransactionError,
 )
 from tallymark.client.outcomes import RELEASED, Modified, Outcome, Released
-from tallymark.client.transaction import Work, caused, rolled_back
+from tallymark.client.transaction import Tag, Work, caused, rolled_back
 from tallymark.wire.amqp10.ends import LinkEnd
 from tallymark.wire.amqp10.errors import (
     TRANSACTION_ROLLBACK,
@@ -65,7 +66,7 @@ from tallymark.wire.amqp10.performatives import (
 from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.sections import encode_message
 from tallymark.wire.amqp10.sender_link import SenderLink
-from tallymark.wire.amqp10.serial import MASK, diff
+from tallymark.wire.amqp10.serial import MASK, Serial, diff
 from tallymark.wire.amqp10.session import Session
 
 OUTCOMES: Final = (
@@ -189,7 +190,7 @@ class CoordinatorEnd:
             work, is_begin, message = self._waiting.popleft()
             self._asked[link.send(message)] = (work, is_begin)
 
-    def answered(self, low: int, high: int, state: object) -> None:
+    def answered(self, low: Number, high: Number, state: object) -> None:
         """Handle the outcomes of messages with these numbers that were sent here."""
         for number in [one for one in self._asked if low <= one <= high]:
             work, is_begin = self._asked.pop(number)
@@ -277,12 +278,12 @@ class Amqp10Session(SessionPort):
         self.coordinator = CoordinatorEnd(session, owner)
         self._flowing: set[ReceiverLink] | None = None  # while the inflow is being stopped
 
-    def tag_of(self, delivery_id: int) -> int:
+    def tag_of(self, delivery_id: Serial) -> Tag:
         """Return the tag of a delivery-id: ids begin again after 2^32 - 1, tags do not."""
         highest = self.owner.highest_tag
         if highest < 0:
-            return delivery_id
-        return highest + diff(delivery_id, highest & MASK)
+            return Tag(delivery_id)
+        return Tag(highest + diff(delivery_id, id_of(highest)))
 
     def add_receiver(self, owner: ReceiverOwner, options: ReceiverOptions) -> ReceiverPort:
         source = Source(
@@ -330,8 +331,8 @@ class Amqp10Session(SessionPort):
         link.context = port
         return port
 
-    def settle(self, first: int, last: int, outcome: Outcome, work: Work | None = None) -> None:
-        self.wire.settle_received(first & MASK, last & MASK, _state(outcome, work))
+    def settle(self, first: Tag, last: Tag, outcome: Outcome, work: Work | None = None) -> None:
+        self.wire.settle_received(id_of(first), id_of(last), _state(outcome, work))
 
     def close(self) -> None:
         self.is_closing = True
@@ -371,9 +372,9 @@ class Amqp10Session(SessionPort):
     def resume_inflow(self) -> None:
         """Do nothing: credit that is granted from now on resumes deliveries."""
 
-    def give_back(self, ranges: list[tuple[int, int]]) -> None:
+    def give_back(self, ranges: list[tuple[Tag, Tag]]) -> None:
         for first, last in ranges:
-            self.wire.settle_received(first & MASK, last & MASK, RELEASED)
+            self.wire.settle_received(id_of(first), id_of(last), RELEASED)
         self.owner.given_back()  # what is sent from now on is heard behind it
 
 
@@ -403,9 +404,9 @@ class Amqp10Receiver(ReceiverPort):
     def revoke(self) -> None:
         self.link.flow(0)
 
-    def settle(self, first: int, last: int, outcome: Outcome, work: Work | None = None) -> None:
+    def settle(self, first: Tag, last: Tag, outcome: Outcome, work: Work | None = None) -> None:
         assert work is None, "a settlement in a transaction has one step"
-        self.link.settle(first & MASK, last & MASK, outcome)
+        self.link.settle(id_of(first), id_of(last), outcome)
 
     def close(self) -> None:
         self.link.detach()
@@ -433,11 +434,13 @@ class Amqp10Sender(SenderPort):
     def is_blocked(self) -> bool:
         return self.session.wire.is_blocked
 
-    def send(self, messages: list[bytes], settled: bool, work: Work | None = None) -> Iterable[int]:
+    def send(
+        self, messages: list[bytes], settled: bool, work: Work | None = None
+    ) -> Iterable[Number]:
         link = self.link
         state = None if work is None else _state(None, work)
         if len(messages) == 1:
-            return (link.send(messages[0], settled=settled, state=state),)
+            return (Number(link.send(messages[0], settled=settled, state=state)),)
         cuts = array("I", [0])
         end = 0
         for message in messages:
@@ -446,11 +449,11 @@ class Amqp10Sender(SenderPort):
         count = len(messages)
         first = link.send_run(b"".join(messages), cuts, 0, count, settled=settled, state=state)
         if first + count <= MASK:
-            return range(first, first + count)
-        return [(first + i) & MASK for i in range(count)]
+            return cast("Sequence[Number]", range(first, first + count))
+        return [Number((first + i) & MASK) for i in range(count)]
 
-    def withdraw(self, number: int) -> bool:
-        return self.link.cancel(number)
+    def withdraw(self, number: Number) -> bool:
+        return self.link.cancel(Serial(number))
 
     def idle(self) -> None:
         self.link.drained()
@@ -472,6 +475,11 @@ class possible:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, ValueError):
             raise NotPossible(f"no further {self._what}: {error}") from error
+
+
+def id_of(tag: Tag) -> Serial:
+    """Return the delivery-id of a tag."""
+    return Serial(tag & MASK)
 
 
 def _mode(modes: Mapping[str, int], name: str | None) -> int | None:

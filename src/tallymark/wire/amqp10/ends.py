@@ -11,6 +11,7 @@ from typing import Final
 from tallymark.wire.amqp10.limits import FRAME_MIN, Limits
 from tallymark.wire.amqp10.outcomes import DeliveryState, Error
 from tallymark.wire.amqp10.performatives import RCV_FIRST, SND_MIXED, Attach, Begin, Flow
+from tallymark.wire.amqp10.serial import Serial
 from tallymark.wire.amqp10.states import LinkState, SessionState
 
 NO_CHANNEL: Final = -1
@@ -98,16 +99,16 @@ class SessionEnd:
         """Set the session's fields in a flow, which opens the window again, and send it."""
         raise NotImplementedError
 
-    def write_settled(self, first: int, last: int, state: bytes, settled: bool) -> None:
+    def write_settled(self, first: Serial, last: Serial, state: bytes, settled: bool) -> None:
         """Send a disposition about numbers that have left."""
         raise NotImplementedError
 
-    def settle_received(self, first: int, last: int, state: DeliveryState | None) -> None:
+    def settle_received(self, first: Serial, last: Serial, state: DeliveryState | None) -> None:
         """Settle received deliveries, on whatever links [FC-11]."""
         raise NotImplementedError
 
     def settle_second(
-        self, link: LinkEnd, first: int, last: int, state: DeliveryState | None
+        self, link: LinkEnd, first: Serial, last: Serial, state: DeliveryState | None
     ) -> None:
         """Settle for ReceiverLink.settle in mode second. The deliveries are in flight before the
         first byte is written [FC-12]."""
@@ -116,7 +117,7 @@ class SessionEnd:
     def emit(self, event: Event) -> None:
         self.connection.emit(event)
 
-    def is_next_delivery(self, delivery_id: int) -> bool:
+    def is_next_delivery(self, delivery_id: Serial) -> bool:
         """Note the beginning of a delivery. Ids must increase, over all links of the session
         [FC-A12]; gaps are accepted, since some brokers leave them. False: the id is invalid, and
         the session has failed."""
@@ -202,6 +203,6 @@ class LinkEnd:
         """Give up the credit once everything before this drain has left. Only a sender has any."""
         raise NotImplementedError
 
-    def settled(self, first: int, last: int, state: DeliveryState | None) -> None:
+    def settled(self, first: Serial, last: Serial, state: DeliveryState | None) -> None:
         """Handle the sender's answer to a settlement in mode second. Only a receiver gets any."""
         raise NotImplementedError

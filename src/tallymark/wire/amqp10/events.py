@@ -15,6 +15,7 @@ from tallymark.wire.amqp10.ends import LinkEnd, SessionEnd
 from tallymark.wire.amqp10.outcomes import DeliveryState, Error
 from tallymark.wire.amqp10.performatives import Attach, Begin, Open
 from tallymark.wire.amqp10.sasl import SaslFrame
+from tallymark.wire.amqp10.serial import Serial
 
 
 @final
@@ -203,7 +204,7 @@ class DeliveriesWithdrawn(Event):
 
     __slots__ = ("first", "last", "link")
 
-    def __init__(self, link: LinkEnd, first: int, last: int) -> None:
+    def __init__(self, link: LinkEnd, first: Serial, last: Serial) -> None:
         self.link = link
         self.first = first
         self.last = last
@@ -273,7 +274,7 @@ class TransfersReceived(Event):
     def __init__(
         self,
         link: LinkEnd,
-        first: int,
+        first: Serial,
         tags: list[bytes],
         data: bytes,
         cuts: array[int],
@@ -317,8 +318,8 @@ class DispositionReceived(Event):
         self,
         session: SessionEnd,
         by_sender: bool,
-        first: int,
-        last: int,
+        first: Serial,
+        last: Serial,
         settled: bool,
         state: DeliveryState | None,
     ) -> None:
@@ -336,7 +337,9 @@ class SettlementReceived(Event):
 
     __slots__ = ("first", "last", "link", "state")
 
-    def __init__(self, link: LinkEnd, first: int, last: int, state: DeliveryState | None) -> None:
+    def __init__(
+        self, link: LinkEnd, first: Serial, last: Serial, state: DeliveryState | None
+    ) -> None:
         self.link = link
         self.first = first
         self.last = last

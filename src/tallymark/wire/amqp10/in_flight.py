@@ -6,14 +6,14 @@ from __future__ import annotations
 from typing import final
 
 from tallymark.wire.amqp10.ends import LinkEnd
-from tallymark.wire.amqp10.serial import add, diff
+from tallymark.wire.amqp10.serial import Serial, add, diff
 
 
 @final
 class _Entry:
     __slots__ = ("first", "last", "link")
 
-    def __init__(self, first: int, last: int, link: LinkEnd) -> None:
+    def __init__(self, first: Serial, last: Serial, link: LinkEnd) -> None:
         self.first = first
         self.last = last
         self.link = link
@@ -25,7 +25,7 @@ class Piece:
 
     __slots__ = ("first", "last", "link")
 
-    def __init__(self, first: int, last: int, link: LinkEnd | None) -> None:
+    def __init__(self, first: Serial, last: Serial, link: LinkEnd | None) -> None:
         self.first = first
         self.last = last
         self.link = link
@@ -44,7 +44,7 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, first: int, last: int, link: LinkEnd) -> None:
+    def add(self, first: Serial, last: Serial, link: LinkEnd) -> None:
         entries = self._entries
         if entries:
             newest = entries[-1]
@@ -61,7 +61,7 @@ class InFlight:
     def of(self, link: LinkEnd) -> list[tuple[int, int]]:
         return [(entry.first, entry.last) for entry in self._entries if entry.link is link]
 
-    def take(self, first: int, last: int) -> list[Piece]:
+    def take(self, first: Serial, last: Serial) -> list[Piece]:
         """Cut first..last out; return it in pieces, in the order of the ids."""
         entries = self._entries
         if entries and entries[0].first == first and diff(entries[0].last, last) > 0:
@@ -92,7 +92,7 @@ def _insert(pieces: list[Piece], piece: Piece) -> None:
     pieces.insert(at, piece)
 
 
-def _with_gaps(found: list[Piece], first: int, last: int) -> list[Piece]:
+def _with_gaps(found: list[Piece], first: Serial, last: Serial) -> list[Piece]:
     """Return the pieces in order, together with the parts of first..last between them."""
     pieces: list[Piece] = []
     at = first

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.wire.amqp10.serial import MASK, add, diff
+from tallymark.wire.amqp10.serial import MASK, Serial, add, diff
 
 STRETCHES_MAX: Final = 1024
 """Maximum number of remembered stretches of withdrawn numbers."""
@@ -26,20 +26,20 @@ class Numbers:
     __slots__ = ("_floor", "_lows", "_shift", "_sizes", "_total", "next")
 
     def __init__(self) -> None:
-        self.next = 0
+        self.next = Serial(0)
         """Number of the next delivery that is handed over."""
-        self._floor = 0  # numbers before it are not recognized any more
+        self._floor = Serial(0)  # numbers before it are not recognized any more
         self._shift = 0  # withdrawn before the floor
         self._total = 0  # withdrawn in all, modulo 2^32
-        self._lows: list[int] = []  # stretches of withdrawn numbers, in order
+        self._lows: list[Serial] = []  # stretches of withdrawn numbers, in order
         self._sizes: list[int] = []
 
-    def start(self, number: int) -> None:
+    def start(self, number: Serial) -> None:
         """Begin with this number; nothing was handed over yet."""
         self.next = number
         self._floor = number
 
-    def take(self, count: int) -> int:
+    def take(self, count: int) -> Serial:
         """Assign numbers to `count` deliveries; return the first."""
         first = self.next
         self.next = add(first, count)
@@ -47,7 +47,7 @@ class Numbers:
             self._raise_floor(add(self.next, -REACH))
         return first
 
-    def withdraw(self, low: int, count: int) -> None:
+    def withdraw(self, low: Serial, count: int) -> None:
         """Withdraw numbers low..low+count-1: they and all after them have not left."""
         lows = self._lows
         sizes = self._sizes
@@ -59,31 +59,31 @@ class Numbers:
         else:
             lows.insert(at, low)
             sizes.insert(at, count)
-        self._total = add(self._total, count)
+        self._total = (self._total + count) & MASK
         if len(lows) > STRETCHES_MAX:
             self._raise_floor(add(lows[0], sizes[0]))
 
-    def id_of(self, number: int) -> int:
+    def id_of(self, number: Serial) -> Serial:
         """Return the delivery-id of a number that was not withdrawn."""
         lows = self._lows
         if not lows:
-            return (number - self._shift) & MASK
+            return add(number, -self._shift)
         shift = self._shift
         for i in range(len(lows)):
             if diff(number, lows[i]) < 0:
                 break
             shift += self._sizes[i]
-        return (number - shift) & MASK
+        return add(number, -shift)
 
-    def next_id(self) -> int:
+    def next_id(self) -> Serial:
         """Return the delivery-id that the next number would have."""
-        return (self.next - self._total) & MASK
+        return add(self.next, -self._total)
 
-    def floor_id(self) -> int:
+    def floor_id(self) -> Serial:
         """Return the oldest delivery-id that is recognized."""
-        return (self._floor - self._shift) & MASK
+        return add(self._floor, -self._shift)
 
-    def ids_of(self, first: int, last: int) -> tuple[int, int] | None:
+    def ids_of(self, first: Serial, last: Serial) -> tuple[Serial, Serial] | None:
         """Return the delivery-ids of the numbers among first..last that were not withdrawn; None:
         all were."""
         for i in range(len(self._lows)):
@@ -100,14 +100,14 @@ class Numbers:
             return None
         return self.id_of(first), self.id_of(last)
 
-    def ranges_of(self, first: int, last: int) -> list[tuple[int, int]]:
+    def ranges_of(self, first: Serial, last: Serial) -> list[tuple[Serial, Serial]]:
         """Return the numbers of delivery-ids first..last (not before the floor), in order: several
         stretches if withdrawn numbers lie between."""
         shift = self._shift
         lows = self._lows
         if not lows:
             return [(add(first, shift), add(last, shift))]
-        ranges: list[tuple[int, int]] = []
+        ranges: list[tuple[Serial, Serial]] = []
         for i in range(len(lows)):
             before = add(lows[i], -shift)  # the first delivery-id behind the stretch
             if diff(first, before) < 0:
@@ -119,11 +119,11 @@ class Numbers:
         ranges.append((add(first, shift), add(last, shift)))
         return ranges
 
-    def _raise_floor(self, floor: int) -> None:
+    def _raise_floor(self, floor: Serial) -> None:
         lows = self._lows
         sizes = self._sizes
         while lows and diff(add(lows[0], sizes[0]), floor) <= 0:
-            self._shift = add(self._shift, sizes.pop(0))
+            self._shift = (self._shift + sizes.pop(0)) & MASK
             del lows[0]
         if lows and diff(lows[0], floor) < 0:
             floor = lows[0]

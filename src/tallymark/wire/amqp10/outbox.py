@@ -22,7 +22,7 @@ from tallymark.wire.amqp10.sending import (
     text_tag,
     transfer_more,
 )
-from tallymark.wire.amqp10.serial import add, diff
+from tallymark.wire.amqp10.serial import Serial, add, diff
 
 WORST_MORE: Final = 32
 """Maximum number of bytes around the payload of a delivery's second or later frame."""
@@ -45,10 +45,10 @@ class Outbox:
         self.numbers = Numbers()
         self.window = 0
         """Transfer frames that the peer accepts now; negative if it has reduced its window."""
-        self.initial_id = 0
-        self.next_id = 0
+        self.initial_id = Serial(0)
+        self.next_id = Serial(0)
         """Transfer-id of the next transfer frame: not a delivery-id."""
-        self.next_delivery_id = 0
+        self.next_delivery_id = Serial(0)
         """Delivery-id behind those of all deliveries that have left, or begun to."""
         self.waiting: deque[Waiting] = deque()
 
@@ -63,16 +63,16 @@ class Outbox:
         self.clear()
         self._session = None
 
-    def start_numbers(self, number: int) -> None:
+    def start_numbers(self, number: Serial) -> None:
         """Begin with this number and this delivery-id; nothing was handed over yet."""
         self.numbers.start(number)
         self.next_delivery_id = number
 
-    def start_ids(self, transfer_id: int) -> None:
+    def start_ids(self, transfer_id: Serial) -> None:
         """Set the first transfer-id, as our begin announces it."""
         self.initial_id = self.next_id = transfer_id
 
-    def open(self, seen: int | None, window: int) -> None:
+    def open(self, seen: Serial | None, window: int) -> None:
         """Apply the peer's flow: it has seen the transfers before `seen` (None: it does not know
         our begin yet) and accepts `window` transfers from there on [FC-7]."""
         self.window = diff(self.initial_id if seen is None else seen, self.next_id) + window
@@ -104,11 +104,11 @@ class Outbox:
         self.next_id = add(self.next_id, count)
         self.session.connection.write(frames)
 
-    def note_begun(self, delivery_id: int) -> None:
+    def note_begun(self, delivery_id: Serial) -> None:
         """Note that this delivery has left at least in part, and all before it completely."""
         self.next_delivery_id = add(delivery_id, 1)
 
-    def has_left(self, number: int) -> bool:
+    def has_left(self, number: Serial) -> bool:
         """Return whether this delivery, and all before it, has left completely."""
         for one in self.waiting:
             if isinstance(one, Run):
@@ -138,10 +138,10 @@ class Outbox:
             else:
                 self.session.emit(SessionUnblocked(self.session))
 
-    def withdraw_newest(self, link: LinkEnd, count: int) -> list[tuple[int, int]]:
+    def withdraw_newest(self, link: LinkEnd, count: int) -> list[tuple[Serial, Serial]]:
         """Drop up to `count` of the newest deliveries that wait on a link, but none that has begun.
         Returns the ranges of their numbers, in order."""
-        found: list[tuple[int, int]] = []
+        found: list[tuple[Serial, Serial]] = []
         for one in reversed(self.waiting):
             if count > 0 and isinstance(one, Run) and one.link is link:
                 dropped = self._drop(one, count)
@@ -162,7 +162,7 @@ class Outbox:
             self.numbers.withdraw(add(run.number, run.hi - run.lo), count)
         return count
 
-    def cancel(self, link: LinkEnd, number: int) -> bool:
+    def cancel(self, link: LinkEnd, number: Serial) -> bool:
         """Withdraw a delivery, for SenderLink.cancel. False: it has left."""
         waiting = self.waiting
         for i in range(len(waiting)):
@@ -191,7 +191,7 @@ class Outbox:
                 self.session.emit(SessionUnblocked(self.session))
         return True
 
-    def skip(self, count: int) -> int:
+    def skip(self, count: int) -> Serial:
         """Assign numbers to deliveries that will not be sent, so that numbers keep in step with the
         owner's count. Returns the first."""
         first = self.numbers.take(count)
@@ -235,7 +235,7 @@ class Run(Waiting):
         link: LinkEnd,
         form: TransferForm,
         more: TransferForm,
-        number: int,
+        number: Serial,
         raw: bytes,
         cuts: array[int],
         lo: int,
@@ -328,8 +328,8 @@ class Run(Waiting):
         if not self._sent:
             start = self.cuts[self.lo] + self.skip
             self._body = self.front + self.raw[start : self.cuts[self.lo + 1]]
-            number: int = text_tag(self.number)
-            tag = number.to_bytes(4, "big") if self.tags is None else self.tags[0]
+            text: int = text_tag(self.number)
+            tag = text.to_bytes(4, "big") if self.tags is None else self.tags[0]
             delivery_id = outbox.numbers.id_of(self.number)
             front = self.more.front(delivery_id, tag)
             room = limit - 4 - len(front)
@@ -408,7 +408,7 @@ class Settled(Waiting):
 
     __slots__ = ("first", "last", "settled", "state")
 
-    def __init__(self, first: int, last: int, state: bytes, settled: bool) -> None:
+    def __init__(self, first: Serial, last: Serial, state: bytes, settled: bool) -> None:
         self.first = first
         self.last = last
         self.settled = settled

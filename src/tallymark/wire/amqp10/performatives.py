@@ -22,6 +22,7 @@ from tallymark.wire.amqp10.composites import (
 )
 from tallymark.wire.amqp10.outcomes import DeliveryState, Error
 from tallymark.wire.amqp10.reader import Reader
+from tallymark.wire.amqp10.serial import ZERO, Serial
 from tallymark.wire.amqp10.types import Described, ULong
 
 SENDER: Final = False
@@ -89,7 +90,7 @@ class Begin(Performative):
     """Begin of a session; remote_channel: the channel of the Begin that this one answers."""
 
     remote_channel: int | None = None
-    next_outgoing_id: int = 0
+    next_outgoing_id: Serial = ZERO
     incoming_window: int = 0
     outgoing_window: int = 0
     handle_max: int | None = None
@@ -152,7 +153,7 @@ class Attach(Performative):
     target: Target | Coordinator | None = None
     unsettled: Map | None = None
     incomplete_unsettled: bool = False
-    initial_delivery_count: int | None = None
+    initial_delivery_count: Serial | None = None
     max_message_size: int | None = None
     offered_capabilities: tuple[str, ...] = ()
     desired_capabilities: tuple[str, ...] = ()
@@ -164,12 +165,12 @@ class Attach(Performative):
 class Flow(Performative):
     """Windows of the session, and with a handle the credit of a link."""
 
-    next_incoming_id: int | None = None
+    next_incoming_id: Serial | None = None
     incoming_window: int = 0
-    next_outgoing_id: int = 0
+    next_outgoing_id: Serial = ZERO
     outgoing_window: int = 0
     handle: int | None = None
-    delivery_count: int | None = None
+    delivery_count: Serial | None = None
     link_credit: int | None = None
     available: int | None = None
     drain: bool = False
@@ -183,7 +184,7 @@ class Transfer(Performative):
     """A message, or part of one; the frame's payload follows."""
 
     handle: int = 0
-    delivery_id: int | None = None
+    delivery_id: Serial | None = None
     delivery_tag: bytes | None = None
     message_format: int | None = None
     settled: bool | None = None
@@ -201,8 +202,8 @@ class Disposition(Performative):
     """The state of the deliveries first..last (absent: first alone), from this role's side."""
 
     role: bool = SENDER
-    first: int = 0
-    last: int | None = None
+    first: Serial = ZERO
+    last: Serial | None = None
     settled: bool = False
     state: DeliveryState | None = None
     batchable: bool = False

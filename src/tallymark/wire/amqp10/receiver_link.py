@@ -22,7 +22,7 @@ from tallymark.wire.amqp10.link import Link
 from tallymark.wire.amqp10.outcomes import DeliveryState
 from tallymark.wire.amqp10.performatives import RCV_FIRST, RCV_SECOND, Attach, Flow, Transfer
 from tallymark.wire.amqp10.scanning import Transfers
-from tallymark.wire.amqp10.serial import add, diff
+from tallymark.wire.amqp10.serial import Serial, add, diff
 from tallymark.wire.amqp10.states import LinkState
 
 
@@ -49,7 +49,7 @@ class ReceiverLink(Link):
         self.allowance = 0
         """Credit including deliveries that the sender may have sent before it learned that credit
         was taken back. More than that closes the link [FC-4]."""
-        self.delivery_count = 0
+        self.delivery_count = Serial(0)
         """Sender's delivery-count, as far as known: a serial number."""
         self.is_draining = False
         self.is_stopping = False
@@ -79,7 +79,7 @@ class ReceiverLink(Link):
         self.max_message_size = attach.max_message_size or 0
 
     def _adopt(self, attach: Attach) -> None:
-        self.delivery_count = attach.initial_delivery_count or 0
+        self.delivery_count = attach.initial_delivery_count or Serial(0)
 
     def _let_go(self) -> None:
         self.is_draining = False
@@ -343,7 +343,7 @@ class ReceiverLink(Link):
 
     # Settling
 
-    def settle(self, first: int, last: int, state: DeliveryState) -> None:
+    def settle(self, first: Serial, last: Serial, state: DeliveryState) -> None:
         """Set the outcome of deliveries first..last of this link (with none of other links between
         them).
 
@@ -356,7 +356,7 @@ class ReceiverLink(Link):
             else:
                 self.session.settle_second(self, first, last, state)
 
-    def settled(self, first: int, last: int, state: DeliveryState | None) -> None:
+    def settled(self, first: Serial, last: Serial, state: DeliveryState | None) -> None:
         """Handle the sender's answer to a settlement."""
         self.session.emit(SettlementReceived(self, first, last, state))
 
@@ -380,7 +380,7 @@ class Assembly:
         "tag",
     )
 
-    def __init__(self, delivery_id: int, tag: bytes, message_format: int) -> None:
+    def __init__(self, delivery_id: Serial, tag: bytes, message_format: int) -> None:
         self.delivery_id = delivery_id
         self.tag = tag
         self.message_format = message_format

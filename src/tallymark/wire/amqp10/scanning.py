@@ -22,6 +22,7 @@ from tallymark.wire.amqp10.limits import FRAME_MIN
 from tallymark.wire.amqp10.outcomes import DeliveryState
 from tallymark.wire.amqp10.performatives import Disposition, Transfer
 from tallymark.wire.amqp10.reader import FREE_MAX, Reader
+from tallymark.wire.amqp10.serial import Serial
 from tallymark.wire.octets import begins, put_place, u32, unpacked
 
 KNOWN_MAX: Final = 256
@@ -64,7 +65,7 @@ class Transfers:
     def __init__(
         self,
         handle: int,
-        first: int,
+        first: Serial,
         tags: list[bytes],
         data: bytes,
         cuts: array[int],
@@ -181,7 +182,7 @@ def scan_transfers(
     if not payloads:
         return None
     raw = b"".join(payloads)
-    return Transfers(handle, first, tags, raw, unpacked(cuts.getvalue()), shape, pos)
+    return Transfers(handle, Serial(first), tags, raw, unpacked(cuts.getvalue()), shape, pos)
 
 
 def _parse(
@@ -284,7 +285,7 @@ class Dispositions:
     __slots__ = ("end", "first", "last", "role", "settled", "state")
 
     def __init__(
-        self, role: bool, first: int, last: int, settled: bool, state: DeliveryState | None
+        self, role: bool, first: Serial, last: Serial, settled: bool, state: DeliveryState | None
     ) -> None:
         self.role = role
         """Role of the sender of the dispositions: True for the receiver of the deliveries."""
@@ -365,12 +366,12 @@ def scan_dispositions(
                 or (last - found.first) & 0xFFFF_FFFF >= 0x8000_0000
             ):
                 break
-            found.last = last
+            found.last = Serial(last)
         else:
             meaning = _meaning(says, known)
             if meaning is None:
                 break
-            found = Dispositions(role, first, last, meaning[0], meaning[1])
+            found = Dispositions(role, Serial(first), Serial(last), meaning[0], meaning[1])
             said = says
         found.end = pos = after
     return found

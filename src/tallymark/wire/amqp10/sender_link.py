@@ -15,7 +15,7 @@ from tallymark.wire.amqp10.outbox import Drained, Outbox, Run
 from tallymark.wire.amqp10.outcomes import DeliveryState, encoded_state
 from tallymark.wire.amqp10.performatives import Attach, Flow, Transfer
 from tallymark.wire.amqp10.sending import TransferForm
-from tallymark.wire.amqp10.serial import MASK, add, diff
+from tallymark.wire.amqp10.serial import MASK, Serial, add, diff
 from tallymark.wire.amqp10.states import LinkState
 
 
@@ -44,7 +44,7 @@ class SenderLink(Link):
         self._outbox = outbox
         self.credit = 0
         """Count of deliveries that may be handed over now."""
-        self.delivery_count = 0
+        self.delivery_count = Serial(0)
         """Count of deliveries that have left, and of credit given up: a serial number."""
         self.is_draining = False
         """True while the receiver waits for `drained`."""
@@ -58,14 +58,14 @@ class SenderLink(Link):
         self._queued = 0  # those deliveries
         self._drain = 0  # number of the drain behind which credit is given up, 0: none
         self._drain_count = 0
-        self._initial_count = 0  # what a receiver means that does not know ours yet
+        self._initial_count = Serial(0)  # what a receiver means that does not know ours yet
         self._form: TransferForm | None = None
         self._more: TransferForm | None = None
         self._form_key: tuple[bool, int, bytes] = (False, 0, b"")
 
     def _fill(self, attach: Attach) -> None:
         if attach.initial_delivery_count is None:
-            attach.initial_delivery_count = 0
+            attach.initial_delivery_count = Serial(0)
         self.delivery_count = attach.initial_delivery_count
         self._initial_count = attach.initial_delivery_count
 
@@ -157,7 +157,7 @@ class SenderLink(Link):
         self._outbox.dispatch(Run(self, form, more, number, raw, cuts, lo, hi, front, skip, tags))
         return number
 
-    def _withdraw_last(self, last: int, count: int) -> None:
+    def _withdraw_last(self, last: Serial, count: int) -> None:
         first = add(last, 1 - count)
         self._outbox.numbers.withdraw(first, count)
         self.session.emit(DeliveriesWithdrawn(self, first, last))
@@ -186,7 +186,7 @@ class SenderLink(Link):
         self._remaining -= count
         self._queued -= count
 
-    def cancel(self, number: int) -> bool:
+    def cancel(self, number: Serial) -> bool:
         """Withdraw a delivery that waits for the peer's window, or the rest of one: delivery-count
         and credit are then as if it had never existed [FC-A13]. False: it has left."""
         if not self._outbox.cancel(self, number):

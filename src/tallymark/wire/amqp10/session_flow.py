@@ -24,7 +24,7 @@ from tallymark.wire.amqp10.performatives import (
     Flow,
 )
 from tallymark.wire.amqp10.sending import disposition_frame
-from tallymark.wire.amqp10.serial import add, diff
+from tallymark.wire.amqp10.serial import Serial, add, diff
 from tallymark.wire.amqp10.states import (
     SessionState,
 )
@@ -51,7 +51,7 @@ class SessionFlow(SessionEnd):
         self.remote_begin: Begin | None = None
         self.incoming_window = connection.limits.incoming_window
         """Transfer frames that the peer may send before we open the window again."""
-        self.next_incoming_id = 0
+        self.next_incoming_id = Serial(0)
         """Transfer-id of the next incoming transfer frame: not a delivery-id."""
         self.remote_outgoing_window = 0
         """Outgoing window announced by the peer."""
@@ -61,8 +61,8 @@ class SessionFlow(SessionEnd):
         yet."""
         self._incoming_left = 0  # transfer frames that the peer may still send
         self._is_window_held = False
-        self._first_received = -1  # delivery-ids, -1: none came
-        self._last_received = -1
+        self._first_received = Serial(0)  # delivery-id
+        self._last_received: Serial | None = None  # None: none came
 
     def fail(self, condition: str, text: str) -> None:
         """End the session because the peer broke its rules, and tell the owner."""
@@ -75,16 +75,16 @@ class SessionFlow(SessionEnd):
         return bool(self.outbox.waiting)
 
     @property
-    def next_delivery_id(self) -> int:
+    def next_delivery_id(self) -> Serial:
         """Number of the next delivery. May be set as long as there was none."""
         return self.outbox.numbers.next
 
     @next_delivery_id.setter
-    def next_delivery_id(self, number: int) -> None:
+    def next_delivery_id(self, number: Serial) -> None:
         self.outbox.start_numbers(number)
 
     @property
-    def next_outgoing_id(self) -> int:
+    def next_outgoing_id(self) -> Serial:
         """Transfer-id of the next transfer frame that we send."""
         return self.outbox.next_id
 
@@ -140,9 +140,9 @@ class SessionFlow(SessionEnd):
             self.remote_outgoing_window -= count
         return True
 
-    def is_next_delivery(self, delivery_id: int) -> bool:
+    def is_next_delivery(self, delivery_id: Serial) -> bool:
         last = self._last_received
-        if last < 0:
+        if last is None:
             self._first_received = delivery_id
         elif diff(delivery_id, last) <= 0:
             self.fail(errors.INVALID_FIELD, f"delivery-id {delivery_id} behind {last}")
@@ -156,7 +156,7 @@ class SessionFlow(SessionEnd):
 
     # Sending
 
-    def skip(self, count: int) -> int:
+    def skip(self, count: int) -> Serial:
         """Assign numbers to deliveries that will not be sent, so that numbers keep in step with the
         owner's count. Returns the first."""
         return self.outbox.skip(count)
@@ -164,7 +164,7 @@ class SessionFlow(SessionEnd):
     # Settling
 
     def settle_sent(
-        self, first: int, last: int, state: DeliveryState | None, settled: bool = True
+        self, first: Serial, last: Serial, state: DeliveryState | None, settled: bool = True
     ) -> None:
         """Send a disposition about our deliveries, by numbers; it waits for those that have not
         left yet. settled=False tells the receiver that it no longer holds them, and asks for its
@@ -175,24 +175,24 @@ class SessionFlow(SessionEnd):
         else:
             self.outbox.dispatch(Settled(first, last, encoded, settled))
 
-    def settle_received(self, first: int, last: int, state: DeliveryState | None) -> None:
+    def settle_received(self, first: Serial, last: Serial, state: DeliveryState | None) -> None:
         self._write_disposition(RECEIVER, first, last, True, encoded_state(state))
 
     def settle_second(
-        self, link: LinkEnd, first: int, last: int, state: DeliveryState | None
+        self, link: LinkEnd, first: Serial, last: Serial, state: DeliveryState | None
     ) -> None:
         encoded = encoded_state(state)
         if self.state is SessionState.MAPPED:
             self.in_flight.add(first, last, link)
             self._write_disposition(RECEIVER, first, last, False, encoded)
 
-    def write_settled(self, first: int, last: int, state: bytes, settled: bool) -> None:
+    def write_settled(self, first: Serial, last: Serial, state: bytes, settled: bool) -> None:
         ids = self.outbox.numbers.ids_of(first, last)
         if ids is not None:
             self._write_disposition(SENDER, ids[0], ids[1], settled, state)
 
     def _write_disposition(
-        self, role: bool, first: int, last: int, settled: bool, state: bytes
+        self, role: bool, first: Serial, last: Serial, settled: bool, state: bytes
     ) -> None:
         if self.state is SessionState.MAPPED:
             self.connection.write_frame(
@@ -200,7 +200,7 @@ class SessionFlow(SessionEnd):
             )
 
     def receive_disposition(
-        self, role: bool, first: int, last: int, settled: bool, state: DeliveryState | None
+        self, role: bool, first: Serial, last: Serial, settled: bool, state: DeliveryState | None
     ) -> None:
         """Handle a disposition. `role` is the peer's. Ids of deliveries that never were are cut
         off."""
@@ -210,11 +210,11 @@ class SessionFlow(SessionEnd):
             self.fail(errors.INVALID_FIELD, f"disposition of deliveries {first} to {last}")
         elif role == RECEIVER:
             self._receive_word_on_sent(first, last, settled, state)
-        elif self._last_received >= 0:
-            self._receive_word_on_received(first, last, settled, state)
+        elif self._last_received is not None:
+            self._receive_word_on_received(self._last_received, first, last, settled, state)
 
     def _receive_word_on_sent(
-        self, first: int, last: int, settled: bool, state: DeliveryState | None
+        self, first: Serial, last: Serial, settled: bool, state: DeliveryState | None
     ) -> None:
         numbers = self.outbox.numbers
         newest = add(self.outbox.next_delivery_id, -1)
@@ -228,10 +228,15 @@ class SessionFlow(SessionEnd):
                 self.emit(DispositionReceived(self, False, low, high, settled, state))
 
     def _receive_word_on_received(
-        self, first: int, last: int, settled: bool, state: DeliveryState | None
+        self,
+        newest: Serial,
+        first: Serial,
+        last: Serial,
+        settled: bool,
+        state: DeliveryState | None,
     ) -> None:
-        if diff(last, self._last_received) > 0:
-            last = self._last_received
+        if diff(last, newest) > 0:
+            last = newest
         if diff(first, self._first_received) < 0:
             first = self._first_received
         if diff(last, first) < 0:
