@@ -34,7 +34,7 @@ from tallymark.engine.effects import (
 )
 from tallymark.engine.session import Connection
 from tallymark.units import UNLIMITED, EngineMs
-from tallymark.wire.line import Line
+from tallymark.wire.line import Line, MonotonicMs
 
 
 class Bridge:
@@ -57,7 +57,7 @@ class Bridge:
         self.line = line
         """Input, output and time of the wire connection."""
         self.gate = OutputGate(self)
-        self.now_ms = 0
+        self.now_ms = MonotonicMs(0)
         """Time of the last input or tick, monotonic milliseconds."""
         self.engine_ms = EngineMs(0)
         """Arrival of the last input, engine time."""
@@ -126,14 +126,14 @@ class Bridge:
         more."""
         return self.gate.held_bytes()
 
-    def receive(self, data: bytes, now_ms: int, engine_ms: EngineMs) -> None:
+    def receive(self, data: bytes, now_ms: MonotonicMs, engine_ms: EngineMs) -> None:
         """Process input. now_ms: monotonic; engine_ms: arrival of the messages in it."""
         self.now_ms = now_ms
         self.engine_ms = engine_ms
         self.receive_data(data, now_ms)
         self.handle_events()
 
-    def receive_data(self, data: bytes, now_ms: int) -> None:
+    def receive_data(self, data: bytes, now_ms: MonotonicMs) -> None:
         """Pass input to the wire connection."""
         raise NotImplementedError
 
@@ -150,11 +150,11 @@ class Bridge:
         that it is freed at once. Later effects are ignored."""
         self.gate.let_go()
 
-    def tick(self, now_ms: int) -> None:
+    def tick(self, now_ms: MonotonicMs) -> None:
         """Handle deadlines. Called at `next_deadline`."""
         raise NotImplementedError
 
-    def next_deadline(self) -> int | None:
+    def next_deadline(self) -> MonotonicMs | None:
         """Return when `tick` is due, monotonic milliseconds; None: there is no deadline."""
         raise NotImplementedError
 

@@ -15,6 +15,7 @@ from operator import index
 from typing import Final, final
 
 from tallymark.stored.annotations import Notes
+from tallymark.units import WallMs
 from tallymark.wire.amqp10.codec import decode, encode
 from tallymark.wire.amqp10.errors import DecodeError
 from tallymark.wire.amqp10.types import Timestamp, ULong
@@ -31,7 +32,7 @@ class Stamp:
 
     __slots__ = ("_from", "_run", "_time")
 
-    def __init__(self, queue: str, run: str, now_ms: int) -> None:
+    def __init__(self, queue: str, run: str, now_ms: WallMs) -> None:
         """Encode the texts. Raises ValueError for texts that AMQP 1.0 has no encoding for."""
         self._from = encode(queue)
         self._run = encode(run)

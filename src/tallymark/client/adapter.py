@@ -43,6 +43,7 @@ from tallymark.client.received import MessageOwner, ReceivedMessage
 from tallymark.client.topology import Request
 from tallymark.client.transaction import Tag, Work
 from tallymark.client.turn import Waiter, resolve
+from tallymark.wire.line import MonotonicMs
 
 Number = NewType("Number", int)
 """Number of a sent message, the protocol's own."""
@@ -414,24 +415,24 @@ class Adapter(ABC):
     """One protocol's end of one connection: bytes in and out, time as data, no I/O."""
 
     @abstractmethod
-    def start(self, now_ms: int) -> None:
+    def start(self, now_ms: MonotonicMs) -> None:
         """Begin: the transport is connected."""
 
     @abstractmethod
-    def receive(self, data: bytes, now_ms: int) -> None: ...
+    def receive(self, data: bytes, now_ms: MonotonicMs) -> None: ...
 
     @abstractmethod
-    def receive_end(self, reason: str, now_ms: int) -> None:
+    def receive_end(self, reason: str, now_ms: MonotonicMs) -> None:
         """No more bytes come: the peer closed its side (""), or why the transport broke."""
 
     @abstractmethod
-    def take_output(self, now_ms: int) -> list[bytes]: ...
+    def take_output(self, now_ms: MonotonicMs) -> list[bytes]: ...
 
     @abstractmethod
-    def tick(self, now_ms: int) -> None: ...
+    def tick(self, now_ms: MonotonicMs) -> None: ...
 
     @abstractmethod
-    def next_deadline(self) -> int | None:
+    def next_deadline(self) -> MonotonicMs | None:
         """Return when to call tick next; monotonic milliseconds."""
 
     @abstractmethod

@@ -52,6 +52,7 @@ from tallymark.client.received import (
     result_of,
 )
 from tallymark.client.transaction import Tag, tags_of
+from tallymark.wire.line import MonotonicMs
 
 
 @final
@@ -96,14 +97,14 @@ class Inbox:
         self.buffer.extend(messages)
         self.window.buffered += len(messages)
 
-    def hold(self, message: ReceivedMessage, now_ms: int) -> None:
+    def hold(self, message: ReceivedMessage, now_ms: MonotonicMs) -> None:
         """Note that the application has the message, which was in the buffer."""
         message.state = HELD
         message.taken_ms = now_ms
         self.window.held += 1
         self.held[message.tag] = weakref.ref(message)
 
-    def hold_unread(self, message: ReceivedMessage, now_ms: int) -> None:
+    def hold_unread(self, message: ReceivedMessage, now_ms: MonotonicMs) -> None:
         """Take a message out of the middle of the buffer, to settle it although nobody read it."""
         self.buffer.remove(message)
         self.window.buffered -= 1

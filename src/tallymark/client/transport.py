@@ -22,6 +22,7 @@ from tallymark.client.arguments import check_int, check_number, check_type
 from tallymark.client.errors import ClientError, Closed, ConnectionLost, TimedOut
 from tallymark.client.topology import QueueState, Request
 from tallymark.client.turn import TIME_IS_UP, Turn, Waiter, answer_to, resolve
+from tallymark.wire.line import MonotonicMs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +227,7 @@ class Line(asyncio.Protocol, ConnectionOwner):
             transport.write(output[0] if len(output) == 1 else b"".join(output))
         self._arm(now_ms)
 
-    def _arm(self, now_ms: int) -> None:
+    def _arm(self, now_ms: MonotonicMs) -> None:
         due_ms = self.adapter.next_deadline()
         if due_ms is None or self._is_over:
             self._disarm()

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Final, Generic, Protocol, Self, TypeVar, final
 
 from tallymark.client.errors import ClientError
+from tallymark.wire.line import MonotonicMs
 
 
 class _TimeIsUp:
@@ -137,9 +138,9 @@ class Turn:
             self._handle.cancel()
         self._run()
 
-    def now_ms(self) -> int:
+    def now_ms(self) -> MonotonicMs:
         """Return monotonic milliseconds."""
-        return int(self.loop.time() * 1000)
+        return MonotonicMs(int(self.loop.time() * 1000))
 
     def _run(self) -> None:
         self._handle = None

@@ -37,6 +37,7 @@ from tallymark.server.logs import log_of
 from tallymark.server.pacer import Pacer
 from tallymark.server.postponed import Postponed
 from tallymark.server.turns import Turns
+from tallymark.wire.line import MonotonicMs
 
 LEAST_DELIVERY_BYTES: Final = 128 * 1024
 """Bytes that a client may be sent in one turn, however many others there are."""
@@ -299,7 +300,7 @@ class Client(asyncio.Protocol):
 
     # -- deadlines
 
-    def tick(self) -> int | None:
+    def tick(self) -> MonotonicMs | None:
         """Act on a deadline that has come: heartbeats, time-outs. Returns the next one."""
         try:
             self._due()

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from tallymark.units import WallMs
+from tallymark.wire.line import MonotonicMs
 
 MS_NS: Final = 1_000_000
 
@@ -38,9 +39,9 @@ ALIGNMENT_NS: Final = alignment_ns([read() for _ in range(READINGS)])
 """Nanoseconds that this process adds to the monotonic clock."""
 
 
-def now_ms() -> int:
+def now_ms() -> MonotonicMs:
     """Monotonic milliseconds, for protocol deadlines."""
-    return (time.monotonic_ns() + ALIGNMENT_NS) // MS_NS
+    return MonotonicMs((time.monotonic_ns() + ALIGNMENT_NS) // MS_NS)
 
 
 def wall_ms() -> WallMs:
@@ -48,9 +49,9 @@ def wall_ms() -> WallMs:
     return WallMs(time.time_ns() // MS_NS)
 
 
-def both_ms() -> tuple[WallMs, int]:
+def both_ms() -> tuple[WallMs, MonotonicMs]:
     """Wall time and monotonic milliseconds, certainly of one moment."""
     while True:
         before, wall, after = read()
         if after - before < TOGETHER_NS:
-            return WallMs(wall // MS_NS), (after + ALIGNMENT_NS) // MS_NS
+            return WallMs(wall // MS_NS), MonotonicMs((after + ALIGNMENT_NS) // MS_NS)

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 from tallymark.bridge.bridge import Bridge
 from tallymark.server.clock import now_ms
+from tallymark.wire.line import MonotonicMs
 
 EMPTY_MIN: Final = 64
 """Empty entries that are not worth clearing out."""
@@ -25,7 +26,7 @@ class Timed(Protocol):
     bridge: Bridge
     armed: Entry | None
 
-    def tick(self) -> int | None:
+    def tick(self) -> MonotonicMs | None:
         """Act on a deadline that has come; return the next one."""
 
 
@@ -34,7 +35,7 @@ class Entry:
 
     __slots__ = ("client", "due_ms", "number")
 
-    def __init__(self, due_ms: int, number: int, client: Timed) -> None:
+    def __init__(self, due_ms: MonotonicMs, number: int, client: Timed) -> None:
         self.due_ms = due_ms
         """Monotonic milliseconds."""
         self.number = number
@@ -60,7 +61,7 @@ class Deadlines:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def arm(self, client: Timed, deadline_ms: int | None) -> None:
+    def arm(self, client: Timed, deadline_ms: MonotonicMs | None) -> None:
         """Look at the client no later than then; monotonic milliseconds, None: not at all."""
         armed = client.armed
         if deadline_ms is None or (armed is not None and armed.due_ms <= deadline_ms):
@@ -110,6 +111,6 @@ class Deadlines:
                 if due is not None and due <= now:
                     due = client.tick()
                 if due is not None:
-                    self.arm(client, max(due, now + 1))
+                    self.arm(client, max(due, MonotonicMs(now + 1)))
         finally:
             self._set_timer()  # whatever one client's tick raised, the others are still due

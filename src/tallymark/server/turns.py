@@ -49,6 +49,7 @@ from tallymark.server.config.settings import Config
 from tallymark.server.logs import log_of
 from tallymark.server.polls import LongPolls
 from tallymark.units import EngineMs, Position, WallMs
+from tallymark.wire.line import MonotonicMs
 
 LINGER_S: Final = 0.002
 """Seconds that records may stay out of the journal while no client waits for them."""
@@ -153,12 +154,12 @@ class Turns:
 
     # -- time
 
-    def tell_time(self) -> int:
+    def tell_time(self) -> MonotonicMs:
         """Tell the engine the time, before a command; return monotonic milliseconds. A jump of the
         wall clock is logged."""
         # wall_ms() and now_ms(), but for two calls per read and turn.
         wall = WallMs(time_ns() // MS_NS)
-        monotonic_ms = (monotonic_ns() + ALIGNMENT_NS) // MS_NS
+        monotonic_ms = MonotonicMs((monotonic_ns() + ALIGNMENT_NS) // MS_NS)
         apart = wall - monotonic_ms
         if apart != self._apart:
             if not -SUSPICIOUS_MS <= apart - self._apart <= SUSPICIOUS_MS:

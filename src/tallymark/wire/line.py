@@ -16,7 +16,11 @@ holds tens of thousands of the smallest.
 
 from __future__ import annotations
 
-from typing import Final, final
+from typing import Final, NewType, final
+
+MonotonicMs = NewType("MonotonicMs", int)
+"""Time of the monotonic clock, milliseconds: what deadlines and heartbeats are measured by. Neither
+engine time nor wall time."""
 
 ALL: Final = 1 << 62
 """Share of an owner that serves only one connection."""
@@ -35,7 +39,7 @@ CLOSING_TIMEOUT_MS: Final = 30_000
 DEAF_TIMEOUT_MS: Final = 3_000
 """Time-out for that answer where it could not be recognized, or is unlikely, ms."""
 
-NEVER: Final = -1
+NEVER: Final = MonotonicMs(-1)
 """Value of a deadline that is not set."""
 
 IN_TIME: Final = 0
@@ -194,7 +198,7 @@ class Line:
         self.now_ms = NEVER
         self.deadline_ms = NEVER
         """Time at which the handshake, the close or an upgrade must be complete."""
-        self.heard_ms = 0
+        self.heard_ms = MonotonicMs(0)
         """Time of the peer's last bytes."""
         self.silence_ms = 0
         """Time without a byte after which the peer is dead, ms; 0: none."""
@@ -204,11 +208,11 @@ class Line:
         self._heartbeat = heartbeat
         self._beats_always = beats_always
         self._beat_ms = 0
-        self._sent_ms = 0
+        self._sent_ms = MonotonicMs(0)
 
     # Input
 
-    def receive(self, data: bytes, now_ms: int) -> None:
+    def receive(self, data: bytes, now_ms: MonotonicMs) -> None:
         """Add received bytes, which begin a new share of work."""
         self.start(now_ms)
         self.steps = self._share
@@ -243,15 +247,15 @@ class Line:
 
     # Time
 
-    def start(self, now_ms: int) -> None:
+    def start(self, now_ms: MonotonicMs) -> None:
         """Set the time. With the first one the handshake's time-out begins."""
         if self.now_ms < 0:
             self._sent_ms = self.heard_ms = now_ms
-            self.deadline_ms = now_ms + self._handshake_ms
+            self.deadline_ms = MonotonicMs(now_ms + self._handshake_ms)
         self.now_ms = now_ms
 
     def set_deadline(self, after_ms: int) -> None:
-        self.deadline_ms = self.now_ms + after_ms
+        self.deadline_ms = MonotonicMs(self.now_ms + after_ms)
 
     def await_close(self) -> None:
         """Begin the time-out for the peer's answer to our close."""
@@ -264,21 +268,21 @@ class Line:
         self.silence_ms = silence_ms
         self._sent_ms = self.heard_ms = self.now_ms
 
-    def next_deadline(self, has_heartbeats: bool) -> int | None:
+    def next_deadline(self, has_heartbeats: bool) -> MonotonicMs | None:
         """Return when `tick` is due; None: never. 0 before the first tick or byte, so that the
         handshake's time-out begins at once. The time may be early if there was traffic meanwhile,
         but never late."""
         if self.now_ms < 0:
-            return 0
-        due = self.deadline_ms
+            return MonotonicMs(0)
+        due: int = self.deadline_ms
         if has_heartbeats:
             if self._beat_ms and (due < 0 or self._sent_ms + self._beat_ms < due):
                 due = self._sent_ms + self._beat_ms
             if self.silence_ms and (due < 0 or self.heard_ms + self.silence_ms < due):
                 due = self.heard_ms + self.silence_ms
-        return None if due < 0 else due
+        return None if due < 0 else MonotonicMs(due)
 
-    def tick(self, now_ms: int, is_our_turn: bool, has_heartbeats: bool) -> int:
+    def tick(self, now_ms: MonotonicMs, is_our_turn: bool, has_heartbeats: bool) -> int:
         """Set the time and send a due heartbeat. Return IN_TIME, LATE or SILENT.
 
         is_our_turn: the time that we take for an answer does not count as the peer's.
@@ -297,7 +301,8 @@ class Line:
         if beat_ms > 0 and now_ms - self._sent_ms >= beat_ms:
             if self._beats_always:  # late ones are left out, so that the interval stays fixed
                 self.out.append(self._heartbeat)
-                self._sent_ms += (now_ms - self._sent_ms) // beat_ms * beat_ms
+                late_ms = (now_ms - self._sent_ms) % beat_ms
+                self._sent_ms = MonotonicMs(now_ms - late_ms)
             else:
                 if not self.out:
                     self.out.append(self._heartbeat)
@@ -306,7 +311,7 @@ class Line:
 
     # Output
 
-    def take(self, now_ms: int) -> list[bytes]:
+    def take(self, now_ms: MonotonicMs) -> list[bytes]:
         """Take the output to write. It counts as sent now, which delays the next heartbeat, except
         where those are sent always."""
         out = self.out

@@ -58,9 +58,9 @@ class Intake:
         """Count of messages."""
 
     def add(
-        self, payload: Payload, known: Annotations | None, mandatory: bool, now_ms: int
+        self, payload: Payload, known: Annotations | None, mandatory: bool, now_ms: EngineMs
     ) -> None:
-        self.parts.append(StagedPart(payload, known, mandatory, EngineMs(now_ms)))
+        self.parts.append(StagedPart(payload, known, mandatory, now_ms))
         self.count += payload.count
 
 

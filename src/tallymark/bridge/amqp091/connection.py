@@ -80,7 +80,7 @@ from tallymark.wire.amqp091.methods import (
     TxRollback,
     TxSelect,
 )
-from tallymark.wire.line import ENTITY
+from tallymark.wire.line import ENTITY, MonotonicMs
 
 Handler = Callable[[Channel, Any], None]
 
@@ -133,7 +133,7 @@ class Amqp091(Lifecycle):
         self.publishing = False
         """True once the client has published anything."""
 
-    def receive_data(self, data: bytes, now_ms: int) -> None:
+    def receive_data(self, data: bytes, now_ms: MonotonicMs) -> None:
         self.wire.receive_data(data, now_ms)
 
     # -- the owner's side
@@ -154,13 +154,13 @@ class Amqp091(Lifecycle):
         self.wire.receive_eof()
         self.handle_events()
 
-    def tick(self, now_ms: int) -> None:
+    def tick(self, now_ms: MonotonicMs) -> None:
         """Handle heartbeats and time-outs. Called at `next_deadline`."""
         self.now_ms = now_ms
         self.wire.tick(now_ms)
         self.handle_events()
 
-    def next_deadline(self) -> int | None:
+    def next_deadline(self) -> MonotonicMs | None:
         """Return when `tick` is due, monotonic milliseconds."""
         return self.wire.next_deadline()
 

@@ -23,6 +23,7 @@ from tallymark.wire.amqp091.errors import COMMAND_INVALID, WireError
 from tallymark.wire.amqp091.events import MethodReceived, ProtocolFailure, PublishReceived
 from tallymark.wire.amqp091.layouts import layout_of
 from tallymark.wire.amqp091.limits import Limits
+from tallymark.wire.line import MonotonicMs
 
 CHANNEL: Final = 1
 """Number of the channel that all frames name."""
@@ -69,7 +70,7 @@ class LocalPublisher(AmqpBridge):
         """Send all later publishes to this intake, and to no queue."""
         self._channel.intake = intake
 
-    def receive(self, data: bytes, now_ms: int, engine_ms: EngineMs) -> None:
+    def receive(self, data: bytes, now_ms: MonotonicMs, engine_ms: EngineMs) -> None:
         """Publish. Messages may be cut off anywhere, and continue with the next call.
 
         Raises:

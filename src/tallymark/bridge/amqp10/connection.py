@@ -68,7 +68,7 @@ from tallymark.wire.amqp10.outcomes import Error, TransactionalState
 from tallymark.wire.amqp10.serial import count
 from tallymark.wire.amqp10.session import Session as WireSession
 from tallymark.wire.amqp10.states import LinkState, SessionState
-from tallymark.wire.line import ENTITY
+from tallymark.wire.line import ENTITY, MonotonicMs
 
 
 @final
@@ -84,7 +84,7 @@ class Amqp10(Lifecycle):
         self._is_time = False
         """True while time-outs are handled: an event is then caused by the client's silence."""
 
-    def receive_data(self, data: bytes, now_ms: int) -> None:
+    def receive_data(self, data: bytes, now_ms: MonotonicMs) -> None:
         self.wire.receive_data(data, now_ms)
 
     # -- the owner's side
@@ -102,7 +102,7 @@ class Amqp10(Lifecycle):
         self.wire.receive_eof()
         self.handle_events()
 
-    def tick(self, now_ms: int) -> None:
+    def tick(self, now_ms: MonotonicMs) -> None:
         """Handle heartbeats and time-outs. Called at `next_deadline`."""
         self.now_ms = now_ms
         self._is_time = True
@@ -110,7 +110,7 @@ class Amqp10(Lifecycle):
         self.handle_events()
         self._is_time = False
 
-    def next_deadline(self) -> int | None:
+    def next_deadline(self) -> MonotonicMs | None:
         """Return when `tick` is due, monotonic milliseconds."""
         return self.wire.next_deadline()
 

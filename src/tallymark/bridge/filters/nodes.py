@@ -11,6 +11,7 @@ from uuid import UUID
 
 from tallymark.bridge.filters.like import Pattern
 from tallymark.bridge.filters.values import arithmetic, bytes_of, compare, negated, same, text_of
+from tallymark.units import EngineMs
 
 DURABLE: Final = "PERSISTENT"
 NOT_DURABLE: Final = "NON_PERSISTENT"
@@ -22,7 +23,7 @@ class Facts:
 
     __slots__ = ("now_ms", "values")
 
-    def __init__(self, values: list[object], now_ms: int) -> None:
+    def __init__(self, values: list[object], now_ms: EngineMs) -> None:
         self.values = values
         """Values by slot."""
         self.now_ms = now_ms

@@ -14,6 +14,7 @@ from typing import Final, final
 
 from tallymark.engine.clock import NEVER
 from tallymark.engine.patterns import Pattern, PatternRefused, compile_pattern
+from tallymark.wire.line import MonotonicMs
 
 SUBSCRIBE: Final = "subscribe"
 PUBLISH: Final = "publish"
@@ -69,7 +70,7 @@ class AuthState:
         """Count of permissions in the answer to AUTH."""
         return len(self.authorizations)
 
-    def is_expired(self, now_ms: int) -> bool:
+    def is_expired(self, now_ms: MonotonicMs) -> bool:
         return now_ms >= self.expires_ms
 
     def allows(self, topic: str, channel: str) -> bool:
@@ -92,7 +93,7 @@ def any_topic(identity: str) -> AuthState:
     return AuthState(identity, "", [both], NEVER)
 
 
-def decode_answer(body: bytes, now_ms: int) -> AuthState:
+def decode_answer(body: bytes, now_ms: MonotonicMs) -> AuthState:
     """Decode an auth server's answer. Raises AuthAnswerError.
 
     Whatever is left out is empty, as in nsqd, but the ttl must be given.

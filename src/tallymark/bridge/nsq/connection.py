@@ -27,6 +27,7 @@ from tallymark.engine.message import Payload
 from tallymark.engine.session import ACCEPTED, REQUEUES
 from tallymark.stored.formats import AMQP10, NSQ
 from tallymark.units import Ms, Tag
+from tallymark.wire.line import MonotonicMs
 from tallymark.wire.nsq.errors import (
     E_BAD_TOPIC,
     WireError,
@@ -100,7 +101,7 @@ class Nsq(Lifecycle):
         gone; 0: no limit [NQ-7]."""
         return self.wire.write_timeout_ms
 
-    def receive_data(self, data: bytes, now_ms: int) -> None:
+    def receive_data(self, data: bytes, now_ms: MonotonicMs) -> None:
         self.wire.receive_data(data, now_ms)
 
     def eof(self) -> None:
@@ -108,14 +109,14 @@ class Nsq(Lifecycle):
         self.wire.receive_eof()
         self.handle_events()
 
-    def tick(self, now_ms: int) -> None:
+    def tick(self, now_ms: MonotonicMs) -> None:
         self.now_ms = now_ms
         if self.held is not None:
             self.wire.receive_data(b"", now_ms)  # it is not read: its silence means nothing
         self.wire.tick(now_ms)
         self.handle_events()
 
-    def next_deadline(self) -> int | None:
+    def next_deadline(self) -> MonotonicMs | None:
         due = self.wire.next_deadline()
         held = self._messages.next_due()
         if due is None or held is None:

@@ -81,6 +81,7 @@ from tallymark.wire.amqp091.methods import (
     QueuePurgeOk,
     QueueUnbind,
 )
+from tallymark.wire.line import MonotonicMs
 
 
 @final
@@ -230,27 +231,27 @@ class Amqp091(Adapter):
 
     # Bytes and time
 
-    def start(self, now_ms: int) -> None:
+    def start(self, now_ms: MonotonicMs) -> None:
         self._wire.start(now_ms)
 
-    def receive(self, data: bytes, now_ms: int) -> None:
+    def receive(self, data: bytes, now_ms: MonotonicMs) -> None:
         self._wire.receive_data(data, now_ms)
         self._work()
 
-    def receive_end(self, reason: str, now_ms: int) -> None:
+    def receive_end(self, reason: str, now_ms: MonotonicMs) -> None:
         self._wire.receive_end(reason)
         self._work()
 
-    def take_output(self, now_ms: int) -> list[bytes]:
+    def take_output(self, now_ms: MonotonicMs) -> list[bytes]:
         self._work()
         self._channels.call_at_end()
         return self._wire.take_output(now_ms)
 
-    def tick(self, now_ms: int) -> None:
+    def tick(self, now_ms: MonotonicMs) -> None:
         self._wire.tick(now_ms)
         self._work()
 
-    def next_deadline(self) -> int | None:
+    def next_deadline(self) -> MonotonicMs | None:
         return self._wire.next_deadline()
 
     def _work(self) -> None:

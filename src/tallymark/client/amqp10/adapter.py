@@ -80,6 +80,7 @@ from tallymark.wire.amqp10.sasl import (
     plain_response,
 )
 from tallymark.wire.amqp10.serial import diff, walk
+from tallymark.wire.line import MonotonicMs
 
 HUNG_UP: Final = ", in answer to our open: is there a virtual host '{}', and may the user enter it?"
 """RabbitMQ and Tallymark say nothing where that is not so."""
@@ -118,33 +119,33 @@ class Amqp10(Adapter):
 
     # Bytes and time
 
-    def start(self, now_ms: int) -> None:
+    def start(self, now_ms: MonotonicMs) -> None:
         self._wire.tick(now_ms)
         with_sasl = self._options.sasl != "none"
         self._wire.start(with_sasl)
         if not with_sasl:
             self._send_open()
 
-    def receive(self, data: bytes, now_ms: int) -> None:
+    def receive(self, data: bytes, now_ms: MonotonicMs) -> None:
         self._wire.receive_data(data, now_ms)
         self._work()
 
-    def receive_end(self, reason: str, now_ms: int) -> None:
+    def receive_end(self, reason: str, now_ms: MonotonicMs) -> None:
         if reason:
             self._wire.receive_broken(reason)
         else:
             self._wire.receive_eof()
         self._work()
 
-    def take_output(self, now_ms: int) -> list[bytes]:
+    def take_output(self, now_ms: MonotonicMs) -> list[bytes]:
         self._work()  # what came of our own calls, as of withdrawing a message
         return self._wire.take_output(now_ms)
 
-    def tick(self, now_ms: int) -> None:
+    def tick(self, now_ms: MonotonicMs) -> None:
         self._wire.tick(now_ms)
         self._work()
 
-    def next_deadline(self) -> int | None:
+    def next_deadline(self) -> MonotonicMs | None:
         return self._wire.next_deadline()
 
     def _work(self) -> None:

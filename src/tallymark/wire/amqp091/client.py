@@ -69,7 +69,7 @@ from tallymark.wire.amqp091.methods import (
     Method,
 )
 from tallymark.wire.amqp091.trace import line
-from tallymark.wire.line import ALL, IN_TIME, LATE, NEVER, Line
+from tallymark.wire.line import ALL, IN_TIME, LATE, NEVER, Line, MonotonicMs
 
 CLOSING_TIMEOUT_MS: Final = 10_000
 """Time-out for the server's answer to connection.close, ms."""
@@ -138,13 +138,13 @@ class ClientConnection:
 
     # Input
 
-    def start(self, now_ms: int) -> None:
+    def start(self, now_ms: MonotonicMs) -> None:
         """Begin the handshake; the transport is connected."""
         self.line.start(now_ms)
         self.line.out.append(PROTOCOL_HEADER)
         self._state = ClientState.GREETED
 
-    def receive_data(self, data: bytes, now_ms: int) -> None:
+    def receive_data(self, data: bytes, now_ms: MonotonicMs) -> None:
         """Add received bytes; call next_event for their meaning."""
         self.line.receive(data, now_ms)
 
@@ -324,13 +324,13 @@ class ClientConnection:
 
     # Time
 
-    def next_deadline(self) -> int | None:
+    def next_deadline(self) -> MonotonicMs | None:
         """Return when tick is due; None: never."""
         if self._state is ClientState.CLOSED or self.line.now_ms < 0:
             return None
         return self.line.next_deadline(True)
 
-    def tick(self, now_ms: int) -> None:
+    def tick(self, now_ms: MonotonicMs) -> None:
         """Send a due heartbeat, and detect a server that is dead or too slow (PeerClosed)."""
         line = self.line
         found = line.tick(now_ms, False, self._state is not ClientState.CLOSED)
@@ -346,7 +346,7 @@ class ClientConnection:
 
     # Output
 
-    def take_output(self, now_ms: int) -> list[bytes]:
+    def take_output(self, now_ms: MonotonicMs) -> list[bytes]:
         """Take the output to write; see Line.take."""
         return self.line.take(now_ms)
 

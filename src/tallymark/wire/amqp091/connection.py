@@ -65,7 +65,7 @@ from tallymark.wire.amqp091.states import (
     ChannelState,
     State,
 )
-from tallymark.wire.line import IN_TIME, LATE
+from tallymark.wire.line import IN_TIME, LATE, MonotonicMs
 
 __all__ = ["Connection", "Limits"]
 
@@ -108,7 +108,7 @@ class Connection(Lifecycle):
 
     # Input
 
-    def receive_data(self, data: bytes, now_ms: int) -> None:
+    def receive_data(self, data: bytes, now_ms: MonotonicMs) -> None:
         """Add received bytes, or continue with earlier ones. Never raises; call next_event for
         their meaning. O(1)."""
         line = self.line
@@ -350,13 +350,13 @@ class Connection(Lifecycle):
 
     # Time
 
-    def next_deadline(self) -> int | None:
+    def next_deadline(self) -> MonotonicMs | None:
         """Return when tick is due; None: never."""
         if self._state is State.CLOSED:
             return None
         return self.line.next_deadline(self._state not in OVER)
 
-    def tick(self, now_ms: int) -> None:
+    def tick(self, now_ms: MonotonicMs) -> None:
         """Send a due heartbeat, and detect a peer that is dead or too slow (PeerClosed)."""
         line = self.line
         is_over = self._state in OVER

@@ -43,7 +43,7 @@ from tallymark.wire.amqp091.states import (
     ChannelState,
     State,
 )
-from tallymark.wire.line import DEAF_TIMEOUT_MS, NEVER, Line
+from tallymark.wire.line import DEAF_TIMEOUT_MS, NEVER, Line, MonotonicMs
 
 EARLY_MAX: Final = 65_536
 """Bytes a peer may send ahead while the handshake waits for us."""
@@ -124,7 +124,7 @@ class Lifecycle:
 
     # Output
 
-    def take_output(self, now_ms: int) -> list[bytes]:
+    def take_output(self, now_ms: MonotonicMs) -> list[bytes]:
         """Take the output to write; see Line.take."""
         return self.line.take(now_ms)
 

@@ -62,6 +62,7 @@ from tallymark.wire.amqp10.states import (
     Input,
     State,
 )
+from tallymark.wire.line import MonotonicMs
 
 _TRANSFER: Final = 0x14
 _DISPOSITION: Final = 0x15
@@ -129,7 +130,7 @@ class Connection(Lifecycle):
 
     # Input
 
-    def receive_data(self, data: bytes, now_ms: int) -> None:
+    def receive_data(self, data: bytes, now_ms: MonotonicMs) -> None:
         """Add received bytes, or continue with earlier ones. Never raises; call next_event for
         their meaning. O(1)."""
         line = self.line

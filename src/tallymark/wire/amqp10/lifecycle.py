@@ -32,7 +32,15 @@ from tallymark.wire.amqp10.states import (
     State,
 )
 from tallymark.wire.amqp10.trace import RECEIVED, SENT, Tracer
-from tallymark.wire.line import CLOSING_TIMEOUT_MS, DEAF_TIMEOUT_MS, IN_TIME, LATE, NEVER, Line
+from tallymark.wire.line import (
+    CLOSING_TIMEOUT_MS,
+    DEAF_TIMEOUT_MS,
+    IN_TIME,
+    LATE,
+    NEVER,
+    Line,
+    MonotonicMs,
+)
 
 EARLY_MAX: Final = 65_536
 """Bytes accepted ahead while the peer waits for our answer; see Connection.wants_data."""
@@ -212,13 +220,13 @@ class Lifecycle(ConnectionEnd):
 
     # Time
 
-    def next_deadline(self) -> int | None:
+    def next_deadline(self) -> MonotonicMs | None:
         """Return when tick is due; None: never."""
         if self.state is State.END:
             return None
         return self.line.next_deadline(self.state not in OVER)
 
-    def tick(self, now_ms: int) -> None:
+    def tick(self, now_ms: MonotonicMs) -> None:
         """Send a due empty frame, and detect a peer that is dead or too slow.
 
         We announce half of what we bear: the peer is dead when nothing came for twice the
@@ -240,7 +248,7 @@ class Lifecycle(ConnectionEnd):
 
     # Output
 
-    def take_output(self, now_ms: int) -> list[bytes]:
+    def take_output(self, now_ms: MonotonicMs) -> list[bytes]:
         """Take the output to write; see Line.take."""
         out = self.line.take(now_ms)
         if self._trace_out is not None:

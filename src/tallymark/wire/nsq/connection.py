@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.wire.line import NEVER
+from tallymark.wire.line import NEVER, MonotonicMs
 from tallymark.wire.nsq.commands import MAGIC
 from tallymark.wire.nsq.errors import (
     E_AUTH_DISABLED,
@@ -98,7 +98,7 @@ class Connection(Lifecycle):
 
     # Input
 
-    def receive_data(self, data: bytes, now_ms: int) -> None:
+    def receive_data(self, data: bytes, now_ms: MonotonicMs) -> None:
         """Add received bytes, or continue with earlier ones. Never raises; call next_event for
         their meaning. O(1)."""
         line = self.line

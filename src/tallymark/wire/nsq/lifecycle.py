@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from tallymark.wire.line import IN_TIME, LATE, NEVER, Line
+from tallymark.wire.line import IN_TIME, LATE, NEVER, Line, MonotonicMs
 from tallymark.wire.nsq.commands import MAGIC
 from tallymark.wire.nsq.errors import (
     WireError,
@@ -150,11 +150,11 @@ class Lifecycle:
     def _has_heartbeats(self) -> bool:
         return self._state not in OVER and self._state is not State.UPGRADING
 
-    def next_deadline(self) -> int | None:
+    def next_deadline(self) -> MonotonicMs | None:
         """Return when tick is due; None: never."""
         return self.line.next_deadline(self._has_heartbeats())
 
-    def tick(self, now_ms: int) -> None:
+    def tick(self, now_ms: MonotonicMs) -> None:
         """Send a due heartbeat, and detect a peer that is dead or too slow (PeerClosed)."""
         line = self.line
         found = line.tick(now_ms, False, self._has_heartbeats())
@@ -170,7 +170,7 @@ class Lifecycle:
 
     # Output
 
-    def take_output(self, now_ms: int) -> list[bytes]:
+    def take_output(self, now_ms: MonotonicMs) -> list[bytes]:
         """Take the output to write; see Line.take."""
         return self.line.take(now_ms)
 
