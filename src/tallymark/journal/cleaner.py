@@ -38,6 +38,7 @@ from tallymark.stored.layout import (
     crc32c,
 )
 from tallymark.stored.segment import checkpoint_name, ledger_name, parsed_checkpoint, segment_name
+from tallymark.units import WallMs
 
 # Jobs, and what a Done speaks of.
 CHECKPOINTED: Final = 1
@@ -143,7 +144,7 @@ class Cleaner:
         """A checkpoint was damaged, and is gone."""
         self._checkpoints.remove(name)
 
-    def checkpoint(self, end: int, records: list[Record], now_ms: int, version: int) -> bool:
+    def checkpoint(self, end: int, records: list[Record], now_ms: WallMs, version: int) -> bool:
         """Request a checkpoint: see Journal.checkpoint."""
         if self.is_checkpointing or self._writer.failure is not None:
             return False

@@ -177,7 +177,7 @@ class Journal:
         self,
         queues: list[tuple[int, str, str, int]],
         subscriptions: list[tuple[int, str, int]],
-        now_ms: int,
+        now_ms: WallMs,
     ) -> None:
         """Write an anchor that says that the journal reaches to `end`, and the state there, once
         that is on disk: see anchor.py. Called between turns, with everything committed."""
@@ -412,7 +412,7 @@ class Journal:
 
     # -- housekeeping -----------------------------------------------------------------------
 
-    def checkpoint(self, records: list[Record], now_ms: int) -> bool:
+    def checkpoint(self, records: list[Record], now_ms: WallMs) -> bool:
         """Store the state as of `end` in a checkpoint file. The cleaner writes it once everything
         before `end` is on disk. Called between turns, with everything committed.
 
@@ -422,7 +422,7 @@ class Journal:
         """
         return self._cleaner.checkpoint(self.end, records, now_ms, self._packer.version)
 
-    def clean(self, now_ms: int, ledger_retention_ms: int) -> None:
+    def clean(self, now_ms: EngineMs, ledger_retention_ms: int) -> None:
         """Do a step of cleaning: take in what the cleaner finished, give it the next segment to
         strip and the ledgers to delete. Called between turns; does not wait."""
         self.problems.extend(self._cleaner.take_results())

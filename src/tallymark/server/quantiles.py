@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, final
 
+from tallymark.units import EngineMs
+
 SUB_BITS: Final = 6
 """Each power of two has 1 << SUB_BITS buckets."""
 EXACT: Final = 2 << SUB_BITS
@@ -39,32 +41,32 @@ class Window:
 
     __slots__ = ("_half_ms", "_newer", "_older", "_turned_ms")
 
-    def __init__(self, window_ms: int, now_ms: int) -> None:
+    def __init__(self, window_ms: int, now_ms: EngineMs) -> None:
         self._half_ms = max(1, window_ms // 2)
         self._turned_ms = now_ms
         self._newer: dict[int, int] = {}
         self._older: dict[int, int] = {}
 
-    def add(self, value: int, now_ms: int, count: int = 1) -> None:
+    def add(self, value: int, now_ms: EngineMs, count: int = 1) -> None:
         """Add `count` events of this value; now_ms never decreases."""
         if now_ms - self._turned_ms >= self._half_ms:
             self._turn(now_ms)
         bucket = bucket_of(value)
         self._newer[bucket] = self._newer.get(bucket, 0) + count
 
-    def _turn(self, now_ms: int) -> None:
+    def _turn(self, now_ms: EngineMs) -> None:
         halves = (now_ms - self._turned_ms) // self._half_ms
-        self._turned_ms += halves * self._half_ms
+        self._turned_ms = EngineMs(self._turned_ms + halves * self._half_ms)
         self._older = self._newer if halves == 1 else {}
         self._newer = {}
 
-    def counts(self, now_ms: int) -> dict[int, int]:
+    def counts(self, now_ms: EngineMs) -> dict[int, int]:
         """Events by bucket, of the window that ends now."""
         if now_ms - self._turned_ms >= self._half_ms:
             self._turn(now_ms)
         return merged((self._older, self._newer))
 
-    def is_empty(self, now_ms: int) -> bool:
+    def is_empty(self, now_ms: EngineMs) -> bool:
         return not self.counts(now_ms)
 
 

@@ -14,12 +14,11 @@ from typing import final
 from tallymark.engine.broker import Broker
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import ACCEPTED, Consumer, InFlight, Session, consumers_of
-from tallymark.units import Ms, Tag
+from tallymark.units import EngineMs, Ms, Tag
 from tallymark.wire.nsq.errors import NOT_IN_FLIGHT, NOT_OWNER
 
-OnFinish = Callable[[Queue, int, int, int], None]
-"""Callback for every run of FINs: queue, times of publish and finish (wall ms), count of
-messages."""
+OnFinish = Callable[[Queue, EngineMs, EngineMs, int], None]
+"""Callback for every run of FINs: queue, times of publish and finish, count of messages."""
 
 
 @final

@@ -29,6 +29,7 @@ from tallymark.server.access.token_keys import Keys, KeysUnavailable, keys_of
 from tallymark.server.access.user import ADMINISTRATOR, TokenRefused, TokenUser
 from tallymark.server.clock import wall_ms
 from tallymark.server.config.settings import Config
+from tallymark.units import WallMs
 
 LONGEST: Final = 16 * 1024
 """Bytes of a token."""
@@ -74,7 +75,7 @@ def rules_of(config: Config) -> Rules:
 class Tokens:
     """Checks tokens for one node."""
 
-    def __init__(self, rules: Rules, keys: Keys, clock: Callable[[], int] = wall_ms) -> None:
+    def __init__(self, rules: Rules, keys: Keys, clock: Callable[[], WallMs] = wall_ms) -> None:
         """clock: gives milliseconds since 1970."""
         self._rules = rules
         self.keys = keys
@@ -145,7 +146,7 @@ def header_of(token: str) -> dict[str, Any]:
     return header
 
 
-def user_of_claims(claims: dict[str, Any], rules: Rules, now_ms: int) -> TokenUser:
+def user_of_claims(claims: dict[str, Any], rules: Rules, now_ms: WallMs) -> TokenUser:
     """Return the user of a token whose signature is good. now_ms: since 1970. Raises
     TokenRefused."""
     if rules.issuer and claims.get("iss") != rules.issuer:

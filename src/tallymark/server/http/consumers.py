@@ -65,7 +65,7 @@ class Consumers:
         return answer({"changed": done.changed, "at_next_start": done.waiting})
 
 
-def consumer_row(consumer: Consumer, watched: Watched | None, now_ms: int) -> dict[str, Any]:
+def consumer_row(consumer: Consumer, watched: Watched | None, now_ms: EngineMs) -> dict[str, Any]:
     """state: of its subscription to topics, None where it is none with limits."""
     connection = consumer.session.connection
     return {
@@ -73,6 +73,6 @@ def consumer_row(consumer: Consumer, watched: Watched | None, now_ms: int) -> di
         "queue": consumer.queue.name,
         "connection": connection.name,
         "user": connection.user,
-        **figures(consumer, EngineMs(now_ms)),
+        **figures(consumer, now_ms),
         "state": None if watched is None else STATES[watched.state],
     }

@@ -22,6 +22,7 @@ from typing import Any, Final, final
 from tallymark.bridge.nsq.topics import Topic, Topics
 from tallymark.engine.queue import Queue
 from tallymark.server.quantiles import Window, merged, quantiles
+from tallymark.units import EngineMs, WallMs
 from tallymark.wire.nsq.names import is_ephemeral
 
 NS_PER_MS: Final = 1_000_000
@@ -106,7 +107,7 @@ class ClientRow:
         row["tls_negotiated_protocol_is_mutual"] = self.tls  # as Go has it: always of TLS
         return row
 
-    def as_line(self, now_ms: int) -> str:
+    def as_line(self, now_ms: WallMs) -> str:
         port = self.remote_address.rpartition(":")[2]
         named = f"{self.hostname}:{port} {self.user_agent}"
         seconds = max(0, now_ms // 1000 - self.connect_ts)
@@ -135,8 +136,10 @@ class Latencies:
         self._windows: dict[int, Window] = {}
         """Windows of latencies by queue id."""
 
-    def on_finish(self, queue: Queue, arrived_ms: int, now_ms: int, count: int = 1) -> None:
-        """`count` messages of the queue that came at `arrived_ms` were finished; wall times."""
+    def on_finish(
+        self, queue: Queue, arrived_ms: EngineMs, now_ms: EngineMs, count: int = 1
+    ) -> None:
+        """`count` messages of the queue that came at `arrived_ms` were finished."""
         if not self.percentiles:
             return
         window = self._windows.get(queue.id)
@@ -149,7 +152,7 @@ class Latencies:
         for gone in self._windows.keys() - set(ids):
             del self._windows[gone]
 
-    def result(self, queues: Iterable[Queue], now_ms: int) -> dict[str, Any]:
+    def result(self, queues: Iterable[Queue], now_ms: EngineMs) -> dict[str, Any]:
         """Return the latencies of all these queues together, as nsqd shows them: nanoseconds."""
         if not self.percentiles:
             return {"count": 0, "percentiles": None}
@@ -182,7 +185,7 @@ class Stats:
     def collect(
         self,
         clients: Sequence[ClientRow],
-        now_ms: int,
+        now_ms: EngineMs,
         topic: str = "",
         channel: str = "",
         with_clients: bool = True,
@@ -211,7 +214,9 @@ class Stats:
                     yield None
             yield self._topic(one, rows, now_ms)
 
-    def _topic(self, topic: Topic, channels: list[dict[str, Any]], now_ms: int) -> dict[str, Any]:
+    def _topic(
+        self, topic: Topic, channels: list[dict[str, Any]], now_ms: EngineMs
+    ) -> dict[str, Any]:
         depth = topic.backlog.ready + topic.backlog.deferred
         return {
             "topic_name": topic.name,
@@ -225,7 +230,12 @@ class Stats:
         }
 
     def _channel(
-        self, name: str, queue: Queue, clients: list[ClientRow], now_ms: int, with_clients: bool
+        self,
+        name: str,
+        queue: Queue,
+        clients: list[ClientRow],
+        now_ms: EngineMs,
+        with_clients: bool,
     ) -> dict[str, Any]:
         return {
             "channel_name": name,
@@ -272,7 +282,7 @@ class Report:
     """Compiler and version that it was built with, for the first line."""
     health: str
     started_ms: int
-    now_ms: int
+    now_ms: WallMs
     memory: dict[str, int] | None
     producers: list[ClientRow] | None
 
@@ -316,7 +326,7 @@ def topic_json(topic: dict[str, Any]) -> dict[str, Any]:
     return {**topic, "channels": [_with_rows(channel) for channel in topic["channels"]]}
 
 
-def topic_text(topic: dict[str, Any], now_ms: int) -> str:
+def topic_text(topic: dict[str, Any], now_ms: WallMs) -> str:
     """The lines of a topic of Stats.collect."""
     lines = [_topic_line(topic)]
     for channel in topic["channels"]:
