@@ -9,9 +9,8 @@ import pyarrow as pa
 import pytest
 
 from tallymark.spark.frames import CHUNK_BYTES, Encoder
-from tallymark.wire.amqp091.events import PublishReceived
 from tallymark.wire.amqp091.frames import body, property_section
-from tallymark.wire.amqp091.kernel import scan_publishes
+from tallymark.wire.amqp091.kernel import PublishReceived, scan_publishes
 from tallymark.wire.amqp091.properties import decode_properties
 
 WHEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

@@ -12,7 +12,6 @@ from tallymark.wire.amqp091.events import (
     Opening,
     PeerClosed,
     ProtocolFailure,
-    PublishReceived,
 )
 from tallymark.wire.amqp091.frames import (
     METHOD,
@@ -21,6 +20,7 @@ from tallymark.wire.amqp091.frames import (
     frame,
     frame_length,
 )
+from tallymark.wire.amqp091.kernel import PublishReceived
 from tallymark.wire.amqp091.layouts import decode_method, encode_method
 from tallymark.wire.amqp091.limits import Limits
 from tallymark.wire.amqp091.methods import (

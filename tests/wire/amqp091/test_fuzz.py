@@ -19,9 +19,9 @@ from tallymark.wire.amqp091.events import (
     Opening,
     PeerClosed,
     ProtocolFailure,
-    PublishReceived,
 )
 from tallymark.wire.amqp091.frames import HEARTBEAT_FRAME, METHOD, frame, frame_length
+from tallymark.wire.amqp091.kernel import PublishReceived
 from tallymark.wire.amqp091.layouts import METHODS, encode_method
 from tallymark.wire.amqp091.limits import Limits
 from tallymark.wire.amqp091.methods import (

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallymark.wire.amqp091 import frames
-from tallymark.wire.amqp091.events import PublishReceived
 from tallymark.wire.amqp091.kernel import (
     KNOWN_MAX,
     PERSISTENT,
     SPECIAL,
+    PublishReceived,
     ack_prefix,
     encode_deliveries,
     encode_mixed_deliveries,

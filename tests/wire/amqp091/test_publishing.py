@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallymark.wire.amqp091 import frames
-from tallymark.wire.amqp091.content import MERGE_LIMIT
-from tallymark.wire.amqp091.events import AckRange, Event, ProtocolFailure, PublishReceived
+from tallymark.wire.amqp091.channel import MERGE_LIMIT
+from tallymark.wire.amqp091.events import AckRange, Event, ProtocolFailure
 from tallymark.wire.amqp091.frames import body_frames, content_frames, frame, header_frame
-from tallymark.wire.amqp091.kernel import PERSISTENT
+from tallymark.wire.amqp091.kernel import PERSISTENT, PublishReceived
 from tallymark.wire.amqp091.limits import Limits
 from tallymark.wire.amqp091.methods import (
     BasicNack,

@@ -38,8 +38,8 @@ from tallymark.wire.amqp091.events import (
     Opening,
     PeerClosed,
     ProtocolFailure,
-    PublishReceived,
 )
+from tallymark.wire.amqp091.kernel import PublishReceived
 from tallymark.wire.amqp091.layouts import layout_of
 from tallymark.wire.amqp091.methods import (
     AccessRequest,

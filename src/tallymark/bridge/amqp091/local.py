@@ -20,7 +20,8 @@ from tallymark.engine.session import Connection
 from tallymark.units import EngineMs
 from tallymark.wire.amqp091.connection import Connection as WireConnection
 from tallymark.wire.amqp091.errors import COMMAND_INVALID, WireError
-from tallymark.wire.amqp091.events import MethodReceived, ProtocolFailure, PublishReceived
+from tallymark.wire.amqp091.events import MethodReceived, ProtocolFailure
+from tallymark.wire.amqp091.kernel import PublishReceived
 from tallymark.wire.amqp091.layouts import layout_of
 from tallymark.wire.amqp091.limits import Limits
 from tallymark.wire.line import MonotonicMs

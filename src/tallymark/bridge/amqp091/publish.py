@@ -24,8 +24,7 @@ from tallymark.engine.topology import Targets
 from tallymark.stored.annotations import Annotations, Route
 from tallymark.stored.formats import AMQP091
 from tallymark.wire.amqp091.errors import NOT_IMPLEMENTED, WireError
-from tallymark.wire.amqp091.events import PublishReceived
-from tallymark.wire.amqp091.kernel import PERSISTENT, SPECIAL
+from tallymark.wire.amqp091.kernel import PERSISTENT, SPECIAL, PublishReceived
 
 CLASS_ID: Final = 60
 METHOD_ID: Final = 40

@@ -9,7 +9,7 @@ from __future__ import annotations
 from tallymark.bridge.amqp091.channel import Channel, Intake
 from tallymark.bridge.amqp091.publish import payload_of, plain, routed
 from tallymark.engine.errors import PreconditionFailed
-from tallymark.wire.amqp091.events import PublishReceived
+from tallymark.wire.amqp091.kernel import PublishReceived
 
 
 def take(channel: Channel, intake: Intake, event: PublishReceived) -> None:

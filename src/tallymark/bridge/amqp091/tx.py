@@ -33,7 +33,7 @@ from tallymark.engine.staging import StagedRun, Transaction
 from tallymark.engine.topology import Targets
 from tallymark.stored.annotations import Annotations
 from tallymark.units import Tag
-from tallymark.wire.amqp091.events import PublishReceived
+from tallymark.wire.amqp091.kernel import PublishReceived
 from tallymark.wire.amqp091.methods import (
     TxCommit,
     TxCommitOk,

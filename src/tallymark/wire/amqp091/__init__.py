@@ -11,9 +11,9 @@ from tallymark.wire.amqp091.events import (
     Opening,
     PeerClosed,
     ProtocolFailure,
-    PublishReceived,
 )
 from tallymark.wire.amqp091.fields import Float32, Timestamp, WireInt, decode_table, encode_table
+from tallymark.wire.amqp091.kernel import PublishReceived
 from tallymark.wire.amqp091.layouts import decode_method, encode_method, layout_of
 from tallymark.wire.amqp091.limits import Limits
 from tallymark.wire.amqp091.methods import Method

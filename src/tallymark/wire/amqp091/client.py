@@ -15,6 +15,7 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Final, final
 
+from tallymark.wire.amqp091.channel import Incoming
 from tallymark.wire.amqp091.client_states import (
     CONTENT,
     FROM_SERVER,
@@ -24,7 +25,6 @@ from tallymark.wire.amqp091.client_states import (
     ClientChannelState,
     ClientState,
 )
-from tallymark.wire.amqp091.content import Incoming
 from tallymark.wire.amqp091.errors import (
     CHANNEL_ERROR,
     COMMAND_INVALID,

@@ -15,8 +15,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final, final
 
-from tallymark.wire.amqp091.channel import Channel
-from tallymark.wire.amqp091.content import PUBLISH
+from tallymark.wire.amqp091.channel import PUBLISH, Channel
 from tallymark.wire.amqp091.errors import (
     CHANNEL_ERROR,
     FRAME_ERROR,
@@ -24,12 +23,7 @@ from tallymark.wire.amqp091.errors import (
     UNEXPECTED_FRAME,
     WireError,
 )
-from tallymark.wire.amqp091.events import (
-    AckRange,
-    Event,
-    MethodReceived,
-    Opening,
-)
+from tallymark.wire.amqp091.events import AckRange, Event, MethodReceived, Opening
 from tallymark.wire.amqp091.frames import (
     BASIC,
     BODY,
@@ -43,11 +37,7 @@ from tallymark.wire.amqp091.frames import (
     frame,
     snippet,
 )
-from tallymark.wire.amqp091.kernel import (
-    publish_needs,
-    scan_acks,
-    scan_publishes,
-)
+from tallymark.wire.amqp091.kernel import publish_needs, scan_acks, scan_publishes
 from tallymark.wire.amqp091.layouts import decode_method, encode_method, layout_of
 from tallymark.wire.amqp091.lifecycle import EARLY_MAX, Lifecycle
 from tallymark.wire.amqp091.limits import INITIAL_FRAME_MAX, Limits, check_tune
@@ -58,13 +48,7 @@ from tallymark.wire.amqp091.methods import (
     ConnectionTuneOk,
     Method,
 )
-from tallymark.wire.amqp091.states import (
-    OUR_TURN,
-    OVER,
-    RECEIVING,
-    ChannelState,
-    State,
-)
+from tallymark.wire.amqp091.states import OUR_TURN, OVER, RECEIVING, ChannelState, State
 from tallymark.wire.line import IN_TIME, LATE, MonotonicMs
 
 __all__ = ["Connection", "Limits"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import final
 
 from tallymark.wire.amqp091.errors import CONNECTION, WireError
+from tallymark.wire.amqp091.kernel import PublishReceived
 from tallymark.wire.amqp091.methods import Method
 
 
@@ -44,61 +44,6 @@ class ContentReceived:
         self.section = section
         """Property section."""
         self.body = body
-
-
-@final
-class PublishReceived:
-    """A stretch of complete publishes on one channel.
-
-    Either *plain*: all have the same persistence, and none has anything a broker has to look at
-    (expiration, user-id, reply-to `amq.rabbitmq.reply-to...`, headers CC, BCC, x-delay); whatever
-    else is in their properties may vary. Or *special*: then all property sections are equal.
-    """
-
-    __slots__ = (
-        "channel",
-        "cuts",
-        "facts",
-        "largest_frame",
-        "methods",
-        "properties",
-        "raw",
-        "starts",
-        "uniform",
-    )
-
-    def __init__(
-        self,
-        channel: int,
-        raw: bytes,
-        cuts: array[int],
-        starts: list[int],
-        methods: list[bytes],
-        facts: int,
-        properties: bytes,
-        uniform: bool,
-        largest_frame: int,
-    ) -> None:
-        self.channel = channel
-        self.raw = raw
-        """Method, header and body frames of all messages, end to end."""
-        self.cuts = cuts
-        """array('I'): message i is raw[cuts[i]:cuts[i + 1]]."""
-        self.starts = starts
-        self.methods = methods
-        """Method frames: methods[k] is the whole frame of messages starts[k]..starts[k + 1] - 1.
-        Equal frames are mostly the same object, so that a dict finds them without hashing again."""
-        self.facts = facts
-        """Facts about all messages: kernel.PERSISTENT | kernel.SPECIAL."""
-        self.properties = properties
-        """Property section of message 0."""
-        self.uniform = uniform
-        """True if all property sections are equal. They may be equal even if it is False."""
-        self.largest_frame = largest_frame
-        """Bytes of the largest header or body frame, overhead included."""
-
-    def __len__(self) -> int:
-        return len(self.cuts) - 1
 
 
 @final

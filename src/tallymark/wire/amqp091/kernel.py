@@ -1,4 +1,5 @@
-"""Fast paths: stretches of frames in, stretches of frames out. Pure functions.
+"""Fast paths: stretches of frames in, stretches of frames out. Pure functions, and the stretch of
+publishes that one finds.
 
 The only place where a tuned twin may stand in for the plain functions; nothing here judges the
 peer. What a scan does not recognise it leaves to the connection, which reads frame by frame.
@@ -12,12 +13,11 @@ from __future__ import annotations
 
 from array import array
 from struct import Struct
-from typing import Final
+from typing import Final, final
 
 from librt.strings import BytesWriter, read_i64_be, write_i64_be
 from mypy_extensions import i64
 
-from tallymark.wire.amqp091.events import PublishReceived
 from tallymark.wire.octets import begins, packed, place, put_place, u32, unpacked
 
 PERSISTENT: Final = 1
@@ -35,6 +35,61 @@ _method_head: Final = Struct(">BHII").unpack_from  # type, channel, size, method
 _header_head: Final = Struct(">BHIHHQ").unpack_from  # type, channel, size, class, weight, body size
 _frame_head: Final = Struct(">BHI").unpack_from  # type, channel, size
 _pack_head: Final = Struct(">BHI").pack
+
+
+@final
+class PublishReceived:
+    """A stretch of complete publishes on one channel.
+
+    Either *plain*: all have the same persistence, and none has anything a broker has to look at
+    (expiration, user-id, reply-to `amq.rabbitmq.reply-to...`, headers CC, BCC, x-delay); whatever
+    else is in their properties may vary. Or *special*: then all property sections are equal.
+    """
+
+    __slots__ = (
+        "channel",
+        "cuts",
+        "facts",
+        "largest_frame",
+        "methods",
+        "properties",
+        "raw",
+        "starts",
+        "uniform",
+    )
+
+    def __init__(
+        self,
+        channel: int,
+        raw: bytes,
+        cuts: array[int],
+        starts: list[int],
+        methods: list[bytes],
+        facts: int,
+        properties: bytes,
+        uniform: bool,
+        largest_frame: int,
+    ) -> None:
+        self.channel = channel
+        self.raw = raw
+        """Method, header and body frames of all messages, end to end."""
+        self.cuts = cuts
+        """array('I'): message i is raw[cuts[i]:cuts[i + 1]]."""
+        self.starts = starts
+        self.methods = methods
+        """Method frames: methods[k] is the whole frame of messages starts[k]..starts[k + 1] - 1.
+        Equal frames are mostly the same object, so that a dict finds them without hashing again."""
+        self.facts = facts
+        """Facts about all messages: PERSISTENT | SPECIAL."""
+        self.properties = properties
+        """Property section of message 0."""
+        self.uniform = uniform
+        """True if all property sections are equal. They may be equal even if it is False."""
+        self.largest_frame = largest_frame
+        """Bytes of the largest header or body frame, overhead included."""
+
+    def __len__(self) -> int:
+        return len(self.cuts) - 1
 
 
 def scan_publishes(

@@ -7,21 +7,9 @@ from collections import deque
 from typing import Final
 
 from tallymark.wire.amqp091.channel import Channel
-from tallymark.wire.amqp091.errors import (
-    CONNECTION,
-    WireError,
-)
-from tallymark.wire.amqp091.events import (
-    Event,
-    PeerClosed,
-    ProtocolFailure,
-)
-from tallymark.wire.amqp091.frames import (
-    HEARTBEAT_FRAME,
-    METHOD,
-    content_frames,
-    frame,
-)
+from tallymark.wire.amqp091.errors import CONNECTION, WireError
+from tallymark.wire.amqp091.events import Event, PeerClosed, ProtocolFailure
+from tallymark.wire.amqp091.frames import HEARTBEAT_FRAME, METHOD, content_frames, frame
 from tallymark.wire.amqp091.layouts import encode_method, layout_of
 from tallymark.wire.amqp091.limits import Limits
 from tallymark.wire.amqp091.methods import (
@@ -35,14 +23,7 @@ from tallymark.wire.amqp091.methods import (
     ConnectionTune,
     Method,
 )
-from tallymark.wire.amqp091.states import (
-    HANDSHAKE,
-    LOGGED_IN,
-    OVER,
-    SENDING,
-    ChannelState,
-    State,
-)
+from tallymark.wire.amqp091.states import HANDSHAKE, LOGGED_IN, OVER, SENDING, ChannelState, State
 from tallymark.wire.line import DEAF_TIMEOUT_MS, NEVER, Line, MonotonicMs
 
 EARLY_MAX: Final = 65_536
