@@ -24,10 +24,11 @@ def _shown(name: str, value: object) -> str:
     return f"{name}={value!r:.80}"
 
 
-def check_type(name: str, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
-    """Check that the value is of one of these types; a bool is no number."""
+def check_type(name: str, value: object, kinds: type[T] | tuple[type[T], ...], expected: str) -> T:
+    """Check that the value is of one of these types; a bool is no number. Return it."""
     if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is int):
         raise TypeError(f"{_shown(name, value)}, expected {expected}")
+    return value
 
 
 def check_flag(name: str, value: object) -> None:
@@ -38,10 +39,9 @@ def check_text(name: str, value: object, *, optional: bool = False) -> None:
     """Check that the value is text that has a form in UTF-8."""
     if value is None and optional:
         return
-    check_type(name, value, str, "text or None" if optional else "text")
-    assert isinstance(value, str)
+    text = check_type(name, value, str, "text or None" if optional else "text")
     try:
-        value.encode()
+        text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"{_shown(name, value)}, expected text that has UTF-8: {error}") from error
 
@@ -49,9 +49,8 @@ def check_text(name: str, value: object, *, optional: bool = False) -> None:
 def check_int(name: str, value: object, least: int, most: int | None = None) -> None:
     """Check that the value is a whole number from `least` to `most`."""
     expected = f"{least} or more" if most is None else f"{least} to {most}"
-    check_type(name, value, int, f"a whole number, {expected}")
-    assert isinstance(value, int)
-    if value < least or (most is not None and value > most):
+    number = check_type(name, value, int, f"a whole number, {expected}")
+    if number < least or (most is not None and number > most):
         raise ValueError(f"{_shown(name, value)}, expected {expected}")
 
 

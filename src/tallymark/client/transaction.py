@@ -98,8 +98,8 @@ class Work:
         its outcome."""
         self._changed = changed
         self.stage = Stage.NEW
-        self.handle: object = None
-        """The adapter's own, such as a transaction's id."""
+        self.handle = b""
+        """The broker's id of the transaction, where the protocol has those."""
         self.settled: list[Staged] = []
         """Messages settled in it, in that order: each takes its slot until the end [TX-4]."""
         self.unanswered = 0

@@ -251,7 +251,7 @@ class Amqp10(Lifecycle):
             if event.settled:
                 session.confirms.forget(event.first, event.last)
         elif isinstance(event.state, TransactionalState):
-            retire(session, event)
+            retire(session, event, event.state)
         elif is_final(event.state):
             settle(session, event)
         else:

@@ -251,8 +251,8 @@ def _read(message: bytes) -> Declare | Discharge:
     for code, _, at in sections.bounds:
         if code == VALUE:
             request = read_composite(Reader(message, at, len(message)), "transaction")
-            assert isinstance(request, (Declare, Discharge)), request
-            return request
+            if isinstance(request, (Declare, Discharge)):
+                return request
     raise DecodeError("message to a coordinator without an amqp-value")
 
 
@@ -300,10 +300,8 @@ def _withdraw_unsent(session: Session, first: int, last: int) -> None:
 # -- settling under one
 
 
-def retire(session: Session, event: DispositionReceived) -> None:
+def retire(session: Session, event: DispositionReceived, state: TransactionalState) -> None:
     """Handle a disposition under a transaction: its outcome takes effect at the commit [TX-15]."""
-    state = event.state
-    assert isinstance(state, TransactionalState), state
     client = session.client
     first, last = session.tag_of(event.first), session.tag_of(event.last)
     work = find(client, state.txn_id)

@@ -159,7 +159,6 @@ class CoordinatorEnd:
         self._ask(work, True, encode_message(body=Declare()))
 
     def discharge(self, work: Work, fail: bool) -> None:
-        assert isinstance(work.handle, bytes), work.handle
         self._ask(work, False, encode_message(body=Discharge(work.handle, fail)))
 
     def _ask(self, work: Work, is_begin: bool, message: bytes) -> None:
@@ -491,5 +490,4 @@ def _state(outcome: Outcome | None, work: Work | None) -> DeliveryState | None:
     that a commit gives it."""
     if work is None:
         return outcome
-    assert isinstance(work.handle, bytes), work.handle
     return TransactionalState(work.handle, outcome)
