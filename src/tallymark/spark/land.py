@@ -25,6 +25,7 @@ from tallymark.spark.bodies import CHECKPOINT
 from tallymark.spark.client import BrokerRefused, CannotRun, Client, api_path, counted
 from tallymark.spark.command import cause, command
 from tallymark.spark.starting import begin
+from tallymark.spark.tables import BY_BATCH, IN_DELTA, PLAIN, check_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -390,27 +391,7 @@ def _check_arguments(
         raise ValueError("--quarantine is for rows that do not fit a --schema")
     if schema is not None:
         text_of(schema)
-    plain = "_spark_metadata" if schema is None else "batch=*"
-    check_table(to, plain if format == PARQUET else "_delta_log")
-
-
-BY_FORMAT: Final = {
-    "_spark_metadata": "Parquet",
-    "_delta_log": "a Delta table",
-    "batch=*": "Parquet with a schema",
-}
-"""Files in a table's folder that tell its kind, by pattern."""
-
-
-def check_table(to: Path, mark: str) -> None:
-    """mark: of BY_FORMAT. Raises ValueError for a folder in which a table of another kind was
-    begun: whoever reads the one does not see the rows of the other."""
-    for other, kind in BY_FORMAT.items():
-        if other != mark and any(to.glob(other)):
-            raise ValueError(
-                f"--to {str(to)!r} was begun as {kind}, not as {BY_FORMAT[mark]}: expected a new "
-                "folder, or the same --format and --schema or none"
-            )
+    check_table(to, IN_DELTA if format != PARQUET else PLAIN if schema is None else BY_BATCH)
 
 
 def _begin(

@@ -1,0 +1,82 @@
+"""The folder of a table that a queue is landed in: which kind of table it is, and whether it is
+that of the checkpoint in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+from tallymark.spark.bodies import CHECKPOINT
+
+PLAIN: Final = "_spark_metadata"
+IN_DELTA: Final = "_delta_log"
+BY_BATCH: Final = "batch=*"
+KINDS: Final = {
+    PLAIN: "Parquet",
+    IN_DELTA: "a Delta table",
+    BY_BATCH: "Parquet with a schema",
+}
+"""Files in a table's folder that tell its kind, by pattern."""
+NONE: Final = -1
+"""Number of the newest batch where there is none."""
+
+
+def check_table(to: Path, mark: str) -> None:
+    """mark: of KINDS. Raises ValueError for a folder in which a table of another kind was begun,
+    since whoever reads the one does not see the rows of the other, and for one whose table is not
+    that of its checkpoint."""
+    for other, kind in KINDS.items():
+        if other != mark and any(to.glob(other)):
+            raise ValueError(
+                f"--to {str(to)!r} was begun as {kind}, not as {KINDS[mark]}: expected a new "
+                "folder, or the same --format and --schema or none"
+            )
+    checkpoint = to / CHECKPOINT
+    planned = _newest(checkpoint / "offsets")
+    if mark == IN_DELTA:
+        _check_delta(to, checkpoint, planned)
+    elif (landed := _newest(to / PLAIN) if mark == PLAIN else _newest(to)) > planned:
+        raise _of_another(to, f"has batches up to {landed}", checkpoint, planned)
+
+
+def _check_delta(to: Path, checkpoint: Path, planned: int) -> None:
+    if not (to / IN_DELTA).exists():
+        return
+    from deltalake import DeltaTable
+
+    from tallymark.spark.delta import committed
+
+    table = DeltaTable(str(to))
+    is_landed = any(field.name == "lease_sequence" for field in table.schema().fields)
+    if not is_landed or not table.file_uris():
+        return
+    landed = committed(str(to), _query_of(checkpoint))
+    if landed > planned:
+        raise _of_another(to, f"has batches up to {landed}", checkpoint, planned)
+    if landed == NONE and _newest(checkpoint / "commits") != NONE:
+        raise _of_another(to, "has no batch of this checkpoint", checkpoint, planned)
+    if planned == NONE:
+        raise _of_another(to, "has rows that were landed", checkpoint, planned)
+
+
+def _of_another(to: Path, has: str, checkpoint: Path, planned: int) -> ValueError:
+    knows = f"knows batches up to {planned}" if planned != NONE else "is new, or was deleted"
+    return ValueError(
+        f"--to {str(to)!r}: the table {has}, its checkpoint {str(checkpoint)!r} {knows}. Rows "
+        "would be left out or be there twice: bring the table's own checkpoint back, or land into "
+        "a new folder"
+    )
+
+
+def _query_of(checkpoint: Path) -> str:
+    """The id of the query whose checkpoint this is; "": it has none yet."""
+    path = checkpoint / "metadata"
+    return str(json.loads(path.read_text())["id"]) if path.exists() else ""
+
+
+def _newest(folder: Path) -> int:
+    """The highest number of a batch among the names in a folder: `7`, `9.compact`, `batch=7`."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    bare = [name.removeprefix("batch=").removesuffix(".compact") for name in names]
+    return max((int(name) for name in bare if name.isascii() and name.isdigit()), default=NONE)
