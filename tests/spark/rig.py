@@ -50,11 +50,14 @@ def spark_home(folder: Path) -> Path:
     return folder
 
 
-def publish(broker: BrokerProcess, queue: str, first: int, count: int) -> None:
+def publish(
+    broker: BrokerProcess, queue: str, first: int, count: int, declares: bool = True
+) -> None:
     """Messages with message-id first, first + 1, ... and body `line <id>`, each confirmed."""
     with pika.BlockingConnection(pika.ConnectionParameters(port=broker.amqp_port)) as connection:
         channel = connection.channel()
-        channel.queue_declare(queue, durable=True)
+        if declares:
+            channel.queue_declare(queue, durable=True)
         channel.confirm_delivery()
         for number in range(first, first + count):
             properties = pika.BasicProperties(delivery_mode=2, message_id=str(number))
@@ -146,28 +149,23 @@ def held_at(sequence: int, folder: Path) -> Callable[[Iterator[pa.RecordBatch]],
     return hold
 
 
-class Driver:
-    """driver.py in a session of its own: a query that lands a queue, to be killed with all its
-    processes."""
+class DriverProcess:
+    """A program that says `started` when its query runs, in a session of its own: it hangs, goes on
+    and is killed with all its processes."""
 
-    def __init__(
-        self, broker: BrokerProcess, queue: str, to: Path, *, trigger: str, max_rows: int, hold: int
-    ) -> None:
-        self.to = to
-        to.mkdir(parents=True, exist_ok=True)
-        self._log = to.parent / f"{to.name}.driver.log"
-        arguments = {
-            "url": broker.url, "queue": queue, "to": str(to), "trigger": trigger,
-            "max_rows": max_rows, "hold": hold, "marks": str(to.parent),
-        }  # fmt: skip
-        with self._log.open("wb") as log:
+    def __init__(self, module: str, arguments: dict[str, object], log: Path) -> None:
+        """log: its stderr; what it leaves behind lies beside."""
+        self.log = log
+        with log.open("wb") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.spark.driver", json.dumps(arguments)],
+                [sys.executable, "-m", module, json.dumps(arguments)],
                 stdout=subprocess.PIPE,
-                env=self._environment(to.parent),
-                stderr=log,
+                env=self._environment(log.with_suffix(".scratch")),
+                stderr=stderr,
                 start_new_session=True,
             )
+
+    def wait_started(self) -> None:
         assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
@@ -175,11 +173,11 @@ class Driver:
         said = self._process.stdout.readline() if started else b"nothing"
         if said.strip() != b"started":
             self.kill()
-            raise AssertionError(f"driver said {said!r}: {self._log.read_text()[-3000:]}")
+            raise AssertionError(f"driver said {said!r}: {self.log.read_text()[-3000:]}")
 
-    def _environment(self, folder: Path) -> dict[str, str]:
+    def _environment(self, scratch: Path) -> dict[str, str]:
         # What a killed JVM leaves behind shall lie where the test's other files are.
-        (scratch := folder / "scratch").mkdir()
+        scratch.mkdir()
         return {
             **os.environ,
             "PYTHONPATH": python_path(),
@@ -187,11 +185,21 @@ class Driver:
             "JDK_JAVA_OPTIONS": f"-Djava.io.tmpdir={scratch}",
         }
 
-    def wait_held(self) -> None:
-        """Until the batch with the hold's sequence stands still."""
-        held = self.to.parent / "held"
-        until(lambda: held.exists() or self._process.poll() is not None, what="a held batch")
-        assert held.exists(), self._log.read_text()[-3000:]
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def hang(self) -> None:
+        """Stop every process of it where it is."""
+        while running := [pid for pid, state in self._states() if state != "T"]:
+            for pid in running:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        for pid in self._members():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """kill -9 of every process the driver started and of itself."""
@@ -203,6 +211,40 @@ class Driver:
         self._process.wait()
         assert self._process.stdout is not None
         self._process.stdout.close()
+
+    def _members(self) -> Iterator[int]:
+        return (pid for pid, _ in self._states())
+
+    def _states(self) -> Iterator[tuple[int, str]]:
+        """Its processes, and what each is doing, in the kernel's letters."""
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with suppress(OSError):
+                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                    if int(fields[3]) == self._process.pid and fields[0] != "Z":
+                        yield int(entry.name), fields[0]
+
+
+class Driver(DriverProcess):
+    """driver.py: a query that lands a queue."""
+
+    def __init__(
+        self, broker: BrokerProcess, queue: str, to: Path, *, trigger: str, max_rows: int, hold: int
+    ) -> None:
+        self.to = to
+        to.mkdir(parents=True, exist_ok=True)
+        arguments = {
+            "url": broker.url, "queue": queue, "to": str(to), "trigger": trigger,
+            "max_rows": max_rows, "hold": hold, "marks": str(to.parent),
+        }  # fmt: skip
+        super().__init__("tests.spark.driver", arguments, to.parent / f"{to.name}.driver.log")
+        self.wait_started()
+
+    def wait_held(self) -> None:
+        """Until the batch with the hold's sequence stands still."""
+        held = self.to.parent / "held"
+        until(lambda: held.exists() or self.has_ended, what="a held batch")
+        assert held.exists(), self.log.read_text()[-3000:]
 
     def kill_between(self, written: Callable[[int], Path], committed: Callable[[int], Path]) -> int:
         """kill -9 at a moment when `written(n)` exists and `committed(n)` does not; returns n. The
@@ -217,14 +259,6 @@ class Driver:
                 return number
             os.kill(jvm, signal.SIGCONT)
         raise AssertionError("every batch was committed before it was looked at")
-
-    def _members(self) -> Iterator[int]:
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                with suppress(OSError):
-                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                    if int(fields[3]) == self._process.pid and fields[0] != "Z":
-                        yield int(entry.name)
 
 
 def _is_java(pid: int) -> bool:
