@@ -15,7 +15,7 @@ import pika
 import pytest
 
 from bench.lean import method
-from tallymark.engine.delivery import TURN_BYTES
+from tallymark.engine.state import TURN_BYTES
 from tallymark.server.client import LEAST_DELIVERY_BYTES
 from tallymark.server.node import Node
 from tallymark.server.nsq.client import CALL_BYTES

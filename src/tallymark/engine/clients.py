@@ -6,7 +6,7 @@ from typing import final
 
 from tallymark.engine.arguments import consumer_timeout_ms, named
 from tallymark.engine.consumers import Consumers
-from tallymark.engine.delivery import TURN_BYTES, Dispatcher
+from tallymark.engine.delivery import Dispatcher
 from tallymark.engine.durability import Marks
 from tallymark.engine.errors import NotAllowed
 from tallymark.engine.inflight import Handover
@@ -18,7 +18,7 @@ from tallymark.engine.quotas import Quotas
 from tallymark.engine.registry import Registry
 from tallymark.engine.session import Connection, Consumer, Session
 from tallymark.engine.settlement import Settlement
-from tallymark.engine.state import State
+from tallymark.engine.state import TURN_BYTES, State
 from tallymark.engine.streams import Start, not_of_streams
 from tallymark.engine.transactions import Transactions
 from tallymark.stored import records

@@ -4,7 +4,9 @@ Limits, each checked per slice:
 - the consumer's credit, and its session's where that is shared [LC-3];
 - its turn, where other consumers of its session share a limit and wait in line: see `_share_out`;
 - time to live: expired messages leave from the head before each delivery [DL-4];
-- its connection's room for this turn: TURN_BYTES, and none while its socket is full [SC-D6];
+- its connection's room for this turn, and none while its socket is full [SC-D6];
+- the room that all connections have together in this turn, so that many who may have much do not
+  make it a long one: whoever got nothing of it is served first in the next turn;
 - a quota where several consumers share a queue, so that ten messages do not all go to one of two;
 - the queue's high-water mark on disk: nothing leaves before the disk has a mark above it, so that
   after a crash every message that a consumer may have seen has the redelivered flag.
@@ -28,9 +30,6 @@ from tallymark.engine.state import State
 from tallymark.engine.upkeep import IN_A_TURN, Upkeep
 from tallymark.units import UNLIMITED, QueueSequence
 
-TURN_BYTES: Final = 1 << 20
-"""Raw bytes that one connection is given in one turn. The message that reaches the limit is the
-last one."""
 LARGEST_QUOTA: Final = 32
 
 
@@ -58,7 +57,11 @@ class Dispatcher:
         """Queues that stopped only because their connections had no room; served in the next turn,
         after all others."""
         self._starved: list[Queue] = []
-        """Queues that for that reason delivered nothing at all; served before all others."""
+        """Queues that for that reason delivered nothing at all, or that the turn had no room for;
+        served before all others."""
+        self._is_line_first = False
+        """True if the turn had no room left for consumers in line: in the next one they come before
+        the queues."""
         self._granted: list[Consumer] = []
         """Consumers that have a reserved share."""
         self._looked_at = False
@@ -98,17 +101,29 @@ class Dispatcher:
             changed = self._starved + changed
             self._starved = []
         agenda.changed = []
+        agenda.room = agenda.allowance
         self._upkeep.room = IN_A_TURN
-        for queue in changed:
+        was_line_first = self._is_line_first
+        if was_line_first:
+            self._serve_line()
+        for at, queue in enumerate(changed):
+            if agenda.room <= 0:
+                self._starved += [left for left in changed[at:] if left.dirty]
+                break
             if queue.dirty:  # else it stood in both lists
                 queue.dirty = False
                 self._pump(queue)
-        if agenda.offers:
-            for queue in self._share_out():
-                self._pump(queue)
+        self._is_line_first = agenda.room <= 0 and bool(agenda.offers) and not was_line_first
+        if agenda.room > 0:
+            self._serve_line()
         self._upkeep.room = UNLIMITED
         if self._granted:
             self._end_shares()
+
+    def _serve_line(self) -> None:
+        if self._agenda.offers:
+            for queue in self._share_out():
+                self._pump(queue)
 
     def _pump(self, queue: Queue) -> None:
         if queue.deleted:
@@ -222,7 +237,7 @@ class Dispatcher:
                 self._granted.append(consumer)
                 continue
             session.give_share_back(consumer)
-            if session.connection.room > 0:
+            if session.connection.room > 0 and self._agenda.room > 0:
                 session.step_out(consumer)
             self._agenda.offer(session)
 
@@ -257,11 +272,13 @@ class Dispatcher:
                 start = end
         if queue.ready:
             shared = False
+            is_over = self._agenda.room <= 0
             for consumer in consumers:
                 session = consumer.session
                 shared = shared or session.limit != UNLIMITED
                 connection = session.connection
-                if connection.room <= 0 and not (connection.paused or connection.gated):
+                has_none = connection.room <= 0 and not (connection.paused or connection.gated)
+                if is_over or has_none:
                     if self._looked_at:
                         self._agenda.mark(queue)
                     elif queue.acquired + queue.account.settled > before:
@@ -333,6 +350,8 @@ class Dispatcher:
 
     def _hand_over(self, queue: Queue, consumer: Consumer, most: int) -> int:
         """Give the consumer up to `most` messages of the head slice; return their count."""
+        if self._agenda.room <= 0:
+            return 0
         head = self._upkeep.next_head(queue) if queue.watched else queue.head()
         if head is None:
             return 0
@@ -342,7 +361,7 @@ class Dispatcher:
         session = consumer.session
         connection = session.connection
         n = min(head.hi - head.lo, most)
-        room = connection.room
+        room = min(connection.room, self._agenda.room)
         if n > 1 and head.size() > room:
             cuts = head.payload.cuts
             n = min(n, bisect_left(cuts, cuts[head.lo] + room, head.lo + 1, head.hi) - head.lo)

@@ -158,6 +158,8 @@ class Queue(Timed):
         """The one consumer that is served where the queue has a single active consumer."""
         self.next_turn = 0
         """Index of the next consumer to be served among those of equal priority."""
+        self.next_seeker = 0
+        """Index of the next seeker to be served."""
         self.had_consumer = False
         self.comings = 0
         """Count of the consumers that were added or removed so far."""

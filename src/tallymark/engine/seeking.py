@@ -65,15 +65,25 @@ class Seeking:
         more to examine, or to be given, in the next turn."""
         has_more = False
         share = self._share(queue)
-        for consumer in seekers_of(queue):
+        seekers = seekers_of(queue)
+        start = queue.next_seeker if queue.next_seeker < len(seekers) else 0
+        queue.next_seeker = 0
+        order = seekers[start:] + seekers[:start] if start else seekers
+        for at, consumer in enumerate(order):
+            if self._agenda.room <= 0:
+                queue.next_seeker = (start + at) % len(seekers)
+                return True
             looks = share
             for number in range(len(queue.lanes.by_priority) - 1, -1, -1):
                 looks = self._serve_lane(queue, consumer, number, looks)
-                if consumer.room() <= 0 or looks <= 0:
+                if consumer.room() <= 0 or looks <= 0 or self._agenda.room <= 0:
                     break
             connection = consumer.session.connection
             if looks <= 0 or (connection.room <= 0 and not (connection.paused or connection.gated)):
                 has_more = True
+        if self._agenda.room <= 0:
+            queue.next_seeker = start
+            return True
         return has_more
 
     def _share(self, queue: Queue) -> int:
@@ -102,7 +112,7 @@ class Seeking:
         store = self._store
         while looks > 0:
             most = consumer.room()
-            if most <= 0:
+            if most <= 0 or self._agenda.room <= 0:
                 return looks
             if queue.settings.is_stream:
                 found = shown(queue, consumer.cursors[number])
@@ -156,9 +166,10 @@ class Seeking:
         session = consumer.session
         connection = session.connection
         n = min(len(found), most)
+        room = min(connection.room, self._agenda.room)
         size = cuts = 0
         payload_cuts = found.payload.cuts
-        while cuts < n and size < connection.room:
+        while cuts < n and size < room:
             size = payload_cuts[found.lo + cuts + 1] - payload_cuts[found.lo]
             cuts += 1
         n = cuts

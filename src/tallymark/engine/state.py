@@ -9,7 +9,7 @@ says so there, and knows nothing of those who look at it. The Dispatcher serves 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import final
+from typing import Final, final
 
 from tallymark.engine.account import DROPPED
 from tallymark.engine.clock import Clock, Deadlines
@@ -23,6 +23,10 @@ from tallymark.engine.store import Store
 from tallymark.engine.vhost import VirtualHost
 from tallymark.stored import records
 from tallymark.units import QueueSequence
+
+TURN_BYTES: Final = 1 << 20
+"""Raw bytes that are handed out in one turn, and so the most that one connection is given. The
+message that reaches the limit is the last one."""
 
 
 @final
@@ -118,6 +122,10 @@ class Agenda:
         """Sessions with free shared limit and consumers that wait for it."""
         self.spent: list[Connection] = []
         """Connections that have used some of their room in this turn."""
+        self.allowance = TURN_BYTES
+        """Bytes that all connections together are given in one turn."""
+        self.room = TURN_BYTES
+        """Bytes that are left of it."""
         self.settling: list[Queue] = []
         """Queues with settled ranges that have no records yet."""
         self.appended: list[Queue] = []
@@ -156,7 +164,8 @@ class Agenda:
             self.offers.append(session)
 
     def spend(self, connection: Connection, size: int) -> None:
-        """Subtract bytes from the connection's room in this turn."""
+        """Subtract bytes from the connection's room in this turn, and from that of all."""
+        self.room -= size
         if connection.room == connection.allowance:
             self.spent.append(connection)
         connection.room -= size

@@ -24,9 +24,9 @@ from typing import Any, Final, cast
 
 from tallymark.bridge.bridge import Bridge
 from tallymark.bridge.direct_reply import DirectReplies
-from tallymark.engine.delivery import TURN_BYTES as DELIVERY_BYTES
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import Connection
+from tallymark.engine.state import TURN_BYTES as DELIVERY_BYTES
 from tallymark.server.access.user import User
 from tallymark.server.alarms import Alarms
 from tallymark.server.buffers import Buffers
