@@ -9,48 +9,187 @@ from pathlib import Path
 
 import pytest
 
+from bench.lean import PERSISTENT, method, publish, short
 from tallymark.server.node import Node
 from tallymark.server.parts import PART
 from tests.server.inside import with_broker
 from tests.server.lines import GUEST
+from tests.siege.attack import Count, Target, Worker
 
 QUEUES = 5 * PART
 ASKERS = 4
 
 
+async def ask(
+    ports: dict[str, int], path: str, method: str = "GET", body: object = None
+) -> tuple[int, str]:
+    """Status and text of an answer."""
+    reader, writer = await begun(ports, path, method, body)
+    answer = (await reader.read()).decode()
+    writer.close()
+    return int(answer.split()[1]), answer.partition("\r\n\r\n")[2]
+
+
+async def begun(
+    ports: dict[str, int], path: str, method: str = "GET", body: object = None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A request that was sent."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", ports["http_port"])
+    data = "" if body is None else json.dumps(body)
+    writer.write(
+        f"{method} {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
+        f"Authorization: Basic {GUEST.decode()}\r\n"
+        f"Content-Length: {len(data)}\r\n\r\n{data}".encode()
+    )
+    return reader, writer
+
+
+async def declared(ports: dict[str, int], count: int) -> None:
+    queues = [
+        {"name": f"q{n:03}", "vhost": "/", "durable": True, "auto_delete": False}
+        for n in range(count)
+    ]
+    assert (await ask(ports, "/api/definitions", "POST", {"queues": queues}))[0] == 204
+
+
+def target(ports: dict[str, int]) -> Target:
+    return Target({"amqp": ports["amqp_port"]}, "guest", "guest", vhost="/")
+
+
+async def consumed(ports: dict[str, int], count: int) -> Worker:
+    """A client with so many consumers of one queue, whose tags begin with "q"."""
+    worker = Worker(target(ports), 0, Count())
+    line = await worker.opened()
+    consume = b"".join(
+        method(1, (60, 20), b"\0\0" + short("q000") + short(f"q{n:03}") + b"\0" + bytes(4))
+        for n in range(count)
+    )
+    await line.send(consume + method(1, (50, 10), b"\0\0" + short("done") + bytes(5)))
+    await line.until(short("done"))
+    return worker
+
+
+async def steps_until(node: Node, tasks: list[asyncio.Task[tuple[int, str]]]) -> list[int]:
+    """Number of parts that each round of the loop made, until all the tasks are done."""
+    made: list[int] = []
+    while not all(task.done() for task in tasks):
+        made.append(node.parts.made)
+        await asyncio.sleep(0)
+    made.append(node.parts.made)
+    return [after - before for before, after in itertools.pairwise(made)]
+
+
 @pytest.mark.parametrize(
-    "path", ["/metrics", "/api/queues", "/api/bindings", "/api/tallymark/queues"]
+    "path",
+    [
+        "/metrics",
+        "/api/queues",
+        "/api/bindings",
+        "/api/consumers",
+        "/api/vhosts",
+        "/api/tallymark/queues",
+        "/api/tallymark/consumers",
+    ],
 )
 def test_a_long_answer_is_made_in_parts_one_in_a_round(tmp_path: Path, path: str) -> None:
     """Four clients ask at once: between two parts, of whichever answer, the loop comes round."""
 
     async def play(ports: dict[str, int], node: Node) -> None:
-        async def ask(method: str = "GET", path: str = path, body: str = "") -> str:
-            reader, writer = await asyncio.open_connection("127.0.0.1", ports["http_port"])
-            writer.write(
-                f"{method} {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
-                f"Authorization: Basic {GUEST.decode()}\r\n"
-                f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
-            )
-            answer = await reader.read()
-            writer.close()
-            return answer.decode()
-
-        queues = [
-            {"name": f"q{n:03}", "vhost": "/", "durable": True, "auto_delete": False}
-            for n in range(QUEUES)
-        ]
-        await ask("POST", "/api/definitions", json.dumps({"queues": queues}))
-        tasks = [asyncio.create_task(ask()) for _ in range(ASKERS)]
-        made: list[int] = []
-        while not all(task.done() for task in tasks):
-            made.append(node.parts.made)
-            await asyncio.sleep(0)
-        made.append(node.parts.made)
-        steps = [after - before for before, after in itertools.pairwise(made)]
-        assert made[-1] == ASKERS * QUEUES // PART
+        await declared(ports, QUEUES)
+        consumer = await consumed(ports, QUEUES) if "consumers" in path else None
+        before = node.parts.made
+        tasks = [asyncio.create_task(ask(ports, path)) for _ in range(ASKERS)]
+        steps = await steps_until(node, tasks)
+        assert node.parts.made - before == ASKERS * QUEUES // PART
         assert max(steps) == 1
         for task in tasks:
-            assert all(f'"q{number:03}"' in task.result() for number in range(QUEUES))
+            status, text = task.result()
+            assert status == 200
+            if path == "/api/vhosts":
+                continue
+            assert all(f'"q{number:03}"' in text for number in range(QUEUES))
+        if consumer is not None:
+            consumer.hang_up()
+
+    asyncio.run(with_broker(tmp_path, play))
+
+
+ROUNDS = 300
+"""Rounds of the loop in which a server learns that a client has gone."""
+
+
+@pytest.mark.parametrize("path", ["/api/queues", "/metrics"])
+def test_an_answer_is_not_made_for_somebody_who_has_gone(tmp_path: Path, path: str) -> None:
+    parts = 40
+
+    async def play(ports: dict[str, int], node: Node) -> None:
+        await declared(ports, parts * PART)
+        before = node.parts.made
+        _, writer = await begun(ports, path)
+        while True:
+            await asyncio.sleep(0)
+            if node.parts.made > before:
+                break
+        writer.transport.abort()
+        for _ in range(ROUNDS):
+            await asyncio.sleep(0)
+        assert node.parts.made - before < parts
+
+    asyncio.run(with_broker(tmp_path, play))
+
+
+def wanted(count: int, mode: str = "ack_requeue_false") -> dict[str, object]:
+    return {"count": count, "ackmode": mode, "encoding": "auto"}
+
+
+async def filled(ports: dict[str, int], count: int, body: bytes) -> None:
+    """The queue q000 with so many messages."""
+    await declared(ports, 1)
+    publisher = Worker(target(ports), 0, Count())
+    line = await publisher.opened()
+    await line.send(publish(1, "", "q000", PERSISTENT, body) * count)
+    await line.send(method(1, (50, 10), b"\0\0" + short("done") + bytes(5)))
+    await line.until(short("done"))
+    publisher.hang_up()
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "parts"), [(5 * PART, 10, 5), (8, 1 << 20, 8), (PART + 1, 10, 2)]
+)
+@pytest.mark.parametrize("mode", ["ack_requeue_false", "ack_requeue_true"])
+def test_messages_are_got_in_parts(
+    tmp_path: Path, count: int, size: int, parts: int, mode: str
+) -> None:
+    async def play(ports: dict[str, int], node: Node) -> None:
+        await filled(ports, count, b"x" * size)
+        before = node.parts.made
+        task = asyncio.create_task(
+            ask(ports, "/api/queues/%2F/q000/get", "POST", wanted(count, mode))
+        )
+        assert max(await steps_until(node, [task])) == 1
+        assert node.parts.made - before == parts
+        status, text = task.result()
+        assert (status, len(json.loads(text))) == (200, count)
+        left = 0 if mode == "ack_requeue_false" else count
+        assert node.broker.vhost("/").queues["q000"].ready == left
+
+    asyncio.run(with_broker(tmp_path, play))
+
+
+def test_what_is_got_by_somebody_who_goes_meanwhile_is_given_back(tmp_path: Path) -> None:
+    count = 40 * PART
+
+    async def play(ports: dict[str, int], node: Node) -> None:
+        await filled(ports, count, b"x")
+        queue = node.broker.vhost("/").queues["q000"]
+        _, writer = await begun(ports, "/api/queues/%2F/q000/get", "POST", wanted(count))
+        while True:
+            await asyncio.sleep(0)
+            if queue.acquired:
+                break
+        writer.transport.abort()
+        for _ in range(ROUNDS):
+            await asyncio.sleep(0)
+        assert (queue.ready, queue.acquired, queue.account.settled) == (count, 0, 0)
 
     asyncio.run(with_broker(tmp_path, play))

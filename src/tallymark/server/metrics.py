@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -35,16 +35,19 @@ _MEANING: Final = {
 """Help texts by reason of death."""
 
 
-async def render(node: Node, sees: Callable[[str], bool]) -> bytes:
+async def render(
+    node: Node, sees: Callable[[str], bool], turn: Callable[[], Awaitable[None]]
+) -> bytes:
     """Return all metrics in the text format. Queues are named only in virtual hosts that who asks
-    `sees`; what counts the whole broker counts all. Those of queues are made in parts."""
+    `sees`; what counts the whole broker counts all. Those of queues are made in parts, each in its
+    `turn`."""
     seen = {name: sees(name) for name in node.broker.vhosts}
     found = [generate_latest(_Families(_of_node(node, seen)))]
     of_queues: dict[bytes, list[bytes]] = {}
     """Samples by the two lines that begin a metric."""
     queues = [queue for queue in node.broker.queues.values() if seen.get(queue.vhost)]
     for part in cut(queues):
-        await node.parts.turn()
+        await turn()
         for family in _of_queues(part):
             text = generate_latest(_Families([family]))
             samples_at = text.index(b"\n", text.index(b"\n") + 1) + 1

@@ -7,11 +7,10 @@ however many ask; sockets are read in between. What a list shows may be some rou
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, TypeVar
 
 Thing = TypeVar("Thing")
-Row = TypeVar("Row")
 
 PART: Final = 50
 """Number of queues, bindings and the like in one part: about a millisecond."""
@@ -30,15 +29,6 @@ class Parts:
         async with self._line:
             await asyncio.sleep(0)
         self.made += 1
-
-    async def rows(self, things: Iterable[Thing], make: Callable[[Thing], Row]) -> list[Row]:
-        """Return the row of each thing. Those that end meanwhile are in the list as they were
-        last."""
-        rows: list[Row] = []
-        for part in cut(things):
-            await self.turn()
-            rows += [make(thing) for thing in part]
-        return rows
 
 
 def cut(things: Iterable[Thing], size: int = PART) -> Iterator[list[Thing]]:

@@ -16,7 +16,7 @@ from tallymark.bridge.direct_reply import DirectReplies
 from tallymark.bridge.permissions import Access
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import Refused
-from tallymark.engine.session import Connection
+from tallymark.engine.session import Connection, Session
 from tallymark.units import EngineMs
 from tallymark.wire.amqp091.connection import Connection as WireConnection
 from tallymark.wire.amqp091.errors import COMMAND_INVALID, WireError
@@ -61,6 +61,11 @@ class LocalPublisher(AmqpBridge):
 
     def logged_in(self) -> Client:
         return self._client
+
+    @property
+    def session(self) -> Session:
+        """The session of its channel, in which messages may be got, too."""
+        return self._channel.session
 
     @property
     def returned(self) -> int:

@@ -37,11 +37,11 @@ class Consumers:
     async def _consumers(self, request: web.Request) -> web.Response:
         broker = self._node.broker
         watched = {one.queue.id: one for one in broker.slow.watched()}
-        rows = [
-            consumer_row(consumer, watched.get(queue.id), broker.clock.now_ms)
-            for queue in self._http.queues(request)
-            for consumer in consumers_of(queue)
-        ]
+        found = [one for queue in self._http.queues(request) for one in consumers_of(queue)]
+        rows = await self._http.rows(
+            request, found,
+            lambda one: consumer_row(one, watched.get(one.queue.id), broker.clock.now_ms),
+        )  # fmt: skip
         return answer({"consumers": rows})
 
     async def _slow_consumers(self, request: web.Request) -> web.Response:

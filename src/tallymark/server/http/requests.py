@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
 import msgspec
@@ -14,11 +14,14 @@ from tallymark.engine.queue import Queue
 from tallymark.server.access.user import TokenUser, User, UsersError, permission_in, permissions_of
 from tallymark.server.logs import log_of
 from tallymark.server.node import Node
+from tallymark.server.parts import cut
 
 USER: Final = web.RequestKey("user", User)
 """Name of the user that sent the request. `user_of` tells what that user may do now."""
 NODE: Final = web.AppKey("node", Node)
 Body = TypeVar("Body")
+Thing = TypeVar("Thing")
+Row = TypeVar("Row")
 
 log = log_of("http")
 
@@ -112,6 +115,25 @@ class HttpContext:
         self.addresses: list[tuple[str, int]] = []
         """Addresses that this server listens on without TLS."""
         self.tls_addresses: list[tuple[str, int]] = []
+
+    async def part(self, request: web.Request) -> None:
+        """Wait until one more part of a long answer may be made [parts]. Raises Refused: who asked
+        for it has gone."""
+        await self.node.parts.turn()
+        if request.transport is None or request.transport.is_closing():
+            raise Refused(400, "broken_off", "the client has gone before its answer was made")
+        self.node.tell_time()
+
+    async def rows(
+        self, request: web.Request, things: Iterable[Thing], make: Callable[[Thing], Row]
+    ) -> list[Row]:
+        """Return the row of each thing, made in parts. Those that end meanwhile are in the list as
+        they were last. Raises Refused, as `part`."""
+        rows: list[Row] = []
+        for some in cut(things):
+            await self.part(request)
+            rows += [make(thing) for thing in some]
+        return rows
 
     def queue(self, request: web.Request) -> Queue:
         """The queue that the path names. Raises NotFound, AccessRefused (needs read)."""

@@ -114,7 +114,7 @@ class State:
 
     async def _queues(self, request: web.Request) -> web.Response:
         clock, found = self._node.broker.clock, self._http.queues(request)
-        rows = await self._node.parts.rows(found, lambda queue: queue_row(queue, clock))
+        rows = await self._http.rows(request, found, lambda queue: queue_row(queue, clock))
         return answer({"queues": rows})
 
     async def _exchanges(self, request: web.Request) -> web.Response:
@@ -199,7 +199,9 @@ class State:
         from tallymark.server.metrics import CONTENT_TYPE, render
 
         user = user_of(request)
-        body = await render(self._node, lambda vhost: sees(user, vhost))
+        body = await render(
+            self._node, lambda vhost: sees(user, vhost), lambda: self._http.part(request)
+        )
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
 

@@ -92,7 +92,7 @@ class Connections(Routes):
         def row(client: Listed) -> dict[str, Any]:
             return {} if place_of(client) is None else row_of(client, rates)
 
-        rows = await self.node.parts.rows(clients, row)
+        rows = await self.http.rows(request, clients, row)
         return listed(request, [one for one in rows if one])  # without those gone meanwhile
 
     async def _connection(self, request: web.Request) -> web.Response:
@@ -165,12 +165,10 @@ class Connections(Routes):
         return [one for one in rows if one["channel_details"]["number"] == row["number"]]
 
     async def _consumers(self, request: web.Request) -> web.Response:
-        return listed(
-            request,
-            (
-                consumer_row(consumer)
-                for vhost in self.vhosts(request)
-                for queue in vhost.queues.values()
-                for consumer in consumers_of(queue)
-            ),
-        )
+        found = [
+            consumer
+            for vhost in self.vhosts(request)
+            for queue in vhost.queues.values()
+            for consumer in consumers_of(queue)
+        ]
+        return listed(request, await self.http.rows(request, found, consumer_row))

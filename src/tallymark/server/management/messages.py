@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
+import msgspec
 from aiohttp import web
 
 from tallymark.bridge.amqp091.content import content_of
 from tallymark.bridge.amqp091.local import CHANNEL, FRAME_MAX
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import FAILED, NACKED, REJECTED
+from tallymark.engine.session import ACCEPTED, FAILED, NACKED, REJECTED, Session
 from tallymark.server.http.requests import Refused, answer, user_of
 from tallymark.server.http.state import plain
 from tallymark.server.management.requests import Fields, Routes, fields_of
 from tallymark.server.management.topology import ONE_EXCHANGE, ONE_QUEUE, exchange_name
+from tallymark.server.parts import PART
 from tallymark.units import Tag
 from tallymark.wire.amqp091.frames import METHOD, content_frames, frame, frame_length, joined
 from tallymark.wire.amqp091.layouts import encode_method
@@ -28,22 +31,24 @@ from tallymark.wire.amqp091.methods import (
 )
 from tallymark.wire.amqp091.properties import Properties, decode_properties, encode_properties
 
+Row = TypeVar("Row")
+
 TEXTS: Final = (
     "content_type", "content_encoding", "correlation_id", "reply_to", "expiration", "message_id",
     "type", "user_id", "app_id", "cluster_id",
 )  # fmt: skip
 NUMBERS: Final = ("delivery_mode", "priority", "timestamp")
 OUTCOMES: Final = {
-    "ack_requeue_true": NACKED, "reject_requeue_false": REJECTED, "reject_requeue_true": FAILED,
+    "ack_requeue_true": NACKED, "ack_requeue_false": ACCEPTED, "reject_requeue_true": FAILED,
+    "reject_requeue_false": REJECTED,
 }  # fmt: skip
 """Outcomes by ackmode: `ack_...` gives back uncounted, `reject_...` is a failed delivery [DL-5]."""
-ACK_MODES: Final = (
-    "ack_requeue_true", "ack_requeue_false", "reject_requeue_true", "reject_requeue_false",
-)  # fmt: skip
 ENCODINGS: Final = ("auto", "base64")
 MOST: Final = 10_000
 MOST_BYTES: Final = 64 << 20
 """Messages and bytes of one get: it ends with the message that passes this."""
+PART_BYTES: Final = 1 << 20
+"""Bytes of messages in one part of a get: it ends with the message that passes this."""
 ALIVENESS: Final = "aliveness-test"
 
 
@@ -89,34 +94,54 @@ class Messages(Routes):
 
     async def _get(self, request: web.Request) -> web.Response:
         fields = await fields_of(request)
-        count, mode = fields.number("count"), _word(fields, "ackmode", ACK_MODES)
+        count, mode = fields.number("count"), _word(fields, "ackmode", tuple(OUTCOMES))
         encoding = _word(fields, "encoding", ENCODINGS)
         cut = fields.number("truncate", 1 << 62)
         if not 1 <= count <= MOST:
             raise fields.wrong("count", f"1 to {MOST}")
         queue = self.operations(request).queue_to_read(request.match_info["name"])
-        found = self._taken(request, queue, count, mode)
+        found = await self._taken(
+            request, queue, count, mode,
+            lambda one: msgspec.Raw(msgspec.json.encode(one.shown(encoding, cut))),
+        )  # fmt: skip
         await self.node.durable()
-        return answer([one.shown(encoding, cut) for one in found])
+        return answer(found)
 
-    def _taken(self, request: web.Request, queue: Queue, count: int, mode: str) -> list[Got]:
-        """Take messages as basic.get does, and settle them. No turn of the loop comes between, and
-        so what is given back is not taken again. Raises BrokerError."""
-        broker = self.node.broker
-        found: list[Got] = []
-        with self.connected(request, queue.vhost) as connection:
-            session = broker.clients.open_session(connection)
-            size = last = 0
+    async def _taken(
+        self, request: web.Request, queue: Queue, count: int, mode: str, show: Callable[[Got], Row]
+    ) -> list[Row]:
+        """Take messages as basic.get does, in parts, and settle them when all are taken: so what is
+        given back is not taken again, and nothing is lost with a client that has gone meanwhile.
+        Return them as `show` makes them. Raises BrokerError, Refused."""
+        found: list[Row] = []
+        size = last = 0
+        with self.publisher(request) as local:
             while len(found) < count and size < MOST_BYTES:
-                taken = broker.consuming.get(session, queue, mode == "ack_requeue_false")
-                if taken is None:
+                await self.http.part(request)
+                self.http.check_read(request, queue)
+                part, tag = self._part(local.session, queue, min(PART, count - len(found)))
+                self.node.schedule()
+                if not part:
                     break
-                piece, last = taken
-                found.append(Got(queue, piece))
-                size += len(found[-1].body)
-            if last and mode in OUTCOMES:
-                broker.settlement.settle_up_to(session, Tag(last), OUTCOMES[mode])
+                last = tag
+                size += sum(len(one.body) for one in part)
+                found += [show(one) for one in part]
+            if last:
+                self.node.broker.settlement.settle_up_to(local.session, Tag(last), OUTCOMES[mode])
         return found
+
+    def _part(self, session: Session, queue: Queue, count: int) -> tuple[list[Got], int]:
+        """Take up to `count` messages, or PART_BYTES; return them and the tag of the last one."""
+        found: list[Got] = []
+        size = last = 0
+        while len(found) < count and size < PART_BYTES and not queue.deleted:
+            taken = self.node.broker.consuming.get(session, queue, False)
+            if taken is None:
+                break
+            piece, last = taken
+            found.append(Got(queue, piece))
+            size += len(found[-1].body)
+        return found, last
 
     async def _purge(self, request: web.Request) -> web.Response:
         self.operations(request).purge_queue(request.match_info["name"])
@@ -130,8 +155,8 @@ class Messages(Routes):
         said = user_of(request).name.encode()
         await self._published(request, BasicPublish("", ALIVENESS, True), b"\0\0", said)
         queue = self.operations(request).queue_to_read(ALIVENESS)
-        found = self._taken(request, queue, 1, "ack_requeue_false")
-        is_alive = bool(found) and found[0].route.key == ALIVENESS
+        keys = await self._taken(request, queue, 1, "ack_requeue_false", lambda one: one.route.key)
+        is_alive = keys == [ALIVENESS]
         return answer({"status": "ok" if is_alive else "failed"})
 
 

@@ -12,15 +12,13 @@ from aiohttp import web
 
 from tallymark.bridge.identity import BROKER, PRODUCT, VERSION
 from tallymark.engine.exchange import TYPES
-from tallymark.engine.queue import Queue
 from tallymark.server.access.user import sees_everything
 from tallymark.server.http.requests import HttpContext, answer, user_of
 from tallymark.server.management.rates import LENGTHS, MSG_RATES, Rates
 from tallymark.server.management.requests import Routes, listed, require_monitoring, shown
 from tallymark.server.node import node_name
-from tallymark.server.parts import cut
 from tallymark.server.places import place_of
-from tallymark.server.samples import MESSAGES, MOVED, PRESENT, counts_of
+from tallymark.server.samples import MOVED, PRESENT
 
 DESCRIPTORS: Final = "/dev/fd"
 BOUNDLESS: Final = 1 << 20
@@ -55,7 +53,7 @@ class Overview(Routes):
         sessions = [len(c.sessions) for c in broker.connections.values() if c.vhost in names]
         rates = Rates(self.node, request).of_vhosts(names)
         queues = [queue for vhost in vhosts for queue in vhost.queues.values()]
-        sums = await self._sums(queues)
+        sums = await self.sums(request, queues)
         found = {
             "management_version": VERSION,
             "rabbitmq_version": VERSION,
@@ -98,16 +96,6 @@ class Overview(Routes):
                 for host, port in self.http.addresses
             ],
         }
-
-    async def _sums(self, queues: list[Queue]) -> dict[str, int]:
-        """Return the sums of the counts of queues."""
-        sums = dict.fromkeys(MESSAGES, 0)
-        for part in cut(queues):
-            await self.node.parts.turn()
-            for queue in part:
-                for name, count in zip(MESSAGES, counts_of(queue), strict=True):
-                    sums[name] += count
-        return sums
 
     async def _cluster_name(self, request: web.Request) -> web.Response:
         return answer({"name": node_name()})

@@ -20,6 +20,7 @@ from tallymark.bridge.amqp091.local import LocalPublisher
 from tallymark.bridge.operations import Operations, arguments_of
 from tallymark.engine.errors import AccessRefused, NotAllowed, NotFound
 from tallymark.engine.patterns import PatternRefused, compile_pattern
+from tallymark.engine.queue import Queue
 from tallymark.engine.session import Connection
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.access.user import (
@@ -40,6 +41,8 @@ from tallymark.server.http.requests import (
 )
 from tallymark.server.logs import log_of
 from tallymark.server.node import Node
+from tallymark.server.parts import cut
+from tallymark.server.samples import MESSAGES, counts_of
 from tallymark.wire.amqp091.errors import WireError
 
 POLICYMAKER: Final = "policymaker"
@@ -242,6 +245,16 @@ class Routes:
         """Change the users, who are given by name. Raises Refused 400 and 500."""
         with refused_by_users():
             await self.node.users.change(change, user_of(request).name)
+
+    async def sums(self, request: web.Request, queues: Iterable[Queue]) -> dict[str, int]:
+        """Return the sums of the counts of queues, made in parts. Raises Refused."""
+        sums = dict.fromkeys(MESSAGES, 0)
+        for part in cut(queues):
+            await self.http.part(request)
+            for queue in part:
+                for name, count in zip(MESSAGES, counts_of(queue), strict=True):
+                    sums[name] += count
+        return sums
 
     def check_alarms(self) -> None:
         """Refuse a publish while publishers are paused. Raises Refused 503."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 from base64 import urlsafe_b64encode
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import quote_plus
@@ -51,15 +50,6 @@ def queue_counts(queue: Queue) -> dict[str, int]:
     way out; ready; handed out (settled in a transaction or not)."""
     found = dict(zip(MESSAGES, counts_of(queue), strict=True))
     return {name: found[name] for name in PRESENT}
-
-
-def queue_totals(queues: Iterable[Queue]) -> dict[str, int]:
-    """Return the sums of `queue_counts`."""
-    totals = dict.fromkeys(PRESENT, 0)
-    for queue in queues:
-        for name, count in queue_counts(queue).items():
-            totals[name] += count
-    return totals
 
 
 def queue_row(node: Node, vhost: VirtualHost, queue: Queue, rates: Rates) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class Topology(Routes):
     async def _queues(self, request: web.Request) -> web.Response:
         found = [(vhost, one) for vhost in self.vhosts(request) for one in vhost.queues.values()]
         rates = Rates(self.node, request, MOST_IN_A_LIST)
-        rows = await self.node.parts.rows(found, lambda one: queue_row(self.node, *one, rates))
+        rows = await self.http.rows(request, found, lambda one: queue_row(self.node, *one, rates))
         return listed(request, rows)
 
     def _found_queue(self, request: web.Request) -> tuple[VirtualHost, Queue]:
@@ -116,7 +116,7 @@ class Topology(Routes):
 
     async def _exchanges(self, request: web.Request) -> web.Response:
         found = [(vhost, one) for vhost in self.vhosts(request) for one in vhost.exchanges.values()]
-        rows = await self.node.parts.rows(found, lambda one: exchange_row(*one))
+        rows = await self.http.rows(request, found, lambda one: exchange_row(*one))
         return listed(request, rows)
 
     def _found_exchange(self, request: web.Request) -> tuple[VirtualHost, Exchange]:
@@ -155,7 +155,9 @@ class Topology(Routes):
 
     async def _bindings(self, request: web.Request) -> web.Response:
         found = [one for vhost in self.vhosts(request) for one in bindings_of(vhost)]
-        return listed(request, await self.node.parts.rows(found, lambda one: any_binding_row(*one)))
+        return listed(
+            request, await self.http.rows(request, found, lambda one: any_binding_row(*one))
+        )
 
     def _ends(self, request: web.Request) -> tuple[VirtualHost, Exchange, Queue | Exchange]:
         """Return the virtual host, source and destination that the path names. Raises NotFound."""

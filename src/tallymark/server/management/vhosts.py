@@ -17,9 +17,9 @@ from tallymark.server.access.user import Permission, TokenUser, User, permission
 from tallymark.server.http.requests import require_administrator, user_of
 from tallymark.server.management.rates import LENGTHS, MOST_IN_A_LIST, MSG_RATES, Rates
 from tallymark.server.management.requests import Routes, fields_of, listed, shown
-from tallymark.server.management.rows import queue_totals
 from tallymark.server.node import Node, node_name
 from tallymark.server.places import place_of
+from tallymark.server.samples import MOVED, PRESENT
 
 DEFAULT_TYPE: Final = ("default_queue_type", "defaultqueuetype")
 """Field names under which clients send the type of queues whose declaration names none."""
@@ -54,10 +54,8 @@ def delete_vhost(node: Node, name: str) -> None:
     node.limits.forget(broker.vhosts)
 
 
-def vhost_row(vhost: VirtualHost, rates: Rates) -> dict[str, Any]:
-    queues = vhost.queues.values()
-    published = sum(queue.entered for queue in queues)
-    settled = sum(queue.account.settled for queue in queues)
+def vhost_row(vhost: VirtualHost, sums: dict[str, int], rates: Rates) -> dict[str, Any]:
+    """sums: of the counts of its queues."""
     of_vhost = rates.of_vhosts([vhost.name])
     row: dict[str, Any] = {
         "name": vhost.name,
@@ -66,13 +64,13 @@ def vhost_row(vhost: VirtualHost, rates: Rates) -> dict[str, Any]:
         "metadata": {"description": "", "tags": []},
         "tracing": False,
         "cluster_state": {node_name(): "running"},
-        **of_vhost.counted(queue_totals(queues), LENGTHS),
+        **of_vhost.counted({name: sums[name] for name in PRESENT}, LENGTHS),
     }
     if vhost.topology.default_queue_type:
         row["default_queue_type"] = vhost.topology.default_queue_type
         row["metadata"]["default_queue_type"] = vhost.topology.default_queue_type
-    if published:
-        counts = {"publish": published, "ack": settled}
+    if sums["publish"]:
+        counts = {name: sums[name] for name in MOVED}
         row["message_stats"] = of_vhost.counted(counts, MSG_RATES)
     return row
 
@@ -88,10 +86,15 @@ class VirtualHosts(Routes):
 
     async def _list(self, request: web.Request) -> web.Response:
         rates = Rates(self.node, request, MOST_IN_A_LIST)
-        return listed(request, (vhost_row(vhost, rates) for vhost in self.vhosts(request)))
+        rows = [await self._row(request, one, rates) for one in self.vhosts(request)]
+        return listed(request, rows)
 
     async def _get(self, request: web.Request) -> web.Response:
-        return shown(request, vhost_row(self.vhost(request), Rates(self.node, request)))
+        rates = Rates(self.node, request)
+        return shown(request, await self._row(request, self.vhost(request), rates))
+
+    async def _row(self, request: web.Request, vhost: VirtualHost, rates: Rates) -> dict[str, Any]:
+        return vhost_row(vhost, await self.sums(request, vhost.queues.values()), rates)
 
     async def _put(self, request: web.Request) -> web.Response:
         """Create a virtual host, and give its creator all permissions there, as RabbitMQ does. The
