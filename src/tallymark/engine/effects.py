@@ -1,7 +1,7 @@
 """Effects: actions that the engine requests outside itself, per run or range, in order.
 
 The server carries them out in the order they were returned; bridges turn those that reach a client
-into frames. Storage effects are records (records.py) and travel beside this list.
+into frames. Storage effects are records (record.py) and travel beside this list.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The ledger: the rows of the present turn, and one constructor for each kind of row.
 
-A constructor says which field of a Record holds what; records.py says what the kind means. A row
-gets the time of the turn when it is emitted, unless it has a time of its own.
+A constructor says which field of a Record holds what; stored/records.py says what the kind means.
+A row gets the time of the turn when it is emitted, unless it has a time of its own.
 """
 
 from __future__ import annotations

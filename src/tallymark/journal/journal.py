@@ -79,7 +79,7 @@ class Journal:
         """Open a data folder, creating it if need be. Nothing in it is changed before `start`.
 
         on_failure: called from a worker's thread; see the module's text.
-        version: of the blocks that are written; see layout.py.
+        version: of the blocks that are written; see stored/layout.py.
         Raises FolderInUse, ValueError for a setting out of range, OSError.
         """
         if sync not in SYNC_MODES:

@@ -1,2 +1,2 @@
 """Conversion of messages, values and addresses between protocols: the part of docs/conversion.md
-that brokers and clients share. It works on values; encoding is left to its callers."""
+that brokers, clients and Spark share: values, and the section of properties in front of a body."""
