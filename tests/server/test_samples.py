@@ -76,7 +76,8 @@ def test_what_is_gone_is_forgotten() -> None:
     series: Series[int] = Series(5)
     for key in range(10):
         series.put(key, 1, (key,), began=True)
-    series.keep({3, 4}, 2)
+    gone = series.keep({3, 4})
+    assert [key for key, _ in gone] == [0, 1, 2, 5, 6, 7, 8, 9]
     assert sorted(series.rings) == [3, 4]
 
 
@@ -198,6 +199,38 @@ def test_a_deleted_queue_makes_no_negative_rate_of_publishes(tmp_path: Path) -> 
         assert overview["queue_totals"]["messages_details"]["rate"] == -1.0
 
     played(tmp_path, play)
+
+
+def test_totals_are_those_of_the_queues_whatever_comes_and_goes(tmp_path: Path) -> None:
+    async def inside(ports: dict[str, int], node: run.Node) -> None:
+        async with aiohttp.ClientSession(headers=GUEST) as session:
+            ask = Asking(session, ports["http_port"], node)
+
+            async def check(expected: int) -> None:
+                await ask.sample()
+                await ask.sample()
+                row = await ask("GET", "vhosts/%2F?lengths_age=5&lengths_incr=5")
+                samples = row["messages_details"]["samples"]
+                assert [one["sample"] for one in samples] == [expected] * 2
+                assert row["messages"] == expected
+                assert len(node.samples.queues.rings) == len(node.broker.queues)
+
+            for i, count in enumerate((3, 1, 2)):
+                await ask("PUT", f"queues/%2F/q{i}", {"durable": True})
+                await ask.publish(f"q{i}", count)
+            await check(6)
+            await ask.take("q0", 2)
+            await ask("DELETE", "queues/%2F/q2")
+            await ask("PUT", "queues/%2F/q3", {"durable": True})
+            await check(2)
+            await ask("DELETE", "queues/%2F/q0")
+            await ask("PUT", "vhosts/other")
+            await check(1)
+            await ask("DELETE", "vhosts/other")
+            await check(1)
+            assert set(node.samples.vhosts.rings) == {"/"}
+
+    asyncio.run(with_broker(tmp_path, inside))
 
 
 def test_bytes_of_a_connection(tmp_path: Path) -> None:

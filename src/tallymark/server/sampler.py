@@ -10,10 +10,11 @@ from typing import Final
 
 from tallymark.server.node import Node
 from tallymark.server.parts import cut
-from tallymark.server.samples import MESSAGES, SLOT_MS, counts_of
+from tallymark.server.samples import MESSAGES, SLOT_MS, Counts, counts_of
 
 AT_ONCE: Final = 500
 """Number of queues in one part: a comparison each."""
+NOTHING: Final[Counts] = (0,) * len(MESSAGES)
 
 
 class Sampler:
@@ -23,6 +24,10 @@ class Sampler:
         self._node = node
         self._restored = max(node.broker.queues, default=0)
         """Id up to which queues were there before this process."""
+        self._vhosts: dict[int, str] = {}
+        """Virtual hosts of the queues with samples, by id."""
+        self._totals: dict[str, list[int]] = {}
+        """Sums of the newest samples of the queues of each virtual host."""
         self._turns = -1
         """Count of the turns when the queues were looked at last."""
 
@@ -45,23 +50,35 @@ class Sampler:
         for client in node.clients:
             counts = (client.received_bytes, client.sent_bytes)
             connections.put(client.id, slot, counts, began=True)
-        connections.keep({client.id for client in node.clients}, len(node.clients))
+        connections.keep({client.id for client in node.clients})
         node.samples.slot = slot
 
     async def _look_at_queues(self, slot: int, is_first: bool) -> None:
         node = self._node
         broker, samples = node.broker, node.samples
-        totals: dict[str, list[int]] = {name: [0] * len(MESSAGES) for name in broker.vhosts}
+        rings = samples.queues.rings
         for part in cut(broker.queues.values(), AT_ONCE):
             await node.parts.turn()
             for queue in part:
                 counts = counts_of(queue)
+                ring = rings.get(queue.id)
+                if ring is not None and ring.last == counts:
+                    continue
+                self._add(queue.id, queue.vhost, NOTHING if ring is None else ring.last, counts)
                 samples.queues.put(queue.id, slot, counts, queue.id > self._restored)
-                sums = totals.get(queue.vhost)
-                if sums is not None:  # else its virtual host has just been made
-                    for i, count in enumerate(counts):
-                        sums[i] += count
-        for name, sums in totals.items():
-            samples.vhosts.put(name, slot, tuple(sums), began=not is_first)
-        samples.queues.keep(broker.queues, len(broker.queues))
-        samples.vhosts.keep(broker.vhosts, len(broker.vhosts))
+        for id, ring in samples.queues.keep(broker.queues):
+            self._add(id, self._vhosts.pop(id), ring.last, NOTHING)
+        for name in broker.vhosts:
+            counts = tuple(self._totals.get(name, NOTHING))
+            samples.vhosts.put(name, slot, counts, began=not is_first)
+        samples.vhosts.keep(broker.vhosts)
+        for name in [name for name in self._totals if name not in broker.vhosts]:
+            del self._totals[name]
+
+    def _add(self, id: int, vhost: str, before: Counts, now: Counts) -> None:
+        """Add what has changed of a queue to its virtual host's totals."""
+        if now is not NOTHING:
+            self._vhosts[id] = vhost
+        totals = self._totals.setdefault(vhost, list(NOTHING))
+        for i, (old, new) in enumerate(zip(before, now, strict=True)):
+            totals[i] += new - old

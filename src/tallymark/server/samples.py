@@ -97,11 +97,12 @@ class Series(Generic[Key]):
                 ring.put(slot - 1, (0,) * len(counts))
         ring.put(slot, counts)
 
-    def keep(self, keys: Container[Key], count: int) -> None:
-        """Forget the things without one of these keys, of which there are so many."""
-        if len(self.rings) > count:
-            for key in [key for key in self.rings if key not in keys]:
-                del self.rings[key]
+    def keep(self, keys: Container[Key]) -> list[tuple[Key, Ring]]:
+        """Forget the things without one of these keys, and return them."""
+        gone = [(key, ring) for key, ring in self.rings.items() if key not in keys]
+        for key, _ in gone:
+            del self.rings[key]
+        return gone
 
     def at(self, key: Key) -> At | None:
         """Return the function from slots to counts; None: nothing is known of it yet."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Final, TypeAlias
 
 from aiohttp import web
@@ -144,7 +145,11 @@ class Connections(Routes):
         return listed(request, channel_rows_of(self._found(request)))
 
     async def _channels(self, request: web.Request) -> web.Response:
-        return listed(request, (row for c in self._seen(request) for row in channel_rows_of(c)))
+        def rows(client: Listed) -> list[dict[str, Any]]:
+            return [] if place_of(client) is None else channel_rows_of(client)
+
+        found = await self.http.rows(request, list(self._seen(request)), rows)
+        return listed(request, chain.from_iterable(found))
 
     async def _channel(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
