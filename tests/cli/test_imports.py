@@ -115,6 +115,16 @@ def test_help_names_every_command_there_is() -> None:
         assert f"  {name} " in help_text()
 
 
+def test_a_worker_of_spark_loads_nothing_of_the_broker(tmp_path: Path) -> None:
+    """Nor a whole protocol: of wire, what reads a message."""
+    layers = ("engine", "bridge", "journal", "server")
+    barred = tuple(f"tallymark.{layer}" for layer in layers)
+    barred += ("tallymark.wire.amqp091.connection", "tallymark.wire.amqp10.connection")
+    program = "import tallymark.spark.source, tallymark.spark.decode"
+    loaded = "tallymark.spark.decode"
+    assert imported(tmp_path, program, (*barred, loaded)) == [loaded]
+
+
 def test_a_missing_extra_is_named() -> None:
     program = (
         "import sys; from importlib.machinery import PathFinder\n"
