@@ -20,7 +20,8 @@ WallMs = NewType("WallMs", int)
 Position = NewType("Position", int)
 """Place in the journal: segment number << 32, offset. Negative: see message.NOWHERE, ON_ITS_WAY."""
 Ms = NewType("Ms", int)
-"""Length of time, milliseconds. Negative, where that is allowed: not set."""
+"""Length of time, or difference of two times, milliseconds. A negative length, where it is allowed:
+not set."""
 Tag = NewType("Tag", int)
 """Number of a delivery in its session, from 1; never given twice. AMQP 0-9-1's delivery tag."""
 PublishNumber = NewType("PublishNumber", int)

@@ -24,7 +24,7 @@ from tallymark.engine.message import Pack, Payload, closed, opened
 from tallymark.engine.record import Record
 from tallymark.stored import records
 from tallymark.stored.records import decoded, number_in
-from tallymark.units import UNLIMITED, EngineMs, WallMs
+from tallymark.units import UNLIMITED, EngineMs, Ms, WallMs
 
 JUMP_MS: Final = 2000
 """Step of the wall clock, in ms, above which it is a jump that engine time does not follow."""
@@ -51,7 +51,7 @@ class Clock:
         self.now_ms = EngineMs(0)
         """Engine time of the present turn: milliseconds since 1970, as the wall clock would show
         without its jumps since the start. Never decreases."""
-        self.ahead_ms = 0
+        self.ahead_ms = Ms(0)
         """Lead of wall time over engine time, ms: the sum of all jumps since the start; may be
         negative."""
         self.jumps = 0
@@ -84,13 +84,13 @@ class Clock:
         now = self.now_ms + passed
         off = wall_ms - self.ahead_ms - now
         if not -JUMP_MS <= off <= JUMP_MS:
-            self.ahead_ms += off
+            self.ahead_ms = Ms(self.ahead_ms + off)
             self.jumps += 1
             self.jumped_ms = off
             off = 0
             if -JUMP_MS <= self.ahead_ms <= JUMP_MS:  # undone, or nearly: slew the rest
                 off = self.ahead_ms
-                self.ahead_ms = 0
+                self.ahead_ms = Ms(0)
         if off == 0 or self._off == 0:
             self._room = 0
         else:
@@ -183,7 +183,7 @@ class Deadlines:
         return out
 
 
-def in_wall_time(told: list[Record], ahead_ms: int) -> list[Record]:
+def in_wall_time(told: list[Record], ahead_ms: Ms) -> list[Record]:
     """Return the records with all times moved by `ahead_ms`. The same list is returned and its
     records are altered, unless ahead_ms is 0. O(records) then."""
     if ahead_ms == 0:
@@ -215,13 +215,13 @@ def in_wall_time(told: list[Record], ahead_ms: int) -> list[Record]:
     return told
 
 
-def _moved_time(time_ms: int, ahead_ms: int) -> int:
+def _moved_time(time_ms: int, ahead_ms: Ms) -> int:
     """Return a stored time moved by `ahead_ms`, at least 1: a clock may be set back to a time
     before 1970."""
     return max(1, time_ms + ahead_ms)
 
 
-def _moved_pack(payload: Payload, ahead_ms: int) -> Payload:
+def _moved_pack(payload: Payload, ahead_ms: Ms) -> Payload:
     """Return a copy of a packed payload for the records; the times of the original stay in engine
     time."""
     pack = payload.pack
@@ -242,12 +242,12 @@ def _moved_pack(payload: Payload, ahead_ms: int) -> Payload:
     return copy
 
 
-def _moved_annotations(blob: bytes, ahead_ms: int) -> bytes:
+def _moved_annotations(blob: bytes, ahead_ms: Ms) -> bytes:
     said = decoded(blob)
     return _encoded(_moved(said, ("due", "since"), ahead_ms))
 
 
-def _moved_letter(blob: bytes, ahead_ms: int) -> bytes:
+def _moved_letter(blob: bytes, ahead_ms: Ms) -> bytes:
     said = decoded(blob)
     known: object = said["letter"]
     if isinstance(known, dict):
@@ -255,7 +255,7 @@ def _moved_letter(blob: bytes, ahead_ms: int) -> bytes:
     return _encoded(said)
 
 
-def _moved_staging(blob: bytes, ahead_ms: int) -> bytes:
+def _moved_staging(blob: bytes, ahead_ms: Ms) -> bytes:
     said = decoded(blob)
     known: object = said.get("known", "")
     if isinstance(known, str) and known:
@@ -263,13 +263,13 @@ def _moved_staging(blob: bytes, ahead_ms: int) -> bytes:
     return _encoded(said)
 
 
-def _moved_definition(blob: bytes, ahead_ms: int) -> bytes:
+def _moved_definition(blob: bytes, ahead_ms: Ms) -> bytes:
     """Return a definition with its times moved; only a sink's has any."""
     said = decoded(blob)
     return _encoded(_moved(said, ("forget_ms",), ahead_ms)) if said.get("op") == "sink" else blob
 
 
-def _moved(said: dict[str, object], keys: tuple[str, ...], ahead_ms: int) -> dict[str, object]:
+def _moved(said: dict[str, object], keys: tuple[str, ...], ahead_ms: Ms) -> dict[str, object]:
     """Return the object with the times under these keys moved. A missing time, or 0, means none."""
     for key in keys:
         time_ms = number_in(said, key, 0)

@@ -373,7 +373,7 @@ def mark_record(queue_id: int, mark: QueueSequence) -> Record:
     return Record(records.MARK, queue_id, mark, 0, UNSTAMPED)
 
 
-def seen_record(queue_id: int, ids: list[str], time_ms: int) -> Record:
+def seen_record(queue_id: int, ids: list[str], time_ms: EngineMs) -> Record:
     """Return the SEEN row of publishers' message ids, accepted at `time_ms`."""
     return Record(records.SEEN, queue_id, 0, len(ids), time_ms, blob=_json(ids))
 

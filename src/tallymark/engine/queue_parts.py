@@ -195,7 +195,7 @@ class Deduplication:
     """The ids and numbers of one queue."""
 
     def __init__(self) -> None:
-        self.ids: dict[str, int] = {}
+        self.ids: dict[str, EngineMs] = {}
         """Message ids given by publishers within the window, oldest first, with the time at which
         each was accepted."""
         self.numbers: dict[str, int] = {}
@@ -221,9 +221,9 @@ class Deduplication:
                 return
             del ids[first]
 
-    def ids_by_time(self) -> list[tuple[int, list[str]]]:
+    def ids_by_time(self) -> list[tuple[EngineMs, list[str]]]:
         """Return the ids, grouped by the time at which they were accepted."""
-        found: dict[int, list[str]] = {}
+        found: dict[EngineMs, list[str]] = {}
         for id, time_ms in self.ids.items():
             found.setdefault(time_ms, []).append(id)
         return list(found.items())

@@ -50,7 +50,7 @@ from tallymark.stored.layout import FORMAT, HEADER, RELOCATED, SEALED, bare_bloc
 from tallymark.stored.segment import (
     segment_name,
 )
-from tallymark.units import EngineMs, Position, WallMs
+from tallymark.units import EngineMs, Ms, Position, WallMs
 
 SEGMENT_BYTES: Final = 64 * 1024 * 1024
 MIN_SEGMENT_BYTES: Final = 4096
@@ -397,7 +397,7 @@ class Journal:
             records.append(moved_record(copy, p.position, now_ms))
         if not moving:
             return self.end
-        self.commit(in_wall_time(records, ahead_ms), WallMs(now_ms + ahead_ms))
+        self.commit(in_wall_time(records, Ms(ahead_ms)), WallMs(now_ms + ahead_ms))
         for p, copy in zip(moving, copies, strict=True):
             self._stock.release(p.position, p.size)
             p.position = copy.position

@@ -12,6 +12,7 @@ from tallymark.engine.extents import Excerpts
 from tallymark.journal import packer
 from tallymark.server.http.requests import Refused
 from tallymark.server.logs import log_of
+from tallymark.units import Ms
 
 log = log_of("http")
 
@@ -57,4 +58,4 @@ async def send_blocks(
 
 
 def _packed(excerpts: Excerpts, ahead_ms: int) -> bytes:
-    return packer.pack(in_wall_time(excerpts.rows, ahead_ms))
+    return packer.pack(in_wall_time(excerpts.rows, Ms(ahead_ms)))
