@@ -69,6 +69,14 @@ def test_a_path_with_a_slash_takes_what_the_path_takes(broker: BrokerProcess) ->
     assert call(broker, "GET", "queues/", user="nobody:x")[0] == 401
 
 
+def test_a_client_that_knows_its_password_by_realm_gets_in(broker: BrokerProcess) -> None:
+    """Perl's LWP and others give a password only to the realm that it is for: RabbitMQ's."""
+    handler = urllib.request.HTTPBasicAuthHandler()
+    handler.add_password("RabbitMQ Management", broker.url, "guest", "guest")
+    with urllib.request.build_opener(handler).open(f"{broker.url}/api/whoami") as response:
+        assert response.status == 200
+
+
 def test_a_refused_method_is_told_what_is_allowed(broker: BrokerProcess) -> None:
     request = urllib.request.Request(f"{broker.url}/api/overview", b"", method="POST")
     request.add_header("Authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")

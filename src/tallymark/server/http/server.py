@@ -29,7 +29,6 @@ from tallymark.server.access import audit
 from tallymark.server.access.tls import Tls
 from tallymark.server.access.user import UsersError
 from tallymark.server.http.guard import (
-    CHALLENGE,
     FORBIDDEN,
     Turned,
     credentials,
@@ -56,6 +55,8 @@ STATUS: Final[dict[type[BrokerError], tuple[int, str]]] = {
 OWN: Final = "/api/tallymark/"
 """Paths that RabbitMQ has not; at its own a refused access is 401 and another connection's queue
 400, as its clients expect."""
+RABBITMQ_CHALLENGE: Final = 'Basic realm="RabbitMQ Management", charset="UTF-8"'
+"""Header that asks for a password, for RabbitMQ's realm: some clients know theirs by it."""
 IDENTITY: Final = "identity"
 MAX_REQUEST: Final = 1 << 20
 
@@ -191,7 +192,7 @@ class HttpServer:
             )  # fmt: skip
         refusal = answer({"error": error, "reason": reason}, status)
         if USER not in request:
-            refusal.headers["WWW-Authenticate"] = CHALLENGE
+            refusal.headers["WWW-Authenticate"] = RABBITMQ_CHALLENGE
         return refusal
 
     @web.middleware
