@@ -37,7 +37,6 @@ from tallymark.engine.ledger import moved_record, payload_record
 from tallymark.engine.message import Payload
 from tallymark.engine.record import Record
 from tallymark.journal import anchor as anchors
-from tallymark.journal.anchor import Anchor
 from tallymark.journal.cleaner import Cleaner
 from tallymark.journal.files import Files, FolderLock
 from tallymark.journal.packer import STORED, Packer
@@ -46,6 +45,7 @@ from tallymark.journal.recovery import Folder, JournalCorrupt, Recovery
 from tallymark.journal.spares import RESERVE, Spares
 from tallymark.journal.stock import Segment, Stock
 from tallymark.journal.writer import COMMIT, SYNC_MODES, Writer
+from tallymark.stored.anchor import Anchor
 from tallymark.stored.layout import FORMAT, HEADER, RELOCATED, SEALED, bare_block
 from tallymark.stored.segment import (
     segment_name,

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Final, final
 
 from tallymark.engine.record import Record
-from tallymark.journal.anchor import read_anchor
 from tallymark.journal.reading import read_file
 from tallymark.journal.recovery import Folder, SegmentFile
 from tallymark.journal.unpacking import Unpacker
 from tallymark.stored import records
+from tallymark.stored.anchor import read_anchor
 from tallymark.stored.layout import (
     HEADER,
     LOST,
