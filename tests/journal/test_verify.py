@@ -79,6 +79,17 @@ def test_a_missing_segment_and_a_damaged_checkpoint_are_damage(disk: Disk) -> No
     assert any("segments 1 to 1 are missing" in problem for problem in problems)
 
 
+def test_the_newest_segment_that_is_missing_is_told_by_the_anchor(disk: Disk) -> None:
+    disk.journal.write_anchor([], [], TIME)
+    disk.journal.close()
+    assert verify(disk.folder).is_sound
+    last = disk.segments()[-1]
+    number = int(last.name.split("-")[0], 16)
+    last.unlink()
+    (problem,) = verify(disk.folder).problems
+    assert f"segment {number} is missing at the end of the journal: tail.json says" in problem
+
+
 def test_an_empty_folder_is_sound(tmp_path: Path) -> None:
     report = verify(tmp_path)
     assert report.is_sound

@@ -13,6 +13,7 @@ import pytest
 from tallymark.engine.record import Record
 from tallymark.spark import ledger, ledger_files
 from tallymark.stored import records
+from tallymark.stored.segment import checkpoint_name
 from tests.journal.builders import TIME, Disk, entering, payload
 from tests.journal.test_formats import FORMATS
 
@@ -205,3 +206,34 @@ def test_dl_20_the_ledger_of_an_earlier_version_is_read() -> None:
     assert {(row["from_queue_id"], row["priority"]) for row in entered} == {(None, 0)}
     assert {row["failed"] for row in of_kind(found, "returned")} == {False}
     assert {row["reason"] for row in of_kind(found, "dropped")} == {"rejected", "purged"}
+
+
+def checkpointed(folder: Path) -> Disk:
+    """A folder with two segments of blocks, a checkpoint behind them, and an anchor."""
+    disk = Disk(folder)
+    disk.start()
+    for number in range(1, 21):
+        disk.journal.commit(entering(number, 1, 500), TIME + number)
+    disk.wait()
+    disk.journal.checkpoint([], TIME)
+    disk.finish_cleaning()
+    disk.journal.write_anchor([], [], TIME)
+    disk.journal.close()
+    return disk
+
+
+def test_the_newest_segment_that_is_missing_is_told(tmp_path: Path) -> None:
+    disk = checkpointed(tmp_path)
+    ledger_files.check_end(tmp_path)
+    disk.segments()[-1].unlink()
+    with pytest.raises(ledger_files.LedgerIncomplete, match="missing at the end of the journal"):
+        ledger_files.check_end(tmp_path)
+
+
+def test_a_checkpoint_that_is_not_of_its_names_position_is_told(tmp_path: Path) -> None:
+    disk = checkpointed(tmp_path)
+    (name,) = disk.names(".checkpoint")
+    found = ledger_files.find_checkpoint(tmp_path, None)
+    (tmp_path / name).rename(tmp_path / checkpoint_name(found.number + 64))
+    with pytest.raises(ledger_files.LedgerIncomplete, match="not the one of its name"):
+        ledger_files.find_checkpoint(tmp_path, None)

@@ -28,7 +28,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Final, final
 
-from tallymark.journal import anchor as anchors
+from tallymark.stored import anchor as anchors
 from tallymark.stored.layout import HEADER, SEALED, header_at
 from tallymark.stored.segment import parsed_checkpoint, parsed_name, scan
 

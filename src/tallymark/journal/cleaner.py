@@ -18,13 +18,13 @@ from typing import Final, final
 
 from tallymark.engine.ledger import expanded
 from tallymark.engine.record import Record
-from tallymark.journal import anchor as anchors
 from tallymark.journal.files import Files
 from tallymark.journal.packer import REFERENCED, Packer
 from tallymark.journal.reading import Columns, Reader
 from tallymark.journal.spares import Spares, is_full
 from tallymark.journal.stock import Stock
 from tallymark.journal.writer import Writer
+from tallymark.stored import anchor as anchors
 from tallymark.stored.anchor import Anchor
 from tallymark.stored.layout import (
     CHECKPOINT,

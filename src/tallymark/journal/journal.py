@@ -36,7 +36,6 @@ from tallymark.engine.errors import BytesLost as BytesLost
 from tallymark.engine.ledger import moved_record, payload_record
 from tallymark.engine.message import Payload
 from tallymark.engine.record import Record
-from tallymark.journal import anchor as anchors
 from tallymark.journal.cleaner import Cleaner
 from tallymark.journal.files import Files, FolderLock
 from tallymark.journal.packer import STORED, Packer
@@ -45,6 +44,7 @@ from tallymark.journal.recovery import Folder, JournalCorrupt, Recovery
 from tallymark.journal.spares import RESERVE, Spares
 from tallymark.journal.stock import Segment, Stock
 from tallymark.journal.writer import COMMIT, SYNC_MODES, Writer
+from tallymark.stored import anchor as anchors
 from tallymark.stored.anchor import Anchor
 from tallymark.stored.layout import FORMAT, HEADER, RELOCATED, SEALED, bare_block
 from tallymark.stored.segment import (

@@ -19,6 +19,8 @@ from tallymark.engine.errors import BytesLost
 from tallymark.engine.message import Payload
 from tallymark.journal.files import Files
 from tallymark.journal.writer import Writer
+from tallymark.stored import anchor as anchors
+from tallymark.stored.anchor import Anchor, decode_anchor
 from tallymark.stored.layout import (
     HEADER,
     STRIPPED,
@@ -35,6 +37,16 @@ SECTOR: Final = 4096
 """Smallest unit, in bytes, that a disk loses with an unreadable byte."""
 WINDOW: Final = 64 * 1024
 """Bytes read at a time where only columns are needed; small bodies are read along."""
+
+
+def read_anchor(folder: Path) -> tuple[Anchor, str]:
+    """Return the folder's anchor and an error text about its file. The anchor is empty if the file
+    does not exist or cannot be believed. Raises OSError if the file cannot be read."""
+    try:
+        data = (folder / anchors.FILE).read_bytes()
+    except FileNotFoundError:
+        return Anchor(), ""
+    return decode_anchor(data)
 
 
 def read_file(path: Path) -> bytes:

@@ -18,10 +18,9 @@ from typing import final
 from tallymark.engine.message import Payload
 from tallymark.engine.record import Record
 from tallymark.journal.files import Files
-from tallymark.journal.reading import read_file
+from tallymark.journal.reading import read_anchor, read_file
 from tallymark.journal.spares import Spares, is_full
 from tallymark.journal.unpacking import Unpacker
-from tallymark.stored.anchor import read_anchor
 from tallymark.stored.layout import (
     HEADER,
     LOST,

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Final, final
 
 from tallymark.engine.record import Record
-from tallymark.journal.reading import read_file
+from tallymark.journal.reading import read_anchor, read_file
 from tallymark.journal.recovery import Folder, SegmentFile
 from tallymark.journal.unpacking import Unpacker
 from tallymark.stored import records
-from tallymark.stored.anchor import read_anchor
 from tallymark.stored.layout import (
     HEADER,
     LOST,
@@ -174,6 +173,9 @@ def verify(folder: Path) -> Report:
     anchor, problem = read_anchor(folder)
     if problem:
         report.problems.append(problem)
+    newest = files[-1].number if files else 0
+    if lacks := anchor.lacks(newest):
+        report.problems.append(lacks)
     known = max(checkpoint, tail << 32, anchor.position)
     for file in files:
         report.segments.append(_segment(report, file, known, names))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from tallymark.spark.client import CannotRun
+from tallymark.stored import anchor as anchors
 from tallymark.stored import segment
 
 READ_AGAIN: Final = 3
@@ -73,15 +74,41 @@ def since_the_last_gap(files: list[LedgerFile]) -> list[LedgerFile]:
 
 
 def find_checkpoint(folder: Path, upto: int | None) -> LedgerFile:
-    """The checkpoint at position `upto`, or the newest sound one. Raises LedgerIncomplete."""
+    """The checkpoint at position `upto`, or the newest sound one. Raises LedgerIncomplete, also for
+    one that is of another position than its name says."""
     found = checkpoints(folder)
     for file in found:
         # A running broker removes old ones while we look.
         with suppress(FileNotFoundError):
-            if upto in (None, file.number) and segment.is_sound_checkpoint(file.path.read_bytes()):
+            if upto not in (None, file.number):
+                continue
+            data = file.path.read_bytes()
+            if segment.is_sound_checkpoint(data):
+                _check_name(file, data)
                 return file
     what = "no sound checkpoint" if upto is None else f"no sound checkpoint at position {upto:#x}"
     raise LedgerIncomplete(f"{folder}: {what} among {[file.path.name for file in found]}")
+
+
+def _check_name(file: LedgerFile, data: bytes) -> None:
+    described = segment.scan(data, salt=0)[0][0].synced
+    if described != file.number:
+        raise LedgerIncomplete(
+            f"{file.path}: describes position {described:#x}, not the one of its name, "
+            f"{file.number:#x}"
+        )
+
+
+def check_end(folder: Path) -> None:
+    """Raises LedgerIncomplete: segments are missing at the end of the journal, which were on disk
+    as the anchor says."""
+    path = journal_folder(folder) / anchors.FILE
+    # Before the segments are listed: a running broker makes new ones.
+    anchor, _ = (
+        anchors.decode_anchor(path.read_bytes()) if path.exists() else (anchors.Anchor(), "")
+    )
+    if lacks := anchor.lacks(max(file.number for file in ledger_files(folder))):
+        raise LedgerIncomplete(f"{folder}: {lacks}")
 
 
 def read_whole(file: LedgerFile) -> bytes:

@@ -273,6 +273,7 @@ def _run(
     spark: SparkSession, data_dir: Path, endpoint: Endpoint | None, hourly: bool
 ) -> Reconciliation:
     asked = None if endpoint is None else _ask_until_written(endpoint, data_dir)
+    ledger_files.check_end(data_dir)
     state = ledger_files.find_checkpoint(data_dir, asked[0] if asked else None)
     as_of = ledger.time_of(state)
     rows = read_ledger(spark, data_dir, state.number, is_unbroken=True).cache()

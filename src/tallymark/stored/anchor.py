@@ -16,7 +16,6 @@ is on disk.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Final, final
 
 from tallymark.stored.layout import crc32c
@@ -46,6 +45,19 @@ class Anchor:
         self.subscriptions: list[tuple[int, str, int]] = subscriptions or []
         """Durable subscriptions: epoch, description and floor."""
 
+    def lacks(self, newest: int) -> str:
+        """Return a text about the segments that were on disk and are missing where `newest` is the
+        highest number of those that are there; empty: none is."""
+        last = self.position >> 32
+        if last <= newest:
+            return ""
+        first = newest + 1
+        what = f"segment {last} is" if last == first else f"segments {first} to {last} are"
+        return (
+            f"{what} missing at the end of the journal: {FILE} says that everything up to position "
+            f"{self.position:#x} was on disk at {self.time_ms} ms"
+        )
+
     def encoded(self) -> bytes:
         said = self._said()
         crc = crc32c(_compact(said))
@@ -60,13 +72,9 @@ class Anchor:
         }
 
 
-def read_anchor(folder: Path) -> tuple[Anchor, str]:
-    """Return the folder's anchor and an error text about the file. The anchor is empty if the file
-    does not exist or cannot be believed. Raises OSError if the file cannot be read."""
-    try:
-        data = (folder / FILE).read_bytes()
-    except FileNotFoundError:
-        return Anchor(), ""
+def decode_anchor(data: bytes) -> tuple[Anchor, str]:
+    """Return the anchor that a file contains and an error text about the file. The anchor is empty
+    if the file cannot be believed."""
     try:
         said = json.loads(data)
         crc = said.pop("crc")
