@@ -208,9 +208,14 @@ class ManagementPort(ABC):
     def ask(self, request: Request, waiter: Waiter) -> None:
         """Carry out a request, after those asked before. The waiter's result is the queue that the
         answer describes (None: it describes none), or a ClientError: RequestRefused or NotPossible.
-        Where the connection is lost first, there is no result."""
+        Where the connection goes first, the owner calls `lost`."""
         self._waiting.append((request, waiter))
         self._go_on()
+
+    def lost(self, error: ClientError) -> None:
+        """Give all requests an error, in doubt: the connection is gone."""
+        for _, waiter in self._waiting:
+            resolve(waiter, error.copied(in_doubt=True))
 
     @abstractmethod
     def _go_on(self) -> None:

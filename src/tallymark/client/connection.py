@@ -48,7 +48,7 @@ from tallymark.client.errors import (
 from tallymark.client.events import ConnectionChange, ConnectionChanged, EventCallback, Reporter
 from tallymark.client.session import Session, SessionHost
 from tallymark.client.topology import DeclareQueue, QueueState, Request
-from tallymark.client.transport import Backoff, Line, LineOwner, Management, Reconnector
+from tallymark.client.transport import Backoff, Line, LineOwner, Reconnector
 from tallymark.client.turn import TIME_IS_UP, Closing, Opening, Turn, Waiter, answer_to, resolve
 
 Opener: TypeAlias = Callable[
@@ -94,7 +94,6 @@ class Connection(Closing, SessionHost, LineOwner):
         self._error: ClientError | None = None
         self._waiting: list[Waiter] = []
         self._reconnecting: asyncio.Task[None] | None = None
-        self._management = Management(self._turn)
 
     # Sessions
 
@@ -148,7 +147,7 @@ class Connection(Closing, SessionHost, LineOwner):
         line = self._line
         if line is None:
             raise (self._error or ConnectionLost("the connection is not there")).copied()
-        return await self._management.ask(line.adapter, request, self._options.timeout_s)
+        return await line.ask(request, self._options.timeout_s)
 
     async def ready(self, timeout: float | None = None) -> None:
         """Wait until the connection is there: after a break, until it is restored. Raises
@@ -271,7 +270,7 @@ class Connection(Closing, SessionHost, LineOwner):
         if line is not self._line:
             return  # of an attempt, which hears of it itself
         self._line = None
-        self._management.fail_all(error or ConnectionLost("closed", is_remote=True))
+        line.fail_requests(error or ConnectionLost("closed", is_remote=True))
         if self._life is Life.CLOSING or self._life is Life.CLOSED:
             return
         error = error or ConnectionLost("closed", is_remote=True)
@@ -320,7 +319,7 @@ class Connection(Closing, SessionHost, LineOwner):
     def _drop(self, line: Line) -> None:
         if self._line is line:
             self._line = None
-            self._management.fail_all(ConnectionLost("dropped while it was restored"))
+            line.fail_requests(ConnectionLost("dropped while it was restored"))
             line.abort()
 
     async def _restore_session(self, dispatcher: Dispatcher) -> None:
@@ -376,8 +375,8 @@ class Connection(Closing, SessionHost, LineOwner):
             self._turn.finish()
             for dispatcher in self._dispatchers:
                 dispatcher.closed(_closed_by_us(), False)
-            self._management.fail_all(_closed_by_us())
             if line is not None:
+                line.fail_requests(_closed_by_us())
                 line.adapter.close()
                 self._turn.finish()
         try:

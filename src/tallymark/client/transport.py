@@ -94,48 +94,6 @@ class Reconnector:
         return error
 
 
-@final
-class Management:
-    """Requests of one connection to declare and delete, for as long as it lives; the port goes with
-    the socket."""
-
-    __slots__ = ("_adapter", "_port", "_turn", "_waiting")
-
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
-        self._adapter: Adapter | None = None
-        self._port: ManagementPort | None = None
-        self._waiting: set[Waiter] = set()
-
-    async def ask(self, adapter: Adapter, request: Request, timeout_s: float) -> QueueState | None:
-        """Have a request carried out. Return the queue that the answer describes, if it does.
-
-        Raises RequestRefused, NotPossible, TimedOut, and ConnectionClosed, in doubt, where the
-        connection goes before the answer."""
-        if self._port is None or adapter is not self._adapter:
-            self._port = adapter.manage()
-            self._adapter = adapter
-        waiter: Waiter = self._turn.loop.create_future()
-        self._waiting.add(waiter)
-        try:
-            self._port.ask(request, waiter)
-            self._turn.request()
-            answer = await answer_to(waiter, timeout_s)
-        finally:
-            self._waiting.discard(waiter)
-        if answer is TIME_IS_UP:
-            raise TimedOut(f"{request}: not answered in {timeout_s} s")
-        assert answer is None or isinstance(answer, QueueState), answer
-        return answer
-
-    def fail_all(self, error: ClientError) -> None:
-        """Fail all requests: the socket is gone."""
-        self._port = None
-        self._adapter = None
-        for waiter in list(self._waiting):
-            resolve(waiter, error.copied(in_doubt=True))
-
-
 class LineOwner(ABC):
     """The connection, as its socket needs it."""
 
@@ -165,6 +123,7 @@ class Line(asyncio.Protocol, ConnectionOwner):
         """Reason why it was closed; None: it was not, or was closed as asked."""
         self.container_id = ""
         self.properties: Mapping[str, object] = {}
+        self._management: ManagementPort | None = None
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = -1
@@ -216,6 +175,29 @@ class Line(asyncio.Protocol, ConnectionOwner):
             self._transport.close()
         self._finish()
         self._owner.line_closed(self, error)
+
+    # Requests to declare and delete
+
+    async def ask(self, request: Request, timeout_s: float) -> QueueState | None:
+        """Have a request carried out. Return the queue that the answer describes, if it does.
+
+        Raises RequestRefused, NotPossible, TimedOut, and ConnectionClosed, in doubt, where the
+        connection goes before the answer."""
+        if self._management is None:
+            self._management = self.adapter.manage()
+        waiter: Waiter = self._turn.loop.create_future()
+        self._management.ask(request, waiter)
+        self._turn.request()
+        answer = await answer_to(waiter, timeout_s)
+        if answer is TIME_IS_UP:
+            raise TimedOut(f"{request}: not answered in {timeout_s} s")
+        assert answer is None or isinstance(answer, QueueState), answer
+        return answer
+
+    def fail_requests(self, error: ClientError) -> None:
+        """Fail all requests: the connection is gone."""
+        if self._management is not None:
+            self._management.lost(error)
 
     # Output and time
 
