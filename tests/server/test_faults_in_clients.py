@@ -25,11 +25,12 @@ from tests.support.amqp10_socket import Client as Client10
 from tests.support.process import BrokerProcess
 
 FAULT = """
-from tallymark.server.client import Client
+from tallymark.server.amqp import AmqpClient
 from tallymark.server.nsq.auth import Authorities
+from tallymark.server.nsq.client import NsqClient
 from tallymark.server.access.users import Users
 
-check, due = Users.check, Client._due
+check, due = Users.check, AmqpClient._due
 
 async def faulty_check(users, name, password, peer):
     if name == "bug":
@@ -44,7 +45,8 @@ def faulty_due(client):
         raise ZeroDivisionError("in a tick")
     due(client)
 
-Users.check, Client._due, Authorities.query = faulty_check, faulty_due, faulty_query
+AmqpClient._due = NsqClient._due = faulty_due
+Users.check, Authorities.query = faulty_check, faulty_query
 """
 BY_NAME = {door.name: door for door in DOORS}
 
@@ -100,16 +102,17 @@ def test_a_fault_in_a_heartbeats_tick(broker: BrokerProcess) -> None:
 
 
 END_AS_IT_BEGINS = """
-from tallymark.server.client import Client
+from tallymark.server.amqp import AmqpClient
+from tallymark.server.nsq.client import NsqClient
 
-begin = Client.begin
+begin = AmqpClient.begin
 
 def begin_and_end(client, work):
     begin(client, work)
     client.bridge.shutdown("ended as its task begins")
     client.touch()
 
-Client.begin = begin_and_end
+AmqpClient.begin = NsqClient.begin = begin_and_end
 """
 
 

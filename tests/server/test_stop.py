@@ -14,7 +14,7 @@ from tallymark.engine.packing import Packing
 from tallymark.engine.session import ACCEPTED
 from tallymark.journal.journal import Journal
 from tallymark.journal.verify import verify
-from tallymark.server import housekeeping, opening, run
+from tallymark.server import opening, run
 from tallymark.server.config.settings import Config
 from tallymark.server.node import Node
 from tallymark.server.opening import open_node
@@ -58,23 +58,20 @@ def test_nothing_is_written_behind_the_seal_of_a_clean_stop(tmp_path: Path) -> N
     assert [segment.verdict for segment in report.segments] == ["sealed"]
 
 
-def test_housekeeping_does_nothing_more_once_it_is_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps: list[int] = []
-    monkeypatch.setattr(housekeeping, "STEP_S", 0.001)
-    monkeypatch.setattr(housekeeping.Housekeeping, "_relocate", lambda _, now: steps.append(now))
+def test_housekeeping_does_nothing_more_once_it_is_closed(tmp_path: Path) -> None:
+    step_s = 0.001
 
-    async def close() -> None:
+    async def close() -> int:
         node = opened(tmp_path)
+        node.housekeeping.step_s = step_s
         node.housekeeping.close()
         node.end()
         await node.housekeeping.last_checkpoint()
-        await asyncio.sleep(20 * housekeeping.STEP_S)  # timers go off in their order
+        await asyncio.sleep(20 * step_s)  # timers go off in their order
         await asyncio.to_thread(node.journal.close)
+        return node.housekeeping.steps
 
-    asyncio.run(close())
-    assert steps == []
+    assert asyncio.run(close()) == 0
 
 
 def test_a_journal_that_fails_before_there_is_a_node_stops_the_broker(

@@ -39,10 +39,9 @@ class AmqpClient(Client):
     """A client connection of AMQP."""
 
     bridge: AmqpBridge
-    category = "amqp"
 
     def __init__(self, node: Node, settings: Settings) -> None:
-        super().__init__(node.clients)
+        super().__init__(node.clients, "amqp")
         self._node = node
         self._settings = settings
         self._scram: ScramServer | None = None

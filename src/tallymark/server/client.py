@@ -22,6 +22,8 @@ import traceback
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final, cast
 
+from mypy_extensions import mypyc_attr
+
 from tallymark.bridge.bridge import Bridge
 from tallymark.bridge.direct_reply import DirectReplies
 from tallymark.engine.queue import Queue
@@ -50,8 +52,9 @@ GOODBYE_S: Final = 2.0
 INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
 
 
-class Client(asyncio.Protocol):
-    """One client connection.
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Client:
+    """One client connection; to asyncio a Protocol, by its methods.
 
     A plain Protocol, not a BufferedProtocol: under uvloop both read into one shared 256 KiB buffer
     and hand over a bytes object of the length read; the plain one costs one call less.
@@ -59,10 +62,9 @@ class Client(asyncio.Protocol):
 
     transport: asyncio.Transport
     bridge: Bridge
-    category = "server"
-    """Category of the log that reports on it."""
 
-    def __init__(self, clients: Clients) -> None:
+    def __init__(self, clients: Clients, category: str) -> None:
+        """category: of the log that reports on it."""
         self._clients = clients
         self._turns = clients.turns
         self._buffers = clients.buffers
@@ -71,7 +73,8 @@ class Client(asyncio.Protocol):
         self._last_words: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         """Finds out who the client is."""
-        self.log = log_of(self.category)
+        self.category = category
+        self.log = log_of(category)
         self.resting = False
         """True while it is not read because it publishes and memory or disk run low."""
         self.is_paced = False

@@ -49,7 +49,7 @@ async def listen_for(
     """Accept clients at a socket that is bound, inside TLS where there is one, whose handshake may
     take limit_s."""
     if tls is None:
-        return await listen(loop, cast(Callable[[], asyncio.BaseProtocol], client), bound)
+        return await listen(loop, client, bound)
     return TlsListener(loop, doors, client, bound, tls, limit_s, is_http)
 
 

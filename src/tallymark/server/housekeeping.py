@@ -82,6 +82,10 @@ class Housekeeping:
         self._idle_steps = IDLE_STEPS
         self._clean_timer = turns.loop.call_later(CLEAN_S, self._clean_again)
         self._closed = False
+        self.step_s = STEP_S
+        """Seconds between two steps of cleaning."""
+        self.steps = 0
+        """Number of steps of cleaning so far that the timer began."""
 
     def begin(self) -> None:
         """Check the disk, once before the first client."""
@@ -267,12 +271,13 @@ class Housekeeping:
         """Clean step by step until nothing changes any more."""
         if self._idle_steps >= IDLE_STEPS:  # else a step is due soon
             self._clean_timer.cancel()
-            self._clean_timer = self._turns.loop.call_later(STEP_S, self._clean_again)
+            self._clean_timer = self._turns.loop.call_later(self.step_s, self._clean_again)
         self._idle_steps = 0
 
     def _clean_again(self) -> None:
         if self._closed:
             return
+        self.steps += 1
         journal = self._turns.journal
         before = journal.disk_bytes
         now = self._now()
@@ -284,7 +289,7 @@ class Housekeeping:
             self._idle_steps = 0 if journal.disk_bytes != before else self._idle_steps + 1
             writing = self._checkpoint_begun != self._checkpoint_done
             most = CHECKPOINT_STEPS if writing else IDLE_STEPS
-            pause = STEP_S if self._idle_steps < most else CLEAN_S
+            pause = self.step_s if self._idle_steps < most else CLEAN_S
         self._clean_timer = self._turns.loop.call_later(pause, self._clean_again)
 
     def limits_changed(self) -> None:

@@ -9,7 +9,7 @@ import os
 import socket
 import stat
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from tallymark.journal.files import FolderInUse, FolderLock
 from tallymark.server.access.tls import Certificates
@@ -84,13 +84,15 @@ def host_of(peername: object) -> str:
 
 async def listen(
     loop: asyncio.AbstractEventLoop,
-    client: Callable[[], asyncio.BaseProtocol],
+    client: Callable[[], object],
     bound: socket.socket,
 ) -> asyncio.Server:
-    """Accept clients at a socket that is bound. Inside TLS: see handshakes.py."""
+    """Accept clients at a socket that is bound. Inside TLS: see handshakes.py. client: makes one,
+    which is a Protocol by its methods."""
+    made = cast(Callable[[], asyncio.BaseProtocol], client)
     if bound.family == socket.AF_UNIX:
-        return await loop.create_unix_server(client, sock=bound, backlog=BACKLOG)
-    return await loop.create_server(client, sock=bound, backlog=BACKLOG)
+        return await loop.create_unix_server(made, sock=bound, backlog=BACKLOG)
+    return await loop.create_server(made, sock=bound, backlog=BACKLOG)
 
 
 def address_text(address: object) -> str:

@@ -41,9 +41,6 @@ def node_name() -> str:
 class Node(Turns):
     """A running broker. Everything here happens on the loop's thread."""
 
-    clients: Clients
-    housekeeping: Housekeeping
-
     def __init__(
         self,
         config: Config,
@@ -67,7 +64,9 @@ class Node(Turns):
         self.pacer = Pacer(self)
         self.alarms = Alarms(self)
         self.clients = Clients(self, self.doors, self.buffers, self.pacer, self.alarms)
+        self.served = self.clients
         self.housekeeping = Housekeeping(self, self.buffers, self.alarms)
+        self.upkeep = self.housekeeping
         self.limits = StoredLimits(config.data_dir, broker.quotas, self.pacer.look_again)
         self.rights = Rights(self, self.clients, self.users, self.limits, self.tasks)
         self.slow_consumers = SlowConsumerWatch(self)

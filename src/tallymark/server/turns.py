@@ -111,8 +111,8 @@ class Turns:
     """Engine and journal of a node, and the turns between them. Everything here happens on the
     loop's thread."""
 
-    clients: Served
-    housekeeping: Upkeep
+    served: Served
+    upkeep: Upkeep
 
     def __init__(
         self, config: Config, broker: Broker, journal: Journal, loop: asyncio.AbstractEventLoop
@@ -174,7 +174,7 @@ class Turns:
             )
             # The times in the journal are from the clock before its jump. A checkpoint has them
             # from the present one, so that a crash from now on is like a clean stop.
-            self.housekeeping.wants_checkpoint = True
+            self.upkeep.wants_checkpoint = True
             self.schedule()
         return monotonic_ms
 
@@ -224,15 +224,15 @@ class Turns:
             self.tell_time()
         now = self._clock.now_ms
         if broker.agenda.spent:
-            self.clients.give_room(broker.agenda.spent)
+            self.served.give_room(broker.agenda.spent)
         effects = broker.turn(now)
         if not broker.ledger.rows or not self._may_linger():
             self._commit(now)
         effects += broker.synced(self.journal.synced)
         if effects:
             self._carry_out_all(effects)
-        self.clients.flush()
-        self.housekeeping.after_turn(now)
+        self.served.flush()
+        self.upkeep.after_turn(now)
         if self.polls.streams or self.polls.queues:
             self.polls.wake()
         if (
@@ -297,9 +297,9 @@ class Turns:
             records = []
             position = journal.end
         broker.committed(position)
-        housekeeping = self.housekeeping
-        if records or housekeeping.wants_checkpoint or housekeeping.wants_anchor:
-            housekeeping.committed(position, now)
+        upkeep = self.upkeep
+        if records or upkeep.wants_checkpoint or upkeep.wants_anchor:
+            upkeep.committed(position, now)
         if self._at_commit:
             looks, self._at_commit = self._at_commit, []
             for look, seen in looks:
@@ -352,7 +352,7 @@ class Turns:
         elif isinstance(effect, PublisherHeld):
             handle = effect.connection.handle
             assert isinstance(handle, Bridge), handle
-            self.clients.hold_for(handle, effect.queue, effect.held)
+            self.served.hold_for(handle, effect.queue, effect.held)
             return
         elif isinstance(effect, Signal):
             tell = engine_log.error if effect.is_alarm else engine_log.info
@@ -360,7 +360,7 @@ class Turns:
             return
         else:
             assert_never(effect)
-        self.clients.flush_soon(bridge)
+        self.served.flush_soon(bridge)
 
     def _carry_out_all(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -385,7 +385,7 @@ class Turns:
         bridge = _recipient(effect)
         if bridge is None:
             raise error
-        if not self.clients.broken(bridge, error):
+        if not self.served.broken(bridge, error):
             log.error("effect.unsaid", effect=type(effect).__name__, error=repr(error))
 
     # -- for those who wait
@@ -428,7 +428,7 @@ class Turns:
             return
         log.error("broker.failed", error=str(error))
         self.failed.set_result(error)
-        self.clients.drop_all()
+        self.served.drop_all()
 
     def end(self) -> None:
         """End all turns: nothing may be written behind the journal's end."""

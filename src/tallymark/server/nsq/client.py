@@ -41,7 +41,6 @@ class NsqClient(Client):
     """A client connection of NSQ."""
 
     bridge: Nsq
-    category = "nsq"
 
     def __init__(
         self,
@@ -52,7 +51,7 @@ class NsqClient(Client):
         limits: Limits | None = None,
     ) -> None:
         """limits: where they are others than those of the settings."""
-        super().__init__(node.clients)
+        super().__init__(node.clients, "nsq")
         self._node = node
         self.is_plain = True
         self._settings = settings
