@@ -9,9 +9,9 @@ happens once per *turn*, for everything that was read since the last one:
     carry out   each effect goes to the bridge of its client
     flush       each client that has output gets one write
 
-A turn follows its read at once. Records that nobody waits for (settlements, mostly) linger a moment
-to share a later block and its sync, which halves the work of trickle traffic. Without anything to
-do there is no turn.
+A sync between two turns has the last three steps of its own. A turn follows its read at once.
+Records that nobody waits for (settlements, mostly) linger a moment to share a later block and its
+sync, which halves the work of trickle traffic. Without anything to do there is no turn.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Turns:
         self.started_ms = broker.clock.now_ms
         """Wall time as it was then, and engine time."""
         self.turns = 0
-        """Number of turns so far."""
+        """Number of turns so far, and of times that something was synced between them."""
         self.polls = LongPolls(loop, self.schedule)
         self.unwritten_bytes = 0
         """Bytes read from clients since the last commit."""
@@ -197,11 +197,16 @@ class Turns:
         self._turn()
 
     def synced(self) -> None:
-        """Have a turn at once, unless one is due: the journal's thread synced something."""
+        """Have confirms leave at once: the journal's thread synced something. That takes no turn:
+        there is no command since the last one, or a turn is due, which does it."""
         self.journal.hear()
-        if not self.is_due:
-            self.is_due = True
-            self._turn()
+        if self.is_due or self._has_ended or self.failed.done():
+            return
+        try:
+            self.tell_time()
+            self._follow_up([])
+        except Exception as error:
+            self._broken(error)
 
     def _turn(self) -> None:
         if not self.is_due:
@@ -211,13 +216,16 @@ class Turns:
             return
         try:
             self._run_turn()
-        except Exception as error:  # what the engine holds can no longer be trusted: stop
-            trace = "".join(traceback.format_exception(error))
-            self.fail(RuntimeError(f"a turn of the engine failed: {error!r}\n{trace}"))
+        except Exception as error:
+            self._broken(error)
+
+    def _broken(self, error: Exception) -> None:
+        """Stop: what the engine holds can no longer be trusted."""
+        trace = "".join(traceback.format_exception(error))
+        self.fail(RuntimeError(f"a turn of the engine failed: {error!r}\n{trace}"))
 
     def _run_turn(self) -> None:
         broker = self.broker
-        self.turns += 1
         if self.is_on_time:
             self.is_on_time = False
         else:
@@ -228,11 +236,17 @@ class Turns:
         effects = broker.turn(now)
         if not broker.ledger.rows or not self._may_linger():
             self._commit(now)
+        self._follow_up(effects)
+
+    def _follow_up(self, effects: list[Effect]) -> None:
+        """Carry out effects, and those that waited for the disk; write all output."""
+        broker = self.broker
+        self.turns += 1
         effects += broker.synced(self.journal.synced)
         if effects:
             self._carry_out_all(effects)
         self.served.flush()
-        self.upkeep.after_turn(now)
+        self.upkeep.after_turn(self._clock.now_ms)
         if self.polls.streams or self.polls.queues:
             self.polls.wake()
         if (
