@@ -1,20 +1,22 @@
 """Compiles the modules listed in pyproject.toml with mypyc: all or, where that fails, none.
 
 TALLYMARK_PURE=1 leaves them interpreted. What is generated stays under build/: mypy's findings and
-the C text, and an object for each C file. An object is made again only when its C text, a header
-that it includes or the compiler's flags have changed, so that a build after a small change compiles
+the C text, and an object for each C file. An object is made again only when its C text, what it
+uses of a header or the compiler's flags have changed, so that a build after a small change compiles
 what follows from it and no more. With ccache on the PATH the compiler is called through it.
 """
 
 import hashlib
 import os
 import platform
+import re
 import shutil
 import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,18 @@ GENERATED = Path("build/c")
 NATIVE = "tallymark.journal.native"
 """Module in C: the queue from the loop to the journal's writer."""
 NATIVE_SOURCE = "src/tallymark/journal/native.c"
+STABLE = Path("build/stable")
+"""C text that is compiled: mypyc's, but for the order of the tables by which libraries call each
+other. What the build before had keeps its place there, and what is new comes last."""
+TABLE = re.compile(r"^struct export_table_\w+ \{\n(.*?)^\};", re.M | re.S)
+FILLED = re.compile(r"^static struct export_table_\w+ exports = \{\n(.*?)^\};", re.M | re.S)
+CALLED = re.compile(r"\bexports_(\w+)\.(CPy\w+)")
+MEMBER = re.compile(r"^ +\w[^;(]*?(?:\(\*(CPy\w+)\)\(.*|(\bCPy\w+|\bgone_\d+));$", re.M)
+EXTERN = re.compile(r"^extern [^;(]*?\b(CPy\w+)(?:\(.*|\[\d*\])?;\n", re.M)
+"""Lines of generated C: the table that a library gives, where it is filled, what is called by one
+of another library, a member of a table, what a library declares for itself."""
+ATTEMPTS = 4
+"""How often to translate until no text calls what is not there."""
 FLAGS = ["-fcommon", "-fvisibility=hidden"]
 """Every C file of a library names the tables of the libraries it calls, which are to be one; and
 nothing but the way in is called from outside, so that calls within go straight."""
@@ -45,10 +59,51 @@ def path_of(module: str) -> str:
     return f"src/tallymark/{module.replace('.', '/')}.py"
 
 
-def generated_extensions() -> list[Extension]:
-    """Translate the listed modules to C. Raises CannotCompile on a type error."""
+def translate(paths: list[str], libraries: list[tuple[list[str], str]]) -> list[Extension]:
+    """Translate modules to C. Raises CannotCompile on a type error.
+
+    A module that mypyc did not read anew is taken for one whose classes all have a constructor in
+    C. Those that extend a class of Python (`UInt`, an int) have none, and the C text that calls it
+    is wrong. Then both are read anew, as mypyc does where a file that it made is not there.
+    """
     from mypyc.build import mypycify
 
+    for _ in range(ATTEMPTS):
+        try:
+            extensions = mypycify(
+                [f"--cache-dir={GENERATED.parent / 'mypy'}", *paths],
+                debug_level="0",
+                multi_file=True,
+                separate=libraries,
+                target_dir=str(GENERATED),
+            )
+        except SystemExit as error:  # mypyc leaves so on a type error
+            raise CannotCompile(f"mypyc: {error}") from None
+        wrong = unknown_calls()
+        if not wrong:
+            return extensions
+        for file in wrong:
+            file.unlink()
+    raise CannotCompile(f"mypyc calls what is not there, in {sorted(map(str, wrong))}")
+
+
+def unknown_calls() -> set[Path]:
+    """Return new C files that name what is in no table, and the headers with these tables."""
+    found: set[Path] = set()
+    tables: dict[str, set[str]] = {}
+    headers = {file.stem.removeprefix("__native_"): file for file in GENERATED.glob("__native_*.h")}
+    for library, header in headers.items():
+        if (table := TABLE.search(header.read_text())) is not None:
+            tables[library] = set(re.findall(r"\bCPy\w+", table[1]))
+    for file in filter(is_new, GENERATED.glob("__native_*.c")):
+        for library, name in set(CALLED.findall(file.read_text())):
+            if name not in tables.get(library, {name}):
+                found |= {file, headers[library]}
+    return found
+
+
+def generated_extensions() -> list[Extension]:
+    """Extensions of the listed modules' C text. Raises CannotCompile on a type error."""
     groups = modules_to_compile()
     libraries = [
         ([path_of(module) for module in group["modules"]], f"tallymark_{name}")
@@ -56,20 +111,15 @@ def generated_extensions() -> list[Extension]:
     ]
     paths = sorted(path for paths, _ in libraries for path in paths)
     GENERATED.mkdir(parents=True, exist_ok=True)
-    try:
-        extensions = mypycify(
-            [f"--cache-dir={GENERATED.parent / 'mypy'}", *paths],
-            debug_level="0",
-            multi_file=True,
-            separate=libraries,
-            target_dir=str(GENERATED),
-        )
-    except SystemExit as error:  # mypyc leaves so on a type error
-        raise CannotCompile(f"mypyc: {error}") from None
+    extensions = translate(paths, libraries)
     _complete(extensions)
+    keep_places()
     levels = {f"tallymark_{name}__mypyc": group["optimise"] for name, group in groups.items()}
     for extension in extensions:
         level = levels.get(extension.name, 1)
+        if extension.name in levels:
+            for paths in (extension.sources, extension.depends, extension.include_dirs):
+                paths[:] = [str(stable(Path(path))) for path in paths]
         extension.extra_compile_args += FLAGS if os.name == "posix" else []
         extension.extra_compile_args = [
             f"-O{level}" if flag.startswith("-O") else flag for flag in extension.extra_compile_args
@@ -93,6 +143,79 @@ def _complete(extensions: list[Extension]) -> None:
         if extension.name.endswith("__mypyc"):
             extension.include_dirs += [str(folder) for folder in runtime]
             extension.sources += [part for part in parts if part not in extension.sources]
+
+
+def stable(path: Path) -> Path:
+    """The copy of a generated file that is compiled; any other path as it is."""
+    is_ours = GENERATED in (path, *path.parents)
+    return STABLE / path.relative_to(GENERATED) if is_ours else path
+
+
+def is_new(file: Path) -> bool:
+    """Return whether a generated file is no copy of what was compiled; one with a table is none."""
+    copy = stable(file)
+    return not copy.exists() or copy.read_bytes() != file.read_bytes()
+
+
+def keep_places() -> None:
+    """Copy the generated C text, with tables whose members stand where they stood before."""
+    for file in filter(is_new, GENERATED.rglob("*.[ch]")):
+        if GENERATED / "tallymark" in file.parents:
+            continue  # a shim
+        text, copy = file.read_text(), stable(file)
+        table, filler = TABLE.search(text), file.with_suffix(".c")
+        if file.suffix == ".h" and table is not None and is_filled(table[1], filler):
+            before = TABLE.search(copy.read_text()) if copy.exists() else None
+            lines = in_places(members(before[1] if before else ""), members(table[1]))
+            text = text[: table.start(1)] + "".join(lines) + text[table.end(1) :]
+        filled = FILLED.search(text) if file.suffix == ".c" else None
+        if filled is not None:
+            by_name = re.sub(r"^( +)&(\w+),$", r"\1.\2 = &\2,", filled[1], flags=re.M)
+            text = text[: filled.start(1)] + by_name + text[filled.end(1) :]
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(text)
+
+
+def members(table: str) -> dict[str, str]:
+    """The lines of a table by the names that they declare."""
+    return {found[1] or found[2]: f"{found[0]}\n" for found in MEMBER.finditer(table)}
+
+
+def is_filled(table: str, file: Path) -> bool:
+    """Return whether the lines of a table are read, and a file fills all of its members by name."""
+    filled = FILLED.search(file.read_text()) if file.exists() else None
+    names = re.findall(r"^ +&(\w+),$", filled[1], re.M) if filled else []
+    count = len(table.splitlines())
+    return names == list(members(table)) and len(names) == count == len(filled[1].splitlines())
+
+
+def in_places(before: dict[str, str], now: dict[str, str]) -> list[str]:
+    """The lines of a table. Of a member that is gone its place stays."""
+    kept = [now.get(name, f"    void *gone_{place};\n") for place, name in enumerate(before)]
+    return kept + [line for name, line in now.items() if name not in before]
+
+
+@cache
+def declared(header: str) -> tuple[str, dict[str, str]]:
+    """A header without what single lines declare, and these lines by name: functions and variables
+    of a library, and the members of its table, each with its place."""
+    text = Path(header).read_text()
+    lines = {found[1]: found[0] for found in EXTERN.finditer(text)}
+    text = EXTERN.sub(lambda found: "" if lines[found[1]] == found[0] else found[0], text)
+    table = TABLE.search(text)
+    if table is not None and len(members(table[1])) == len(table[1].splitlines()):
+        text = text[: table.start(1)] + text[table.end(1) :]
+        for place, (name, line) in enumerate(members(table[1]).items()):
+            lines[name] = f"{lines.get(name, '')} {place}: {line}"
+    return text, lines
+
+
+def used_of(header: str, names: set[str], has_tables: bool) -> str:
+    """What a C file that has these names sees of a header. has_tables: it copies or fills tables,
+    and must know their length."""
+    text, lines = declared(header)
+    seen = lines if has_tables else sorted(names.intersection(lines))
+    return text + "".join(lines[name] for name in seen)
 
 
 def in_parallel(work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
@@ -146,12 +269,7 @@ class CompileListed(build_ext):
         """Compile one C file, unless its object was made of the same text by the same command."""
         compiler: Any = self.compiler
         target = self._object_path(source)
-        flags = [*compiler.compiler_so, *extension.extra_compile_args]
-        digest = hashlib.sha256(repr((flags, sys.version, platform.machine())).encode())
-        digest.update(version("mypy").encode())
-        for part in [source, *extension.depends]:
-            digest.update(Path(part).read_bytes())
-        stamp, made_of = target.with_suffix(".made-of"), digest.hexdigest()
+        stamp, made_of = target.with_suffix(".made-of"), self._made_of(source, extension)
         if target.exists() and stamp.exists() and stamp.read_text() == made_of:
             return str(target)
         stamp.unlink(missing_ok=True)
@@ -163,6 +281,20 @@ class CompileListed(build_ext):
         )
         stamp.write_text(made_of)
         return str(target)
+
+    def _made_of(self, source: str, extension: Extension) -> str:
+        """Digest of all that an object depends on."""
+        compiler: Any = self.compiler
+        flags = [*compiler.compiler_so, *extension.extra_compile_args]
+        text = Path(source).read_text()
+        names = set(re.findall(r"\bCPy\w+", text))
+        has_tables = "sizeof(exports_" in text or FILLED.search(text) is not None
+        digest = hashlib.sha256(repr((flags, sys.version, platform.machine())).encode())
+        digest.update(version("mypy").encode())
+        digest.update(text.encode())
+        for header in extension.depends:
+            digest.update(used_of(header, names, has_tables).encode())
+        return digest.hexdigest()
 
     def _link(self, objects: list[str], target: str, name: str) -> None:
         compiler: Any = self.compiler
