@@ -379,22 +379,7 @@ class Journal:
         """
         if self._cleaner.is_checkpointing or not payloads:
             return self.end
-        copies: list[Payload] = []
-        records: list[Record] = []
-        moving: list[Payload] = []
-        for p in {id(p): p for p in payloads}.values():
-            if p.position in self.reader.unreadable:
-                continue
-            try:
-                raw = p.raw if p.raw is not None else self.fetch(p)
-            except (BytesLost, OSError) as error:
-                self.problems.append(f"not moved out of its segment: {error}")
-                continue
-            moving.append(p)
-            copy = _copied(p, raw)
-            copies.append(copy)
-            records.append(payload_record(copy, RELOCATED))
-            records.append(moved_record(copy, p.position, now_ms))
+        moving, copies, records = _second_copies(payloads, self.reader, now_ms, self.problems)
         if not moving:
             return self.end
         self.commit(in_wall_time(records, Ms(ahead_ms)), WallMs(now_ms + ahead_ms))
@@ -473,6 +458,30 @@ class Journal:
         self.reader.close()
         self._files.give_back()
         self._lock.release()
+
+
+def _second_copies(
+    payloads: list[Payload], reader: Reader, now_ms: EngineMs, problems: list[str]
+) -> tuple[list[Payload], list[Payload], list[Record]]:
+    """Return the payloads that can be read, each once, a copy of each, and the records that store
+    the copies. Texts about others are added to `problems`."""
+    moving: list[Payload] = []
+    copies: list[Payload] = []
+    records: list[Record] = []
+    for p in {id(p): p for p in payloads}.values():
+        if p.position in reader.unreadable:
+            continue
+        try:
+            raw = p.raw if p.raw is not None else reader.fetch(p)
+        except (BytesLost, OSError) as error:
+            problems.append(f"not moved out of its segment: {error}")
+            continue
+        moving.append(p)
+        copy = _copied(p, raw)
+        copies.append(copy)
+        records.append(payload_record(copy, RELOCATED))
+        records.append(moved_record(copy, p.position, now_ms))
+    return moving, copies, records
 
 
 def _copied(payload: Payload, raw: bytes) -> Payload:
