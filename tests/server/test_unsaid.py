@@ -17,17 +17,18 @@ import pytest
 from tests.support.process import BrokerProcess
 
 FAULT = """
-from tallymark.engine.effects import Deliver
-from tallymark.server.turns import Turns
+from tallymark.server.amqp import AmqpClient
 
-carry_out = Turns._carry_out
+flush = AmqpClient.flush
 
-def faulty(node, effect):
-    if isinstance(effect, Deliver) and effect.consumer.queue.name == "poison":
-        raise ValueError("no words for this message")
-    carry_out(node, effect)
+def faulty(client):
+    for queue in client._node.broker.queues.values():
+        if queue.name == "poison":
+            for consumer in queue.consumers:
+                consumer.handle = "no words for this message"
+    flush(client)
 
-Turns._carry_out = faulty
+AmqpClient.flush = faulty
 """
 
 
@@ -67,4 +68,4 @@ def test_a_message_that_cannot_be_put_into_words_costs_one_connection(
     assert broker.stop() == 0
     broken = [line for line in broker.log().splitlines() if "connection.broken" in line]
     assert len(broken) == 1
-    assert "no words for this message" in broken[0]
+    assert "AssertionError" in broken[0]

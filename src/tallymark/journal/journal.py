@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, final
 
@@ -293,8 +292,10 @@ class Journal:
 
     def hear(self) -> None:
         """Note that the `signal` was seen: it is silent until `synced` grows again."""
-        with suppress(BlockingIOError):
+        try:
             os.eventfd_read(self.signal)
+        except BlockingIOError:
+            return  # it is silent already
 
     @property
     def durable(self) -> Position:
