@@ -120,7 +120,9 @@ def generated_extensions() -> list[Extension]:
         if extension.name in levels:
             for paths in (extension.sources, extension.depends, extension.include_dirs):
                 paths[:] = [str(stable(Path(path))) for path in paths]
-        extension.extra_compile_args += FLAGS if os.name == "posix" else []
+        # mypyc gives all of them one list
+        more = FLAGS if os.name == "posix" else []
+        extension.extra_compile_args = [*extension.extra_compile_args, *more]
         extension.extra_compile_args = [
             f"-O{level}" if flag.startswith("-O") else flag for flag in extension.extra_compile_args
         ]
