@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "tallymark"
-LAYERS = ("stored", "wire", "engine", "bridge", "journal")
+LAYERS = ("stored", "wire", "engine", "bridge", "journal", "server")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LISTED = [
     module
