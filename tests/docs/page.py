@@ -437,6 +437,9 @@ def spark(page: Page) -> None:
         assert names["week"].count() == 0
         page.run(page.take("deaths is not null"), names)
         page.run(page.take("groupBy"), names)
+        for statement in page.take("TEMPORARY VIEW", language="sql").text.split(";"):
+            if statement.strip():
+                session.sql(statement).collect()
         page.fill("orders", b'{"n": 2}', b"neither")
         page.run(page.take('"reports"', '"invoices"'), names)
         stop_streams(session)
@@ -447,6 +450,11 @@ def spark(page: Page) -> None:
         page.run(page.take("send_verdicts"), names)
         stop_streams(session)
         assert page.broker.queues()["clean"]["ready"] > 0
+        for table, first in (("old", 0), ("new", 2)):
+            rows = session.range(first, first + 3).withColumnRenamed("id", "lease_sequence")
+            rows.createTempView(table)
+        both = session.sql(page.take("LEFT ANTI JOIN", language="sql").text)
+        assert sorted(row.lease_sequence for row in both.collect()) == [0, 1, 2, 3, 4]
         page.take("build_session")  # tests/spark/test_notebook.py runs it
     page.left.clear()  # of the cluster: tests/spark/test_cluster.py runs them
 
