@@ -148,6 +148,63 @@ def test_segments_that_begin_meanwhile_are_in_it(
     assert len(opened(tmp_path / "backup")) == 60
 
 
+def at_the_end_of_a_pass(monkeypatch: pytest.MonkeyPatch, work: Callable[[], None]) -> None:
+    """Have this done once, when all files have been captured for the first time."""
+    settings = backups._settings
+    passes: list[Path] = []
+
+    def first(folder: Path) -> list[str]:
+        passes.append(folder)
+        if len(passes) == 1:
+            work()
+        return settings(folder)
+
+    monkeypatch.setattr(backups, "_settings", first)
+
+
+def test_a_segment_that_was_copied_and_is_sealed_then_is_linked(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.start()
+    fill(disk, 1, 10)
+    disk.wait()
+    written = disk.segments()[-1]
+
+    def go_on() -> None:
+        fill(disk, 11, 20)
+        disk.wait()
+
+    at_the_end_of_a_pass(monkeypatch, go_on)
+    taken = back_up(disk.folder, tmp_path / "backup")
+    assert taken.position == disk.journal.durable
+    assert written.samefile(tmp_path / "backup" / written.name)
+    disk.journal.close()
+    assert len(opened(tmp_path / "backup")) == 60
+
+
+def test_a_segment_that_was_copied_and_is_stripped_then_is_there_as_its_ledger(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.start()
+    made = fill(disk, 1, 10)
+    disk.wait()
+    written = disk.segments()[-1]
+
+    def strip() -> None:
+        later = fill(disk, 11, 10)
+        settle(disk, [*made, *later[:4]])
+        checkpoint(disk, later[4:])
+        disk.clean()
+        assert not written.exists()
+
+    at_the_end_of_a_pass(monkeypatch, strip)
+    back_up(disk.folder, tmp_path / "backup")
+    disk.journal.close()
+    assert not (tmp_path / "backup" / written.name).exists()
+    assert (tmp_path / "backup" / written.name).with_suffix(".ledger").exists()
+    assert opened(tmp_path / "backup") == opened(disk.folder)
+
+
 def test_a_folder_that_never_stands_still_is_given_up(
     disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,6 +136,8 @@ class _Capture:
         self._target = target
         self._linked: dict[str, int] = {}
         """Inodes in the source of the files captured for good, by name."""
+        self._copied: list[str] = []
+        """Names of the segments that were being written when they were copied, in this pass."""
 
     def run(self) -> None:
         for _ in range(PASSES):
@@ -152,10 +154,14 @@ class _Capture:
         )
 
     def _forget_others(self, listed: dict[str, int]) -> None:
-        """Remove what the folder no longer has: its ledger, or a newer checkpoint, is there."""
+        """Remove what the folder no longer has: its ledger, or a newer checkpoint, is there. Copies
+        of what was being written are made anew: it may be sealed by now."""
         for name in [one for one, inode in self._linked.items() if listed.get(one) != inode]:
             (self._target / name).unlink()
             del self._linked[name]
+        for name in self._copied:
+            (self._target / name).unlink()
+        self._copied.clear()
 
     def _captured(self, name: str, inode: int) -> bool:
         """Capture one file. False: it has gone, or was replaced, since the folder was listed."""
@@ -185,6 +191,7 @@ class _Capture:
             data = file.read()
         _, end, _ = scan(data, number, salt)
         _write(self._target / name, data[:end])
+        self._copied.append(name)
         return True
 
     def _copy_if_there(self, name: str) -> None:
