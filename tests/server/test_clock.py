@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 import tallymark
 from tallymark.engine.clock import Clock
-from tallymark.server.clock import ALIGNMENT_NS, MS_NS, READINGS, alignment_ns, read
+from tallymark.server.clock import CLOCKS, MS_NS, READINGS, alignment_ns
 from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerProcess
 
@@ -259,8 +259,8 @@ def test_of_several_readings_of_both_clocks_the_closest_counts(
 
 
 def test_nq_16_the_clocks_of_this_process_are_aligned() -> None:
-    now_ns = alignment_ns([read() for _ in range(READINGS)])
-    apart_ns = (now_ns - ALIGNMENT_NS) % MS_NS
+    now_ns = alignment_ns([CLOCKS.read() for _ in range(READINGS)])
+    apart_ns = (now_ns - CLOCKS.alignment_ns) % MS_NS
     assert min(apart_ns, MS_NS - apart_ns) < MS_NS // 4
 
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Final, final
 
 from tallymark.engine.ledger import expanded
@@ -23,6 +21,7 @@ from tallymark.journal.packer import REFERENCED, Packer
 from tallymark.journal.reading import Columns, Reader
 from tallymark.journal.spares import Spares, is_full
 from tallymark.journal.stock import Stock
+from tallymark.journal.threads import REAL, Event, Queue, Threads
 from tallymark.journal.writer import Writer
 from tallymark.stored import anchor as anchors
 from tallymark.stored.anchor import Anchor
@@ -71,7 +70,7 @@ class Job:
         time_ms: int = 0,
         records: list[Record] | None = None,
         names: list[str] | None = None,
-        ended: threading.Event | None = None,
+        ended: Event | None = None,
         version: int = FORMAT,
         anchor: Anchor | None = None,
     ) -> None:
@@ -116,15 +115,17 @@ class Cleaner:
         stock: Stock,
         reader: Reader,
         checkpoints: list[str],
+        threads: Threads = REAL,
     ) -> None:
         """checkpoints: names of those that are there, the newest first."""
         self._folder = folder
         self._files = files
         self._spares = spares
         self._writer = writer
-        self._jobs: SimpleQueue[Job] = SimpleQueue()
-        self._worker = threading.Thread(target=self._run, name="journal-cleaner", daemon=True)
-        self._done: SimpleQueue[Done] = SimpleQueue()
+        self._threads = threads
+        self._jobs: Queue[Job] = threads.queue()
+        self._worker = threads.thread(self._run, "journal-cleaner")
+        self._done: Queue[Done] = threads.queue()
         self._stock = stock
         self._reader = reader
         self._checkpoints = checkpoints
@@ -215,7 +216,7 @@ class Cleaner:
 
     def finish(self) -> None:
         """Wait until all jobs queued so far have ended."""
-        ended = threading.Event()
+        ended = self._threads.event()
         self._jobs.put(Job(_TELL, ended=ended))
         while self._worker.is_alive() and not ended.wait(0.1):
             pass

@@ -39,6 +39,7 @@ class Files:
     __slots__ = (
         "_for_reading", "_guard", "_open", "_set_aside", "_wanted", "fallocate",
         "fdatasync", "free_bytes", "fsync", "ftruncate", "pread", "pwritev", "rename", "unlink",
+        "urandom",
     )  # fmt: skip
 
     def __init__(
@@ -53,6 +54,7 @@ class Files:
         unlink: Callable[[str], None] = os.unlink,
         free_bytes: Callable[[str], int] = _free_bytes,
         open: Callable[[str, int, int], int] = os.open,
+        urandom: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self.pwritev = pwritev
         self.pread = pread
@@ -63,6 +65,7 @@ class Files:
         self.rename = rename
         self.unlink = unlink
         self.free_bytes = free_bytes
+        self.urandom = urandom
         self._open = open
         self._guard = threading.Lock()
         self._set_aside: list[int] = []

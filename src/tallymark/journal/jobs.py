@@ -8,11 +8,11 @@ wait for the loop and the loop for it, several times a block. `Jobs` here leaves
 from __future__ import annotations
 
 import os
-from queue import Empty, SimpleQueue
-from threading import Event
+from queue import Empty
 from typing import Final, Protocol, final
 
 from tallymark.journal.files import Files
+from tallymark.journal.threads import REAL, Event, Queue, Threads
 from tallymark.units import Position
 
 WRITE: Final = 0
@@ -110,10 +110,10 @@ class Jobs:
         "written_bytes",
     )  # fmt: skip
 
-    def __init__(self, signal: int) -> None:
+    def __init__(self, signal: int, threads: Threads = REAL) -> None:
         """signal: number of the eventfd that tells the loop."""
         self._signal = signal
-        self._waiting: SimpleQueue[Job] = SimpleQueue()
+        self._waiting: Queue[Job] = threads.queue()
         self.offset = 0
         self.written = Position(0)
         self.durable = Position(0)

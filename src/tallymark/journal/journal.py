@@ -42,6 +42,7 @@ from tallymark.journal.reading import Reader
 from tallymark.journal.recovery import Folder, JournalCorrupt, Recovery
 from tallymark.journal.spares import RESERVE, Spares
 from tallymark.journal.stock import Segment, Stock
+from tallymark.journal.threads import REAL, Threads
 from tallymark.journal.writer import COMMIT, SYNC_MODES, Writer
 from tallymark.stored import anchor as anchors
 from tallymark.stored.anchor import Anchor
@@ -74,11 +75,13 @@ class Journal:
         accept_loss: bool = False,
         files: Files | None = None,
         version: int = FORMAT,
+        threads: Threads = REAL,
     ) -> None:
         """Open a data folder, creating it if need be. Nothing in it is changed before `start`.
 
         on_failure: called from a worker's thread; see the module's text.
         version: of the blocks that are written; see stored/layout.py.
+        files, threads: the machine's, or others.
         Raises FolderInUse, ValueError for a setting out of range, OSError.
         """
         if sync not in SYNC_MODES:
@@ -103,12 +106,13 @@ class Journal:
         """Number of an eventfd that can be read once `synced` has grown, until `hear`. It is open
         until `close`."""
         self._writer = Writer(
-            folder, files, self._spares, sync, interval_ms, self.signal, on_failure
+            folder, files, self._spares, sync, interval_ms, self.signal, on_failure, threads
         )
         self.reader = Reader(folder, files, self._writer, self._stock.name_of)
         self._cleaner = Cleaner(
             folder, files, self._spares, self._writer, self._stock, self.reader,
             [name for _, name in found.checkpoints],
+            threads,
         )  # fmt: skip
         self._packer = Packer(version)
         self._segment = Segment(0, 0, "")
@@ -262,7 +266,7 @@ class Journal:
         self.top_up()
 
     def _begin(self, number: int) -> None:
-        salt = int.from_bytes(os.urandom(4), "little")
+        salt = int.from_bytes(self._files.urandom(4), "little")
         self._segment = self._stock.begun(number, salt, segment_name(number, salt))
         self._blocks = 0
         self.end = Position(number << 32)

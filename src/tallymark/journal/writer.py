@@ -16,13 +16,13 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from time import monotonic
 from typing import Final, final
 
 from tallymark.engine.errors import BytesLost
 from tallymark.journal.files import Files
 from tallymark.journal.jobs import STOP, SYNC, WRITE, Job, JobQueue, Jobs, native_jobs
 from tallymark.journal.spares import Spares, is_full
+from tallymark.journal.threads import REAL, Event, Threads
 from tallymark.stored.segment import segment_name
 from tallymark.units import Position
 
@@ -39,7 +39,7 @@ class Writer:
 
     __slots__ = (
         "_fd", "_files", "_folder", "_guard", "_interval_s", "_on_failure", "_pending", "_spares",
-        "_sync", "_synced_at", "_timed", "_worker", "failure", "jobs", "number",
+        "_sync", "_synced_at", "_threads", "_timed", "_worker", "failure", "jobs", "number",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +51,7 @@ class Writer:
         interval_ms: int,
         signal: int,
         on_failure: Callable[[OSError], None],
+        threads: Threads = REAL,
     ) -> None:
         """signal: number of the eventfd that tells the loop that more is synced."""
         self._folder = folder
@@ -59,15 +60,15 @@ class Writer:
         self._sync = sync
         self._interval_s = interval_ms / 1000
         self._on_failure = on_failure
-        self._timed = Jobs(signal) if sync == INTERVAL else None
+        self._threads = threads
+        self._timed = Jobs(signal, threads) if sync == INTERVAL else None
         """The queue, where syncs are due at times and not with what is written."""
-        self.jobs: JobQueue = (
-            self._timed or native_jobs(files, sync == COMMIT, signal) or Jobs(signal)
-        )
+        native = native_jobs(files, sync == COMMIT, signal) if threads is REAL else None
+        self.jobs: JobQueue = self._timed or native or Jobs(signal, threads)
         self._pending: deque[Job] = deque()
         """Blocks handed over that may not be written yet."""
         self._guard = threading.Lock()
-        self._worker = threading.Thread(target=self._run, name="journal-writer", daemon=True)
+        self._worker = threads.thread(self._run, "journal-writer")
         self._fd = -1
         self._synced_at = 0.0
         self.number = 0
@@ -112,7 +113,7 @@ class Writer:
     def sync(self) -> bool:
         """Wait until everything handed over is on disk. False: it never will be, because a write
         failed."""
-        done = threading.Event()
+        done = self._threads.event()
         self.jobs.put(Job(SYNC, done=done))
         while self.failure is None and self._worker.is_alive():
             if done.wait(0.1):
@@ -152,14 +153,14 @@ class Writer:
         timed = self._timed
         if timed is None or timed.durable == timed.written:
             return self.jobs.take()
-        left = self._synced_at + self._interval_s - monotonic()
+        left = self._synced_at + self._interval_s - self._threads.monotonic()
         return timed.take_within(max(left, 0.0))
 
     def _round(self, jobs: list[Job]) -> bool:
         """Carry out the jobs handed over. Returns whether to go on."""
         if self.failure is not None:
             return False
-        waiting: list[threading.Event] = []
+        waiting: list[Event] = []
         stop = False
         buffers: list[bytes] = []
         begin = end = self.jobs.offset
@@ -208,7 +209,7 @@ class Writer:
         jobs = self.jobs
         now = 0.0
         if self._sync == INTERVAL:
-            now = monotonic()
+            now = self._threads.monotonic()
             must = must or now >= self._synced_at + self._interval_s
         if jobs.durable < jobs.written and (must or self._sync == COMMIT):
             upto = jobs.written

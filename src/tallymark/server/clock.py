@@ -8,7 +8,7 @@ and what is deferred would come before its time [NQ-16].
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from tallymark.units import WallMs
@@ -23,11 +23,6 @@ READINGS: Final = 20
 """Number of times that both clocks are read at the start; the reading that took least is used."""
 
 
-def read() -> tuple[int, int, int]:
-    """Return the monotonic clock, the wall clock and the monotonic clock again, in nanoseconds."""
-    return time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
-
-
 def alignment_ns(readings: Iterable[tuple[int, int, int]]) -> int:
     """Return how many nanoseconds are added to the monotonic clock, so that its milliseconds begin
     with those of the wall clock; rather later by what a reading took than earlier."""
@@ -35,23 +30,40 @@ def alignment_ns(readings: Iterable[tuple[int, int, int]]) -> int:
     return (wall - after) % MS_NS
 
 
-ALIGNMENT_NS: Final = alignment_ns([read() for _ in range(READINGS)])
-"""Nanoseconds that this process adds to the monotonic clock."""
+class Clocks:
+    """The monotonic and the wall clock, in nanoseconds. `CLOCKS` has those of this process."""
+
+    def __init__(self, monotonic_ns: Callable[[], int], wall_ns: Callable[[], int]) -> None:
+        self.set(monotonic_ns, wall_ns)
+
+    def set(self, monotonic_ns: Callable[[], int], wall_ns: Callable[[], int]) -> None:
+        """Read other clocks from now on: a simulation has its own."""
+        self.monotonic_ns = monotonic_ns
+        self.wall_ns = wall_ns
+        self.alignment_ns = alignment_ns([self.read() for _ in range(READINGS)])
+        """Nanoseconds that are added to the monotonic clock."""
+
+    def read(self) -> tuple[int, int, int]:
+        """Return the monotonic clock, the wall clock and the monotonic clock again."""
+        return self.monotonic_ns(), self.wall_ns(), self.monotonic_ns()
+
+
+CLOCKS: Final = Clocks(time.monotonic_ns, time.time_ns)
 
 
 def now_ms() -> MonotonicMs:
     """Monotonic milliseconds, for protocol deadlines."""
-    return MonotonicMs((time.monotonic_ns() + ALIGNMENT_NS) // MS_NS)
+    return MonotonicMs((CLOCKS.monotonic_ns() + CLOCKS.alignment_ns) // MS_NS)
 
 
 def wall_ms() -> WallMs:
     """Milliseconds since 1970, for output and logs."""
-    return WallMs(time.time_ns() // MS_NS)
+    return WallMs(CLOCKS.wall_ns() // MS_NS)
 
 
 def both_ms() -> tuple[WallMs, MonotonicMs]:
     """Wall time and monotonic milliseconds, certainly of one moment."""
     while True:
-        before, wall, after = read()
+        before, wall, after = CLOCKS.read()
         if after - before < TOGETHER_NS:
-            return WallMs(wall // MS_NS), MonotonicMs((after + ALIGNMENT_NS) // MS_NS)
+            return WallMs(wall // MS_NS), MonotonicMs((after + CLOCKS.alignment_ns) // MS_NS)

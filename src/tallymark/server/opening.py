@@ -24,7 +24,9 @@ from tallymark.engine.restore import (
     put_aside,
     take_apart,
 )
+from tallymark.journal.files import Files
 from tallymark.journal.journal import Journal
+from tallymark.journal.threads import REAL, Threads
 from tallymark.server.access.limits import load_limits
 from tallymark.server.clock import both_ms
 from tallymark.server.config.reload import set_policies
@@ -88,8 +90,15 @@ def _close_to_others(folder: Path) -> None:
         log.warning("folder.closed_to_others", folder=str(folder), files=closed)
 
 
-def open_node(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
+def open_node(
+    config: Config,
+    loop: asyncio.AbstractEventLoop,
+    files: Files | None = None,
+    threads: Threads = REAL,
+) -> Node:
     """Recover the data folder and start the journal.
+
+    files, threads: the journal's, where they are not the machine's.
 
     Raises:
         FolderInUse, JournalCorrupt, NotUnderstood, FeaturesError, OSError.
@@ -105,6 +114,8 @@ def open_node(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
         segment_bytes=config.segment_size,
         accept_loss=config.accept_loss,
         version=features.block_version,
+        files=files,
+        threads=threads,
     )
     broker = Broker(journal.fetch)
     broker.formats[AMQP091] = Amqp091Format()

@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Callable
-from time import monotonic_ns, time_ns
 from typing import Any, Final, Protocol, assert_never
 
 from tallymark.bridge.bridge import Bridge, Waiter
@@ -44,7 +43,7 @@ from tallymark.engine.effects import (
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import Connection, Session
 from tallymark.journal.journal import Journal
-from tallymark.server.clock import ALIGNMENT_NS, MS_NS, both_ms
+from tallymark.server.clock import CLOCKS, MS_NS, both_ms
 from tallymark.server.config.settings import Config
 from tallymark.server.logs import log_of
 from tallymark.server.polls import LongPolls
@@ -158,8 +157,8 @@ class Turns:
         """Tell the engine the time, before a command; return monotonic milliseconds. A jump of the
         wall clock is logged."""
         # wall_ms() and now_ms(), but for two calls per read and turn.
-        wall = WallMs(time_ns() // MS_NS)
-        monotonic_ms = MonotonicMs((monotonic_ns() + ALIGNMENT_NS) // MS_NS)
+        wall = WallMs(CLOCKS.wall_ns() // MS_NS)
+        monotonic_ms = MonotonicMs((CLOCKS.monotonic_ns() + CLOCKS.alignment_ns) // MS_NS)
         apart = wall - monotonic_ms
         if apart != self._apart:
             if not -SUSPICIOUS_MS <= apart - self._apart <= SUSPICIOUS_MS:

@@ -1,0 +1,84 @@
+"""Threads of the journal and what they wait for, collected in a place where a simulation can take
+their part.
+
+A simulated thread runs when the simulation lets it, and waits where it calls one of these. As with
+files.Files, whatever is not given is the real thing: the modules that use it may be compiled, so
+that patching `threading` would be ignored.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, Final, Protocol, TypeVar, final
+
+T = TypeVar("T")
+
+
+class Worker(Protocol):
+    """A thread, not started yet."""
+
+    def start(self) -> None:
+        """Begin."""
+
+    def is_alive(self) -> bool:
+        """Return whether it was started and has not ended."""
+
+    def join(self) -> None:
+        """Wait for its end."""
+
+
+class Event(Protocol):
+    """A signal that is given once."""
+
+    def set(self) -> None:
+        """It has happened."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for it, at most so many seconds; return whether it has happened."""
+
+
+class Queue(Protocol[T]):
+    """Items from one thread for another, in order."""
+
+    def put(self, item: T) -> None:
+        """Add an item. Never waits."""
+
+    def get(self, block: bool = True, timeout: float | None = None) -> T:
+        """Take the oldest item; wait for one, at most so many seconds. Raises queue.Empty."""
+
+    def get_nowait(self) -> T:
+        """Take the oldest item. Raises queue.Empty."""
+
+    def empty(self) -> bool:
+        """Return whether there is none."""
+
+
+def _thread(run: Callable[[], None], name: str) -> Worker:
+    return threading.Thread(target=run, name=name, daemon=True)
+
+
+@final
+class Threads:
+    """Makers of threads, events and queues, one per attribute."""
+
+    __slots__ = ("event", "monotonic", "queue", "thread")
+
+    def __init__(
+        self,
+        thread: Callable[[Callable[[], None], str], Worker] = _thread,
+        event: Callable[[], Event] = threading.Event,
+        queue: Callable[[], Queue[Any]] = SimpleQueue,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.thread = thread
+        """Makes a thread of what it runs, and its name."""
+        self.event = event
+        self.queue = queue
+        self.monotonic = monotonic
+        """Reads a clock that never goes back, in seconds."""
+
+
+REAL: Final = Threads()
