@@ -21,7 +21,7 @@ class Worker(Protocol):
     """A thread, not started yet."""
 
     def start(self) -> None:
-        """Begin."""
+        """Start running."""
 
     def is_alive(self) -> bool:
         """Return whether it was started and has not ended."""
@@ -34,7 +34,7 @@ class Event(Protocol):
     """A signal that is given once."""
 
     def set(self) -> None:
-        """It has happened."""
+        """Give the signal."""
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for it, at most so many seconds; return whether it has happened."""
