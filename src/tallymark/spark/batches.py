@@ -2,9 +2,8 @@
 columns, bad rows set apart.
 
 Every message is in one of the two tables exactly once: a Delta table knows (query, batch); a batch
-of Parquet is a folder `batch=N`, written anew where Spark runs the batch again. Bad rows go to the
-quarantine table and are rejected at the broker, so that they also go through the queue's
-dead-letter topology.
+of Parquet is a folder `batch=N`, see batch_folders. Bad rows go to the quarantine table and are
+rejected at the broker, so that they also go through the queue's dead-letter topology.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tallymark.spark.batch_folders import write_batch
 from tallymark.spark.bodies import CHECKPOINT, QUARANTINE, REASON, Schema, read_by
 from tallymark.spark.delta import QueryId, append_batch
 from tallymark.spark.schema import utc_date
@@ -84,8 +84,7 @@ class Landing:
         if self._format == DELTA:
             append_batch(rows, number, to, self._query, ["date"])
         else:
-            writer = rows.write.mode("overwrite").partitionBy("date")
-            writer.parquet(f"{to}/batch={number}")
+            write_batch(rows, number, Path(to), ["date"])
 
     def _judge(self, rows: DataFrame) -> None:
         from pyspark.sql import functions as f
