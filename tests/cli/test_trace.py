@@ -10,8 +10,7 @@ from typing import Any
 import pika
 import pytest
 
-from tallymark.spark import trace as tracing
-from tallymark.spark.trace import Sought, TooMany, trace
+from tallymark.journeys.search import Limits, Sought, TooMany, search
 from tests.cli.test_commands import run
 from tests.support.patience import until
 from tests.support.process import BrokerProcess
@@ -72,7 +71,7 @@ def test_a_message_is_followed_through_returns_and_death_in_every_queue(
     channel.basic_ack(get(channel, "letters"))
 
     def settled() -> bool:
-        (found,) = trace(broker.data_dir, Sought("c-2")).journeys
+        ((found, _),) = search(broker.data_dir, Sought("c-2")).journeys
         return found.steps[-1].event == "settled"
 
     until(settled, what="the acknowledgement on disk")
@@ -150,21 +149,18 @@ def test_only_as_many_rows_are_looked_at_as_wanted(tmp_path: Path) -> None:
                 channel.confirm_delivery()
                 properties = pika.BasicProperties(delivery_mode=DURABLE, message_id=f"m-{life}")
                 channel.basic_publish("", "orders", b"body", properties)
-        few = trace(broker.data_dir, Sought("m-0"), most_rows=1)
+        few = search(broker.data_dir, Sought("m-0"), Limits(rows=1))
         assert not few.journeys
         assert not few.is_all
-        every = trace(broker.data_dir, Sought("m-0"))
+        every = search(broker.data_dir, Sought("m-0"))
         assert every.is_all
         assert every.rows > few.rows
-        (journey,) = every.journeys
+        ((journey, _),) = every.journeys
         assert [step.queue for step in journey.steps] == ["orders"]
 
 
-def test_a_text_that_all_messages_have_names_none(
-    broker: BrokerProcess, channel: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tracing, "MOST_LOOKED_AT", 3)
+def test_a_text_that_all_messages_have_names_none(broker: BrokerProcess, channel: Any) -> None:
     for _ in range(5):
         publish(channel, b"the same")
     with pytest.raises(TooMany, match="'same' is in the bytes of more than 3 messages"):
-        trace(broker.data_dir, Sought("same", ("body",)))
+        search(broker.data_dir, Sought("same", ("body",)), Limits(messages=3))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
+from urllib.parse import urlencode
 
 import typer
 
-from tallymark.cli.output import USAGE, fail, require, show_json, show_table
-
-if TYPE_CHECKING:
-    from tallymark.spark.trace import Journey, Traced
+from tallymark.cli.inspect import LOGIN, Login, ask
+from tallymark.cli.output import USAGE, fail, show_json, show_table
 
 MOST_ROWS: Final = 1_000_000
 NOT_FOUND: Final = 1
@@ -37,8 +36,16 @@ def trace(
         ),
     ] = None,
     rows: Annotated[
-        int, typer.Option(min=1, help="Rows of the journal to look at, the newest first.")
-    ] = MOST_ROWS,
+        int | None,
+        typer.Option(
+            min=1, help="Rows of the journal to look at, the newest first.", show_default="1000000"
+        ),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="In place of --data-dir: HTTP address of a broker, which searches."),
+    ] = None,
+    user: Login = LOGIN,
     json: Annotated[bool, typer.Option("--json", help="JSON instead of tables.")] = False,
 ) -> None:
     """Show where a message went: its journey through every queue, from the journal.
@@ -49,90 +56,68 @@ def trace(
     given = [one for one in (text, body, number) if one is not None]
     if len(given) != 1 or given == [""]:
         fail("expected one of TEXT, --body and --number", USAGE)
-    require("numpy", "pyarrow", extra="spark")
-    from tallymark.spark.client import CannotRun
-    from tallymark.spark.trace import Sought, TooMany
-    from tallymark.spark.trace import trace as look
+    if url is not None and rows is not None:
+        fail("--rows is for --data-dir: a broker has its own limit", USAGE)
+    if url is not None:
+        words = {"text": text, "body": body, "number": number}
+        query = urlencode({name: value for name, value in words.items() if value is not None})
+        found = ask(url, user, "GET", f"/api/tallymark/trace?{query}")
+    else:
+        found = _from_folder(data_dir, text, body, number, rows or MOST_ROWS)
+    if json:
+        show_json(found)
+    else:
+        _show(found)
+    if not found["journeys"]:
+        raise typer.Exit(NOT_FOUND)
+
+
+def _from_folder(
+    folder: Path, text: str | None, body: str | None, number: int | None, rows: int
+) -> dict[str, Any]:
+    from tallymark.journeys.search import Limits, Sought, TooMany, as_json, search
 
     if number is not None:
         sought = Sought(number=number)
     else:
         sought = Sought(text) if text is not None else Sought(body or "", ("body",))
     try:
-        found = look(data_dir, sought, rows)
-    except (CannotRun, TooMany, FileNotFoundError) as error:
+        return as_json(search(folder, sought, Limits(rows)))
+    except (TooMany, FileNotFoundError) as error:
         fail(str(error))
-    if json:
-        show_json(_as_json(found))
-    else:
-        _show(found)
-    if not found.journeys:
-        raise typer.Exit(NOT_FOUND)
 
 
-def _show(found: Traced) -> None:
-    for journey in found.journeys:
+def _show(found: dict[str, Any]) -> None:
+    for journey in found["journeys"]:
         print(_headline(journey))
-        rows = [
-            {name: getattr(step, name) for name in STEPS} | {"time": _shown(step.time)}
-            for step in journey.steps
-        ]
+        rows = [step | {"time": _shown(step["time"])} for step in journey["steps"]]
         show_table(rows, STEPS, "no row of it among those looked at", ("vhost", "sequence"))
-        for vhost, queue, state in journey.now:
-            print(f"{state} in {queue} ({vhost})")
-    if not found.journeys:
+        for now in journey["now"]:
+            print(f"{now['state']} in {now['queue']} ({now['vhost']})")
+    if not found["journeys"]:
         print("no message found")
-    since = "" if found.since is None else f", since {_shown(found.since)}"
+    since = "" if found["since"] is None else f", since {_shown(found['since'])}"
     rest = (
         "all that there are"
-        if found.is_all
-        else "older ones with --rows, or with tallymark pipeline ledger"
+        if found["is_all"]
+        else "older ones with --data-dir and --rows, or with tallymark pipeline ledger"
     )
-    print(f"looked at {found.rows:,} rows of the journal{since}: {rest}")
+    print(f"looked at {found['rows']:,} rows of the journal{since}: {rest}")
 
 
-def _headline(journey: Journey) -> str:
-    words = [f"message {journey.number}"]
+def _headline(journey: dict[str, Any]) -> str:
+    words = [f"message {journey['broker_message_id']}"]
     for name in ("message_id", "correlation_id", "exchange", "routing_key"):
-        value = journey.properties.get(name)
+        value = journey.get(name)
         if value is not None:
             words.append(f"{name.replace('_', ' ')} {value!r}")
-    if journey.body_bytes is not None:
-        words.append(f"{journey.body_bytes:,} bytes")
+    if "body_bytes" in journey:
+        words.append(f"{journey['body_bytes']:,} bytes")
     return ", ".join(words)
 
 
-def _as_json(found: Traced) -> dict[str, Any]:
-    return {
-        "journeys": [
-            {
-                "broker_message_id": journey.number,
-                **{name: _plain(value) for name, value in journey.properties.items()},
-                "body_bytes": journey.body_bytes,
-                "steps": [
-                    {name: _plain(getattr(step, name)) for name in STEPS} for step in journey.steps
-                ],
-                "now": [
-                    {"vhost": vhost, "queue": queue, "state": state}
-                    for vhost, queue, state in journey.now
-                ],
-            }
-            for journey in found.journeys
-        ],
-        "rows": found.rows,
-        "since": _plain(found.since),
-        "is_all": found.is_all,
-    }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.isoformat(timespec="milliseconds")
-    return dict(value) if isinstance(value, list) else value
-
-
-def _shown(time: datetime) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+def _shown(time: str) -> str:
+    return datetime.fromisoformat(time).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
 def add_to(app: typer.Typer) -> None:

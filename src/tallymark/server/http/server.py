@@ -82,6 +82,7 @@ class HttpServer:
         from tallymark.server.http.browse import Browsing
         from tallymark.server.http.consumers import Consumers
         from tallymark.server.http.features import FeatureFlags
+        from tallymark.server.http.journeys import Journeys
         from tallymark.server.http.openapi import OpenApi
         from tallymark.server.http.quarantine import Quarantines
         from tallymark.server.http.redrive import Redriving
@@ -114,6 +115,7 @@ class HttpServer:
         Redriving(context).add_to(app)
         Quarantines(context).add_to(app)
         Archiving(context).add_to(app)
+        Journeys(context).add_to(app)
         self._browsing = Browsing(context)
         self._browsing.add_to(app)
         self._streams = Streams(context)
