@@ -68,7 +68,7 @@ class Step:
 
 @dataclass(slots=True)
 class Journey:
-    """What happened to a message, in the order in which it happened."""
+    """Events of a message, in the order in which it happened."""
 
     number: int
     steps: list[Step] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Where a message went, over HTTP: GET /api/tallymark/trace searches the newest of the journal.
+"""Journeys of messages over HTTP: GET /api/tallymark/trace searches the newest of the journal.
 
 The search runs in a process of its own, at a lower priority: the broker's loop, and Python's lock,
 stay with publishers and consumers. It reads what is on disk, up to limits of rows and bytes, and
