@@ -13,6 +13,8 @@ from typing import Any, Final
 from aiohttp import web
 
 from tallymark import __version__
+from tallymark.server.http.page import BELOW as BELOW_PAGE
+from tallymark.server.http.page import FIRST as PAGE
 from tallymark.server.http.requests import answer
 
 PATH: Final = "/api/tallymark/openapi.json"
@@ -51,6 +53,8 @@ def document(app: web.Application) -> dict[str, Any]:
         if route.resource is None or route.method == "HEAD":
             continue
         path = route.resource.canonical
+        if path == PAGE or path.startswith(BELOW_PAGE):
+            continue
         paths.setdefault(path, {})[route.method.lower()] = _operation(path, route)
     return {
         "openapi": "3.0.3",

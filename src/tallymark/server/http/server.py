@@ -2,7 +2,8 @@
 
 RabbitMQ's management interface is at RabbitMQ's paths (server/management/), what only this broker
 has under /api/tallymark/. Every request but /healthz needs Basic authentication. What is refused is
-answered as RabbitMQ does: `{"error": word for machines, "reason": text for humans}`.
+answered as RabbitMQ does: `{"error": word for machines, "reason": text for humans}`. The page for
+browsers (page.py) asks by itself who it is.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from tallymark.server.http.guard import (
     guard_of,
 )
 from tallymark.server.http.line import HttpListener
+from tallymark.server.http.page import BELOW, PageRoutes, is_for_page
 from tallymark.server.http.paths import allowed_methods, answer_with_slash
 from tallymark.server.http.requests import NODE, USER, HttpContext, Refused, answer
 from tallymark.server.logs import log_of
@@ -52,7 +54,7 @@ STATUS: Final[dict[type[BrokerError], tuple[int, str]]] = {
     Unreadable: (500, "unreadable"),
 }
 """Any other engine error is 400, bad_request."""
-OWN: Final = "/api/tallymark/"
+OWN: Final = ("/api/tallymark/", BELOW)
 """Paths that RabbitMQ has not; at its own a refused access is 401 and another connection's queue
 400, as its clients expect."""
 RABBITMQ_CHALLENGE: Final = 'Basic realm="RabbitMQ Management", charset="UTF-8"'
@@ -121,6 +123,8 @@ class HttpServer:
         self._streams = Streams(context)
         self._streams.add_to(app)
         add_management(context, app)
+        self._page = PageRoutes(context)
+        self._page.add_to(app)
         self._listener = HttpListener(node, app)
 
     async def start(
@@ -137,6 +141,7 @@ class HttpServer:
 
     async def stop(self) -> None:
         """Let requests under way finish, for at most STOP_S, and close."""
+        self._page.close()
         self._browsing.close()
         self._streams.close()
         await self._listener.stop()
@@ -159,30 +164,32 @@ class HttpServer:
                 )  # fmt: skip
             return response
         except Refused as error:
-            return self._refuse(request, error.status, error.error, str(error))
+            return await self._refuse(request, error.status, error.error, str(error))
         except Turned as error:
             audit.request_turned_away(
                 "HTTP", request.remote or "", request.method, request.path, str(error)
             )
             word = "forbidden" if error.status == FORBIDDEN else "misdirected_request"
-            return self._refuse(request, error.status, word, str(error))
+            return await self._refuse(request, error.status, word, str(error))
         except BrokerError as error:
             status, word = STATUS.get(type(error), (400, "bad_request"))
             if isinstance(error, ResourceLocked) and not request.path.startswith(OWN):
                 status, word = 400, "bad_request"
-            return self._refuse(request, status, word, str(error))
+            return await self._refuse(request, status, word, str(error))
         except JournalFailed as error:
-            return self._refuse(request, 503, "stopping", str(error))
+            return await self._refuse(request, 503, "stopping", str(error))
         except web.HTTPException as error:
             word = error.reason.lower().replace(" ", "_")
-            refusal = self._refuse(
+            refusal = await self._refuse(
                 request, error.status, word, f"{request.method} {request.path}: {error.reason}"
             )
             if allowed := allowed_methods(error):
                 refusal.headers["Allow"] = allowed
             return refusal
 
-    def _refuse(self, request: web.Request, status: int, error: str, reason: str) -> web.Response:
+    async def _refuse(
+        self, request: web.Request, status: int, error: str, reason: str
+    ) -> web.Response:
         if error == "access_refused" and not request.path.startswith(OWN):
             status, error = 401, "not_authorised"
         log.info("request.refused", method=request.method, path=request.path, status=status,
@@ -192,6 +199,8 @@ class HttpServer:
                 "HTTP", request.remote or "", request[USER].name, request.method, request.path,
                 reason,
             )  # fmt: skip
+        if is_for_page(request):
+            return await self._page.refused(request, status, reason)
         refusal = answer({"error": error, "reason": reason}, status)
         if USER not in request:
             refusal.headers["WWW-Authenticate"] = RABBITMQ_CHALLENGE
@@ -199,7 +208,7 @@ class HttpServer:
 
     @web.middleware
     async def _authenticate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path == "/healthz":
+        if request.path == "/healthz" or is_for_page(request):
             return await handler(request)
         given = credentials(request.headers.get("Authorization", ""))
         if given is None or (given[0] == "Bearer" and self.node.users.tokens is None):

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 BACKLOG: Final = 128
 MODULES: Final = (
     "http.server", "http.archives", "http.browse", "http.consumers", "http.features",
-    "http.journeys", "http.quarantine", "http.redrive", "http.sinks", "http.state", "http.streams",
+    "http.journeys", "http.page", "http.quarantine", "http.redrive", "http.sinks", "http.state",
+    "http.streams",
     "http.subscriptions", "management.routes", "nsq.http",
 )  # fmt: skip
 """Modules that are imported in a thread, so that they are loaded when the loop makes the

@@ -1,0 +1,1 @@
+"""The page: what a browser shows of a broker. How to add to it is in docs/internals/page.md."""
