@@ -33,11 +33,10 @@ OLDER: Final = "tallymark trace ... --data-dir DIR --rows N, on the broker's mac
 
 
 class Journeys:
-    """The route, and the searches under way."""
+    """The route, and the search itself for other faces."""
 
     def __init__(self, http: HttpContext) -> None:
         self._http = http
-        self._under_way = 0
 
     def add_to(self, app: web.Application) -> None:
         app.router.add_get("/api/tallymark/trace", self._trace)
@@ -56,13 +55,13 @@ class Journeys:
         Raises Refused: 429 while AT_ONCE others are under way, 400 for a text in too many messages,
         503 if it takes too long.
         """
-        if self._under_way >= AT_ONCE:
+        if self._http.searches >= AT_ONCE:
             raise Refused(429, "busy", f"{AT_ONCE} searches are under way: ask again")
-        self._under_way += 1
+        self._http.searches += 1
         try:
             found = await self._ask(sought)
         finally:
-            self._under_way -= 1
+            self._http.searches -= 1
         if "error" in found:
             raise Refused(400, "bad_request", found["error"])
         return self._readable(request, found) | {"older": OLDER}

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import web
 
-from tallymark.bridge.permissions import EXCHANGE, WRITE, check_keys
+from tallymark.bridge.permissions import EXCHANGE, WRITE, Access, check_keys
 from tallymark.bridge.redriven import Stamp
 from tallymark.engine.arguments import is_routing_key
 from tallymark.engine.errors import AccessRefused
@@ -46,55 +46,67 @@ class Redriving:
 
     def __init__(self, http: HttpContext) -> None:
         self._http = http
-        self._node = http.node
 
     def add_to(self, app: web.Application) -> None:
         app.router.add_post("/api/tallymark/redrive/{vhost}/{queue}", self._redrive)
 
     async def _redrive(self, request: web.Request) -> web.Response:
+        """Move messages of a queue back to where they were first published."""
         wanted = await body_of(request, Redrive)
-        if len(wanted.messages) > MOST:
-            raise Refused(
-                400, "bad_request", f"{len(wanted.messages)} messages, at most {MOST} expected"
-            )
-        if wanted.routing_key is not None and wanted.exchange is None:
-            raise Refused(400, "bad_request", "routing_key without exchange")
-        if wanted.routing_key is not None and not is_routing_key(wanted.routing_key):
-            raise Refused(400, "bad_request", "routing_key, expected at most 255 bytes")
-        if not 0 < len(wanted.run.encode("utf-8", "replace")) <= RUN_MAX:
-            raise Refused(400, "bad_request", f"run {wanted.run!r}, expected 1 to {RUN_MAX} bytes")
-        queue = self._http.queue(request)
-        broker = self._node.broker
-        try:
-            stamp = Stamp(queue.name, wanted.run, broker.clock.wall_ms)
-        except ValueError as error:
-            raise Refused(400, "bad_request", f"run: {error}") from error
-        # No other command comes between these: they are of one turn.
-        broker.dispatcher.use(queue)
-        redrives = broker.redrives
-        found = redrives.look(
-            queue, wanted.messages, wanted.exchange, wanted.routing_key, stamp.is_on
+        _check(wanted)
+        return answer(
+            _shown(await redriven(self._http, request, self._http.queue(request), wanted))
         )
-        self._forbid(request, queue, found)
-        if not wanted.dry_run:
-            redrives.move(queue, found, stamp.put_on)
-            await self._node.durable()
-        return answer(_shown(found))
 
-    def _forbid(self, request: web.Request, queue: Queue, found: list[Found]) -> None:
-        """Remove the messages that the user may not publish."""
-        access = self._http.access(request, queue.vhost)
-        for one in found:
-            way = one.way
-            if way is None or one.status not in (MOVED, UNROUTABLE):
-                continue
-            try:
-                access.check(EXCHANGE, way.exchange, WRITE)
-                check_keys(access, way.source, way.keys, WRITE)
-            except AccessRefused:
-                one.status = FORBIDDEN
-            if way.source is not None and way.source.internal:
-                one.status = FORBIDDEN
+
+async def redriven(
+    http: HttpContext, request: web.Request, queue: Queue, wanted: Redrive
+) -> list[Found]:
+    """Do what is wanted of a queue that the user may read; what is moved is on disk when this
+    returns. Raises Refused 400, and what the engine raises."""
+    broker = http.node.broker
+    try:
+        stamp = Stamp(queue.name, wanted.run, broker.clock.wall_ms)
+    except ValueError as error:
+        raise Refused(400, "bad_request", f"run: {error}") from error
+    # No other command comes between these: they are of one turn.
+    broker.dispatcher.use(queue)
+    redrives = broker.redrives
+    found = redrives.look(queue, wanted.messages, wanted.exchange, wanted.routing_key, stamp.is_on)
+    _forbid(http.access(request, queue.vhost), found)
+    if not wanted.dry_run:
+        redrives.move(queue, found, stamp.put_on)
+        await http.node.durable()
+    return found
+
+
+def _check(wanted: Redrive) -> None:
+    """Raises Refused 400."""
+    if len(wanted.messages) > MOST:
+        raise Refused(
+            400, "bad_request", f"{len(wanted.messages)} messages, at most {MOST} expected"
+        )
+    if wanted.routing_key is not None and wanted.exchange is None:
+        raise Refused(400, "bad_request", "routing_key without exchange")
+    if wanted.routing_key is not None and not is_routing_key(wanted.routing_key):
+        raise Refused(400, "bad_request", "routing_key, expected at most 255 bytes")
+    if not 0 < len(wanted.run.encode("utf-8", "replace")) <= RUN_MAX:
+        raise Refused(400, "bad_request", f"run {wanted.run!r}, expected 1 to {RUN_MAX} bytes")
+
+
+def _forbid(access: Access, found: list[Found]) -> None:
+    """Remove the messages that the user may not publish."""
+    for one in found:
+        way = one.way
+        if way is None or one.status not in (MOVED, UNROUTABLE):
+            continue
+        try:
+            access.check(EXCHANGE, way.exchange, WRITE)
+            check_keys(access, way.source, way.keys, WRITE)
+        except AccessRefused:
+            one.status = FORBIDDEN
+        if way.source is not None and way.source.internal:
+            one.status = FORBIDDEN
 
 
 def _shown(found: list[Found]) -> dict[str, object]:

@@ -114,6 +114,8 @@ class HttpContext:
         """Addresses of the NSQ listeners, by protocol."""
         self.addresses: list[tuple[str, int]] = []
         """Addresses that this server listens on without TLS."""
+        self.searches = 0
+        """Searches for messages under way (journeys.py)."""
         self.tls_addresses: list[tuple[str, int]] = []
 
     async def part(self, request: web.Request) -> None:
