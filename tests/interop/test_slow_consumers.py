@@ -238,7 +238,7 @@ def test_sc_d5_near_is_told_before_anything_is_done(slow_broker: BrokerProcess, 
     until(lambda: subscriber.state() == "near")
     (event,) = told(slow_broker, "slow_consumer.near", subscriber.queue)
     assert (event["level"], event["near"], event["count"]) == ("warning", ["count"], COUNT - 1)
-    metrics = slow_broker.http("GET", "/metrics")[1]
+    metrics = slow_broker.http("GET", "/metrics/per-object")[1]
     share = (
         f'tallymark_subscription_limit_used{{limit="count",queue="{subscriber.queue}",vhost="/"}}'
     )

@@ -17,7 +17,7 @@ import pytest
 from tallymark import is_compiled
 from tallymark.journal import jobs
 from tallymark.journal.files import Files
-from tallymark.journal.jobs import STOP, SYNC, WRITE, Job, JobQueue
+from tallymark.journal.jobs import STOP, SYNC, SYNC_TIMES, WRITE, Job, JobQueue
 from tallymark.units import Position
 from tests.support.patience import PATIENCE_S
 
@@ -103,6 +103,17 @@ def test_blocks_before_another_job_are_on_disk_when_it_is_given_back(
     assert disk.told()
     assert real or disk.calls[-1] == "sync"
     assert disk.calls.count("sync") == (0 if real else 1)
+
+
+def test_syncs_are_counted_by_the_time_they_took(disk: Disk) -> None:
+    queue = disk.queue()
+    queue.put(block(0, b"one"))
+    queue.put(Job(STOP))
+    queue.take()
+    queue.count_sync(1 << 62)
+    counts, total = queue.sync_times()
+    assert (len(counts), sum(counts), counts[-1]) == (SYNC_TIMES, queue.syncs, 1)
+    assert total >= 1 << 62
 
 
 def test_a_block_of_more_buffers_than_one_call_takes(disk: Disk) -> None:

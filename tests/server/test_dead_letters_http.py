@@ -188,7 +188,7 @@ def test_dl_8_deaths_are_counted_by_reason_and_strategy(broker: BrokerProcess) -
 
 
 def metrics(broker: BrokerProcess) -> list[str]:
-    status, text = broker.http("GET", "/metrics")
+    status, text = broker.http("GET", "/metrics/per-object")
     assert status == 200
     return str(text).splitlines()
 

@@ -58,7 +58,7 @@ def test_lc_5_deferred_is_a_term_of_the_account(
     assert before + HOUR_MS - CLOCKS_MS <= row["next_due_ms"] <= after + HOUR_MS + CLOCKS_MS
     _, overview = broker.http("GET", "/api/tallymark/overview")
     assert (overview["ready"], overview["deferred"]) == (1, 2)
-    _, text = broker.http("GET", "/metrics")
+    _, text = broker.http("GET", "/metrics/per-object")
     assert 'tallymark_queue_deferred{queue="q",vhost="/"} 2.0' in text.splitlines()
     status, answer = broker.http("POST", "/api/tallymark/ledger/checkpoint", {})
     (claim,) = answer["queues"]

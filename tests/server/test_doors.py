@@ -188,6 +188,15 @@ def test_the_limit_is_one_of_all_together(tmp_path: Path, door: Door) -> None:
             pass
 
 
+def test_a_probe_is_told_when_nobody_else_is_let_in(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data", max_connections="1") as broker:
+        assert broker.http("GET", "/readyz", user=None) == (200, {"status": "ok"})
+        amqp = next(door for door in DOORS if door.name == "amqp-0-9-1")
+        with amqp.opened(broker):
+            status, said = broker.http("GET", "/readyz", user=None)
+            assert (status, said["reason"]) == (503, "all 1 connections are taken")
+
+
 def test_the_limit_is_lowered_to_what_the_system_allows(tmp_path: Path) -> None:
     with PoorBroker(tmp_path / "data") as broker:
         assert "connections.limited" in broker.log()

@@ -82,7 +82,7 @@ async def steps_until(node: Node, tasks: list[asyncio.Task[tuple[int, str]]]) ->
 @pytest.mark.parametrize(
     "path",
     [
-        "/metrics",
+        "/metrics/per-object",
         "/api/queues",
         "/api/bindings",
         "/api/consumers",
@@ -118,7 +118,7 @@ ROUNDS = 300
 """Rounds of the loop in which a server learns that a client has gone."""
 
 
-@pytest.mark.parametrize("path", ["/api/queues", "/metrics"])
+@pytest.mark.parametrize("path", ["/api/queues", "/metrics/per-object"])
 def test_an_answer_is_not_made_for_somebody_who_has_gone(tmp_path: Path, path: str) -> None:
     parts = 40
 

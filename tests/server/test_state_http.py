@@ -97,13 +97,13 @@ def test_a_checkpoint_gives_every_account_at_one_position(broker: BrokerProcess)
 
 
 def test_metrics_are_in_the_text_format(broker: BrokerProcess) -> None:
-    status, text = broker.http("GET", "/metrics")
+    status, text = broker.http("GET", "/metrics/per-object")
     assert status == 200
     lines = text.splitlines()
     assert 'tallymark_queue_ready{queue="q",vhost="/"} 6.0' in lines
     assert 'tallymark_queue_dropped_total{queue="q",reason="rejected",vhost="/"} 1.0' in lines
     assert "tallymark_published_total 10.0" in lines
-    assert broker.http("GET", "/metrics", user=None)[0] == 401
+    assert broker.http("GET", "/metrics/per-object", user=None)[0] == 401
 
 
 def test_health_needs_no_login(broker: BrokerProcess) -> None:

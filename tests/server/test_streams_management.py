@@ -68,7 +68,7 @@ def test_retention_by_policy_shows_in_offsets_and_metrics(
     assert (row["first_offset"], row["next_offset"]) == (10, 10)
     with urllib.request.urlopen(
         urllib.request.Request(
-            f"{broker.url}/metrics", headers={"Authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="}
+            f"{broker.url}/metrics/per-object", headers={"Authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="}
         )
     ) as answer:
         found = answer.read().decode()

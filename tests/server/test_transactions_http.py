@@ -49,7 +49,7 @@ def test_lc_5_staged_is_a_term_of_the_account(
     assert row["staged_bytes"] == row["acquired_bytes"] > 0
     _, overview = broker.http("GET", "/api/tallymark/overview")
     assert (overview["staged"], overview["transactions"], overview["published"]) == (2, 1, 11)
-    _, text = broker.http("GET", "/metrics")
+    _, text = broker.http("GET", "/metrics/per-object")
     lines = text.splitlines()
     assert 'tallymark_queue_staged{queue="q",vhost="/"} 2.0' in lines
     assert 'tallymark_queue_acquired{queue="q",vhost="/"} 2.0' in lines

@@ -11,7 +11,8 @@ from tests.server.management import FULL, call, connect, done, refused
 from tests.support.process import BrokerProcess
 
 PATHS = (
-    "/metrics", "/api/overview", "/api/queues", "/api/exchanges", "/api/bindings", "/api/consumers",
+    "/metrics", "/metrics/per-object",
+    "/api/overview", "/api/queues", "/api/exchanges", "/api/bindings", "/api/consumers",
     "/api/channels", "/api/connections", "/api/policies", "/api/operator-policies", "/api/vhosts",
     "/api/users", "/api/permissions", "/api/definitions", "/api/whoami", "/api/nodes",
     "/api/parameters", "/api/tallymark/overview", "/api/tallymark/status",
@@ -57,7 +58,7 @@ def test_who_may_not_enter_a_virtual_host_reads_no_name_in_it(
 
 @pytest.mark.parametrize("user", ["guest:guest", "mo:mo"])
 def test_who_sees_everything_reads_all_metrics(broker: BrokerProcess, user: str) -> None:
-    status, raw = broker.http_bytes("GET", "/metrics", user=user)
+    status, raw = broker.http_bytes("GET", "/metrics/per-object", user=user)
     assert status == 200
     for queue in (f"{SECRET}.q", f"{SECRET}.s", "mine"):
         assert f'queue="{queue}"'.encode() in raw
@@ -74,6 +75,6 @@ def test_the_machine_is_shown_to_who_watches_it(broker: BrokerProcess) -> None:
 
 
 def test_the_own_queues_are_among_the_metrics(broker: BrokerProcess) -> None:
-    raw = broker.http_bytes("GET", "/metrics", user="ann:ann")[1]
+    raw = broker.http_bytes("GET", "/metrics/per-object", user="ann:ann")[1]
     assert b'tallymark_queue_ready{queue="mine",vhost="/"} 0.0' in raw
     assert b"tallymark_connections 1.0" in raw, "what counts the whole broker counts all"

@@ -238,11 +238,12 @@ class Broker:
         block."""
         return in_wall_time(self.ledger.take(), self.clock.ahead_ms)
 
-    def committed(self, position: Position) -> None:
+    def committed(self, position: Position) -> int:
         """Note that the records taken last are in the block that ends at `position` (no records:
-        the present end of the journal)."""
+        the present end of the journal); return the number of publishes that are confirmed once it
+        is on disk."""
         self.store.committed()
-        self.durability.committed(position)
+        return self.durability.committed(position)
 
     def synced(self, position: Position) -> list[Effect]:
         """Note that the journal is on disk up to `position`, and return the effects that this

@@ -256,11 +256,14 @@ class Durability:
             return True
         return any(queue.consumers for queue in [*agenda.appended, *agenda.held])
 
-    def committed(self, position: Position) -> None:
-        """Note that this turn's block ends at `position`."""
+    def committed(self, position: Position) -> int:
+        """Note that this turn's block ends at `position`; return the number of publishes that are
+        confirmed once it is on disk."""
         agenda = self._agenda
         waits: list[Wait] = []
+        confirming = 0
         for session in self._confirming:
+            confirming += session.published - session.confirm_asked
             session.confirm_asked = session.published
             waits.append(ConfirmWait(session, session.published))
         self._confirming.clear()
@@ -281,6 +284,7 @@ class Durability:
         self._asked.clear()
         if waits:
             self._blocks.append(BlockWaits(position, waits))
+        return confirming
 
     def synced(self, position: Position) -> list[Effect]:
         """Note that the journal is on disk up to `position`, and return the effects that this

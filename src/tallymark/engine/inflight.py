@@ -47,6 +47,7 @@ class Handover:
         self._ledger = state.ledger
         self._settling = state.agenda.settling
         self._store = state.store
+        self._times = state.settle_times
 
     def acquire(
         self, session: Session, queue: Queue, piece: Slice, consumer: Consumer | None, no_ack: bool
@@ -60,6 +61,7 @@ class Handover:
         if no_ack:
             if queue.settle(piece, piece.lo, piece.hi, owner, records.SETTLED_ON_SEND):
                 self._settling.append(queue)
+            self._times.add(self._clock.now_ms - piece.entered_ms(), n)
             self._store.finish(piece.payload, n)
             return tag
         session.unacked += n

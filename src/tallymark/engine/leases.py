@@ -53,6 +53,7 @@ class Leases:
         self._clock = state.clock
         self.store = state.store
         self.ledger = state.ledger
+        self._times = state.settle_times
         self._dispatcher = dispatcher
         self._upkeep = upkeep
         self._settlement = settlement
@@ -261,6 +262,7 @@ class Leases:
                 else:
                     if queue.settle(piece, piece.lo, piece.hi, epoch, records.SETTLED_BY_BATCH):
                         self._agenda.settling.append(queue)
+                    self._times.add(self._clock.now_ms - piece.entered_ms(), n)
                     self.store.finish(piece.payload, n)
             for outcome, pieces in back.items():
                 reason = records.RETURNED_BY_CLIENT

@@ -44,6 +44,7 @@ class Settlement:
         self.clock = state.clock
         self.ledger = state.ledger
         self.store = state.store
+        self._times = state.settle_times
         self._entrance = entrance
         self._letters = letters
 
@@ -392,6 +393,7 @@ class Settlement:
             owner = consumer.id if consumer is not None else session.id
             if queue.settle(piece, lo, lo + count, owner, records.SETTLED_BY_CLIENT):
                 self.agenda.settling.append(queue)
+            self._times.add(self.clock.now_ms - piece.entered_ms(), count)
             self.store.finish(piece.payload, count)
             return
         part = entry.part(low, high)

@@ -15,6 +15,7 @@ from tallymark.engine.account import DROPPED
 from tallymark.engine.clock import Clock, Deadlines
 from tallymark.engine.effects import Effect
 from tallymark.engine.errors import NotFound
+from tallymark.engine.histogram import Histogram
 from tallymark.engine.ledger import Ledger, dropped_record
 from tallymark.engine.message import Format, Payload, Slice
 from tallymark.engine.queue import Queue
@@ -24,6 +25,8 @@ from tallymark.engine.vhost import VirtualHost
 from tallymark.stored import records
 from tallymark.units import QueueSequence
 
+SETTLE_TIMES: Final = 32
+"""Buckets of the times from publish to settlement: the last but one ends at 12 days."""
 TURN_BYTES: Final = 1 << 20
 """Raw bytes that are handed out in one turn, and so the most that one connection is given. The
 message that reaches the limit is the last one."""
@@ -76,6 +79,9 @@ class State:
         self.owner_ids = Counter()
         """Counter of ids, shared by consumers, sessions, connections and transactions."""
         self.message_ids = Counter()
+        self.settle_times = Histogram(SETTLE_TIMES)
+        """Times for which settled messages had been in their queue, ms; of runs that were settled
+        together, that of their first message."""
 
     def vhost(self, name: str) -> VirtualHost:
         """Return the virtual host of that name. Raises NotFound."""

@@ -11,6 +11,7 @@ import os
 from queue import Empty
 from typing import Final, Protocol, final
 
+from tallymark.engine.histogram import Histogram
 from tallymark.journal.files import Files
 from tallymark.journal.threads import REAL, Event, Queue, Threads
 from tallymark.units import Position
@@ -18,6 +19,8 @@ from tallymark.units import Position
 WRITE: Final = 0
 SYNC: Final = 1
 STOP: Final = 2
+SYNC_TIMES: Final = 28
+"""Buckets of the times that syncs took (native.c has as many): the last but one ends at 67 s."""
 
 
 @final
@@ -84,6 +87,7 @@ class JobQueue(Protocol):
     `written`."""
     written_bytes: int
     syncs: int
+    """Count of calls of fdatasync."""
     is_over: bool
     """True once the journal has failed: what still waits is not carried out."""
 
@@ -100,14 +104,21 @@ class JobQueue(Protocol):
     def tell(self, position: Position, /) -> None:
         """Note that messages up to there may be confirmed, and tell the loop."""
 
+    def count_sync(self, us: int, /) -> None:
+        """Count a sync of the writer's own, which took so many microseconds."""
+
+    def sync_times(self) -> tuple[list[int], int]:
+        """Return how many syncs took how long, and how long all of them together: counts and total
+        of a Histogram of microseconds. From any thread."""
+
 
 @final
 class Jobs:
     """The queue without native code."""
 
     __slots__ = (
-        "_signal", "_waiting", "durable", "is_over", "offset", "synced", "syncs", "written",
-        "written_bytes",
+        "_signal", "_times", "_waiting", "durable", "is_over", "offset", "synced", "syncs",
+        "written", "written_bytes",
     )  # fmt: skip
 
     def __init__(self, signal: int, threads: Threads = REAL) -> None:
@@ -120,6 +131,7 @@ class Jobs:
         self.synced = Position(0)
         self.written_bytes = 0
         self.syncs = 0
+        self._times = Histogram(SYNC_TIMES)
         self.is_over = False
 
     def put(self, job: Job, /) -> None:
@@ -152,6 +164,13 @@ class Jobs:
     def tell(self, position: Position, /) -> None:
         self.synced = position
         os.eventfd_write(self._signal, 1)
+
+    def count_sync(self, us: int, /) -> None:
+        self.syncs += 1
+        self._times.add(us, 1)
+
+    def sync_times(self) -> tuple[list[int], int]:
+        return [*self._times.counts], self._times.total
 
 
 def native_jobs(files: Files, syncs_each: bool, signal: int) -> JobQueue | None:

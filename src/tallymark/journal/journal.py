@@ -316,6 +316,11 @@ class Journal:
         """Count of calls of fdatasync so far."""
         return self._writer.jobs.syncs
 
+    def sync_times(self) -> tuple[list[int], int]:
+        """Return how many calls of fdatasync took how long, and how long all of them together:
+        counts and total of a Histogram of microseconds."""
+        return self._writer.jobs.sync_times()
+
     @property
     def pending_bytes(self) -> int:
         """Bytes committed and not yet written; they are held in memory."""

@@ -19,9 +19,11 @@
 #include <stdlib.h>
 #include <structmember.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 #define MOST_PARTS 1024 /* buffers per pwritev: IOV_MAX of Linux */
+#define SYNC_TIMES 28   /* buckets of the times that syncs took, as in jobs.py */
 
 typedef struct Node {
     struct Node *next;
@@ -47,6 +49,8 @@ typedef struct {
     char is_over;
     int fd;
     long long segment, offset, written, durable, synced, written_bytes, syncs;
+    long long sync_times[SYNC_TIMES]; /* bucket i: syncs of less than 2^i microseconds, and not of less than half */
+    long long sync_us;                /* all of them together */
     struct iovec *parts;
     size_t room; /* for so many parts */
 } Jobs;
@@ -151,6 +155,20 @@ static ssize_t call_pwritev(Jobs *self, PyThreadState **state, struct iovec *par
     return done;
 }
 
+static long long now_us(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000LL + now.tv_nsec / 1000;
+}
+
+static void count_sync(Jobs *self, long long us) {
+    int at = 0;
+    while (us >> at && at < SYNC_TIMES - 1) at++;
+    self->sync_times[at]++;
+    self->sync_us += us;
+    self->syncs++;
+}
+
 /* Returns 0; -1: errno says why; -2: an exception is set. */
 static int call_fdatasync(Jobs *self, PyThreadState **state) {
     if (!self->fdatasync) {
@@ -230,9 +248,10 @@ static int carry_out(Jobs *self, PyThreadState **state, List batch) {
     self->written_bytes += length;
     self->written = self->segment << 32 | self->offset;
     if (self->syncs_each) {
+        long long began_us = now_us();
         result = call_fdatasync(self, state);
         if (result) return result == -2 ? RAISED : FAILED;
-        self->syncs++;
+        count_sync(self, now_us() - began_us);
         self->durable = self->written;
     }
     self->synced = self->written;
@@ -347,11 +366,34 @@ static PyObject *jobs_tell(Jobs *self, PyObject *position) {
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(count_sync_doc, "count_sync(us): count a sync of the writer's own, of so many microseconds.");
+
+static PyObject *jobs_count_sync(Jobs *self, PyObject *us) {
+    long long taken = PyLong_AsLongLong(us);
+    if (PyErr_Occurred()) return NULL;
+    count_sync(self, taken);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(sync_times_doc, "sync_times(): how many syncs took how long, and all of them together.");
+
+static PyObject *jobs_sync_times(Jobs *self, PyObject *unused) {
+    PyObject *counts = PyList_New(SYNC_TIMES);
+    for (int i = 0; counts && i < SYNC_TIMES; i++) {
+        PyObject *count = PyLong_FromLongLong(self->sync_times[i]);
+        if (!count) Py_CLEAR(counts);
+        else PyList_SET_ITEM(counts, i, count);
+    }
+    return counts ? Py_BuildValue("NL", counts, self->sync_us) : NULL;
+}
+
 static PyMethodDef methods[] = {
     {"put", (PyCFunction)jobs_put, METH_O, put_doc},
     {"take", (PyCFunction)jobs_take, METH_NOARGS, take_doc},
     {"begin", (PyCFunction)jobs_begin, METH_VARARGS, begin_doc},
     {"tell", (PyCFunction)jobs_tell, METH_O, tell_doc},
+    {"count_sync", (PyCFunction)jobs_count_sync, METH_O, count_sync_doc},
+    {"sync_times", (PyCFunction)jobs_sync_times, METH_NOARGS, sync_times_doc},
     {NULL},
 };
 

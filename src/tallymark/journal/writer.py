@@ -213,21 +213,24 @@ class Writer:
             must = must or now >= self._synced_at + self._interval_s
         if jobs.durable < jobs.written and (must or self._sync == COMMIT):
             upto = jobs.written
-            self._files.fdatasync(self._fd)
-            jobs.syncs += 1
+            self._fdatasync()
             jobs.durable = upto
             self._synced_at = now
         reached = jobs.durable if self._sync == COMMIT else jobs.written
         if reached > jobs.synced:
             jobs.tell(reached)
 
+    def _fdatasync(self) -> None:
+        began = self._threads.monotonic()
+        self._files.fdatasync(self._fd)
+        self.jobs.count_sync(int((self._threads.monotonic() - began) * 1_000_000))
+
     def _seal(self) -> None:
         """End the current file: it is on disk before the next begins, in every mode. Recovery
         relies on it (recovery.py)."""
         jobs = self.jobs
         self._files.ftruncate(self._fd, jobs.offset)
-        self._files.fdatasync(self._fd)
-        jobs.syncs += 1
+        self._fdatasync()
         jobs.durable = jobs.written
         os.close(self._fd)
         self._fd = -1

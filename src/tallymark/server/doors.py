@@ -41,6 +41,11 @@ class Doors:
     def __len__(self) -> int:
         return len(self._open)
 
+    def has_room(self) -> bool:
+        """Return whether a new client would be let in, once the requests of HTTP that are under way
+        have their answers."""
+        return len(self._open) - self._http < self.limit
+
     def enter(self, line: Line, is_http: bool = False) -> bool:
         """Count a new connection, unless a place was passed on to it. False: there is no room, and
         it must be closed."""

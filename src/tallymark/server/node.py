@@ -26,6 +26,7 @@ from tallymark.server.pacer import Pacer
 from tallymark.server.parts import Parts
 from tallymark.server.samples import Samples
 from tallymark.server.schedule import Schedule
+from tallymark.server.since import SinceStart
 from tallymark.server.slow.consumers import SlowConsumerWatch
 from tallymark.server.turns import Turns
 
@@ -56,6 +57,8 @@ class Node(Turns):
         self.users = Users(config.data_dir, tokens)
         self.watch = Watch()
         broker.registry.observers.append(self.watch.observe)
+        self.since = SinceStart(broker.queues.values())
+        broker.registry.observers.append(self.since.observe)
         self.tasks = Schedule(loop)
         self.doors = Doors(config.max_connections)
         self.buffers = Buffers(self)

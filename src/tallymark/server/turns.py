@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol, assert_never
 
@@ -40,6 +41,7 @@ from tallymark.engine.effects import (
     TimedOut,
     TransactionExpired,
 )
+from tallymark.engine.histogram import Histogram
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import Connection, Session
 from tallymark.journal.journal import Journal
@@ -61,7 +63,10 @@ TURN_BYTES: Final = 1 << 20
 SUSPICIOUS_MS: Final = 1000
 """Milliseconds of drift between the two clocks, from one look to the next, above which it counts as
 a jump."""
+US_NS: Final = 1000
 LONGEST_SLEEP_MS: Final = 60_000
+CONFIRM_TIMES: Final = 28
+"""Buckets of the times from publish to confirm: the last but one ends at 67 s."""
 
 log = log_of("server")
 engine_log = log_of("engine")
@@ -136,6 +141,13 @@ class Turns:
         """Number of these bytes above which a turn is due at once."""
         self.is_on_time = False
         """True if a read has just told the engine the time and the turn follows at once."""
+        self.confirm_times = Histogram(CONFIRM_TIMES)
+        """Microseconds from the turn that took a publish to its confirm."""
+        self._confirming: deque[tuple[Position, int, int]] = deque()
+        """Blocks with publishes that wait for their confirm: end, time of their turn, number of
+        publishes."""
+        self._told_ns = 0
+        """Monotonic time that the engine was told last, in nanoseconds."""
         self._clock = broker.clock
         self._jumps = broker.clock.jumps
         """Number of clock jumps that the log has reported."""
@@ -158,7 +170,8 @@ class Turns:
         wall clock is logged."""
         # wall_ms() and now_ms(), but for two calls per read and turn.
         wall = WallMs(CLOCKS.wall_ns() // MS_NS)
-        monotonic_ms = MonotonicMs((CLOCKS.monotonic_ns() + CLOCKS.alignment_ns) // MS_NS)
+        self._told_ns = told_ns = CLOCKS.monotonic_ns()
+        monotonic_ms = MonotonicMs((told_ns + CLOCKS.alignment_ns) // MS_NS)
         apart = wall - monotonic_ms
         if apart != self._apart:
             if not -SUSPICIOUS_MS <= apart - self._apart <= SUSPICIOUS_MS:
@@ -241,7 +254,10 @@ class Turns:
         """Carry out effects, and those that waited for the disk; write all output."""
         broker = self.broker
         self.turns += 1
-        effects += broker.synced(self.journal.synced)
+        synced = self.journal.synced
+        effects += broker.synced(synced)
+        if self._confirming:
+            self._time_confirms(synced)
         if effects:
             self._carry_out_all(effects)
         self.served.flush()
@@ -258,6 +274,13 @@ class Turns:
             due_ms = broker.next_due()
             if due_ms != self._alarm_ms:
                 self._set_alarm(due_ms)
+
+    def _time_confirms(self, synced: Position) -> None:
+        """Count how long the publishes took that are confirmed now."""
+        confirming = self._confirming
+        while confirming and confirming[0][0] <= synced:
+            _, began_ns, count = confirming.popleft()
+            self.confirm_times.add((self._told_ns - began_ns) // US_NS, count)
 
     def _set_alarm(self, due_ms: int) -> None:
         """Have a turn when the engine's next deadline comes; engine time."""
@@ -309,7 +332,9 @@ class Turns:
         else:
             records = []
             position = journal.end
-        broker.committed(position)
+        confirms = broker.committed(position)
+        if confirms:
+            self._confirming.append((position, self._told_ns, confirms))
         upkeep = self.upkeep
         if records or upkeep.wants_checkpoint or upkeep.wants_anchor:
             upkeep.committed(position, now)

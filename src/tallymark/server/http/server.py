@@ -1,9 +1,9 @@
 """The HTTP interface: management, metrics, and the operations that Spark uses. Same loop, aiohttp.
 
 RabbitMQ's management interface is at RabbitMQ's paths (server/management/), what only this broker
-has under /api/tallymark/. Every request but /healthz needs Basic authentication. What is refused is
-answered as RabbitMQ does: `{"error": word for machines, "reason": text for humans}`. The page for
-browsers (page.py) asks by itself who it is.
+has under /api/tallymark/. Every request but /healthz and /readyz needs Basic authentication. What
+is refused is answered as RabbitMQ does: `{"error": word for machines, "reason": text for humans}`.
+The page for browsers (page.py) asks by itself who it is.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ OWN: Final = ("/api/tallymark/", BELOW)
 400, as its clients expect."""
 RABBITMQ_CHALLENGE: Final = 'Basic realm="RabbitMQ Management", charset="UTF-8"'
 """Header that asks for a password, for RabbitMQ's realm: some clients know theirs by it."""
+OPEN: Final = ("/healthz", "/readyz")
+"""Paths that need no login: a probe has none."""
 IDENTITY: Final = "identity"
 MAX_REQUEST: Final = 1 << 20
 
@@ -108,6 +110,7 @@ class HttpServer:
         )
         app[NODE] = node
         app.router.add_get("/healthz", self._health)
+        app.router.add_get("/readyz", self._ready)
         State(context).add_to(app)
         Consumers(context).add_to(app)
         Subscriptions(context).add_to(app)
@@ -149,6 +152,19 @@ class HttpServer:
     async def _health(self, request: web.Request) -> web.Response:
         alarms = self.node.alarms.shown()
         return answer({"status": "alarm" if alarms else "ok", "alarms": alarms})
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        """Answer with 200 where a new client would be let in. An alarm is no reason against it:
+        consumers are what ends it."""
+        node = self.node
+        reasons = []
+        if node.failed.done():
+            reasons.append("the journal failed")
+        if not node.doors.has_room():
+            reasons.append(f"all {node.doors.limit} connections are taken")
+        if reasons:
+            return answer({"status": "failed", "reason": "; ".join(reasons)}, 503)
+        return answer({"status": "ok"})
 
     @web.middleware
     async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -208,7 +224,7 @@ class HttpServer:
 
     @web.middleware
     async def _authenticate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path == "/healthz" or is_for_page(request):
+        if request.path in OPEN or is_for_page(request):
             return await handler(request)
         given = credentials(request.headers.get("Authorization", ""))
         if given is None or (given[0] == "Bearer" and self.node.users.tokens is None):

@@ -46,6 +46,7 @@ class State:
         router.add_put("/api/tallymark/log-levels", self._set_log_levels)
         router.add_post("/api/tallymark/ledger/checkpoint", self._checkpoint)
         router.add_get("/metrics", self._metrics)
+        router.add_get("/metrics/per-object", self._metrics_per_object)
 
     async def _overview(self, request: web.Request) -> web.Response:
         broker = self._node.broker
@@ -196,10 +197,18 @@ class State:
         return answer({"position": position, "queues": rows})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        from tallymark.server.metrics import CONTENT_TYPE, render
+        """Show all metrics for Prometheus, those of queues added up."""
+        from tallymark.server.metrics.exposition import CONTENT_TYPE, render
+
+        body = await render(self._node, lambda: self._http.part(request))
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+
+    async def _metrics_per_object(self, request: web.Request) -> web.Response:
+        """Show all metrics for Prometheus, those of queues for each that the user may see."""
+        from tallymark.server.metrics.exposition import CONTENT_TYPE, render_per_object
 
         user = user_of(request)
-        body = await render(
+        body = await render_per_object(
             self._node, lambda vhost: sees(user, vhost), lambda: self._http.part(request)
         )
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
-from typing import Any, Final
+from typing import Any
 
 from aiohttp import web
 
@@ -14,15 +13,12 @@ from tallymark.bridge.identity import BROKER, PRODUCT, VERSION
 from tallymark.engine.exchange import TYPES
 from tallymark.server.access.user import sees_everything
 from tallymark.server.http.requests import HttpContext, answer, user_of
+from tallymark.server.machine import BOUNDLESS, files_allowed, files_open
 from tallymark.server.management.rates import LENGTHS, MSG_RATES, Rates
 from tallymark.server.management.requests import Routes, listed, require_monitoring, shown
 from tallymark.server.node import node_name
 from tallymark.server.places import place_of
 from tallymark.server.samples import MOVED, PRESENT
-
-DESCRIPTORS: Final = "/dev/fd"
-BOUNDLESS: Final = 1 << 20
-"""Stands for a number of files or tasks that nothing limits."""
 
 
 def listeners(http: HttpContext) -> list[tuple[str, str, int]]:
@@ -104,7 +100,7 @@ class Overview(Routes):
         """Return the row of the one node. What is nothing without Erlang is there where clients
         cannot do without it: `run_queue`, `applications`, `enabled_plugins`."""
         node = self.node
-        descriptors = await asyncio.to_thread(_descriptors_open)
+        descriptors = await asyncio.to_thread(files_open)
         alarms = node.alarms.active
         return {
             "name": node_name(),
@@ -128,7 +124,7 @@ class Overview(Routes):
             "proc_used": len(asyncio.all_tasks()),
             "proc_total": BOUNDLESS,
             "fd_used": descriptors,
-            "fd_total": _descriptors_allowed(),
+            "fd_total": files_allowed(),
             "mem_used": node.broker.store.resident_bytes,
             "mem_limit": node.config.max_memory,
             "mem_alarm": "memory" in alarms,
@@ -149,16 +145,6 @@ class Overview(Routes):
         if request.match_info["name"] != node_name():
             raise web.HTTPNotFound
         return shown(request, await self._node_row())
-
-
-def _descriptors_open() -> int:
-    """Return how many files and sockets the process has open. May block."""
-    return len(os.listdir(DESCRIPTORS)) - 1  # without that of the folder itself
-
-
-def _descriptors_allowed() -> int:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return BOUNDLESS if soft == resource.RLIM_INFINITY else soft
 
 
 def _exchange_types() -> list[dict[str, Any]]:

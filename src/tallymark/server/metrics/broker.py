@@ -1,0 +1,187 @@
+"""Metrics of the whole broker: what it counts, and how long what it does takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from tallymark.engine.deadletters import AT_LEAST_ONCE, AT_MOST_ONCE, CONFIRMED, DISABLED
+from tallymark.server.slow.consumers import STATES
+from tallymark.stored.records import DEATHS
+
+if TYPE_CHECKING:
+    from tallymark.server.node import Node
+
+US: Final = 1e-6
+MS: Final = 1e-3
+FIRST_US: Final = 6
+"""Exponent of two of the first bucket that is shown of microseconds: those before it are in it."""
+STRATEGIES: Final = (AT_MOST_ONCE, AT_LEAST_ONCE, DISABLED)
+"""Strategies of dead-lettering; disabled: the queue had no dead-letter exchange, or it was
+missing."""
+_MEANING: Final = {
+    "rejected": "Messages that died because a client refused them.",
+    "expired": "Messages that died because their time to live was over.",
+    "maxlen": "Messages that died because their queue was full.",
+    "delivery_limit": "Messages that died because they had been delivered in vain too often.",
+    CONFIRMED: "Dead letters that every target has.",
+}
+"""Help texts by reason of death."""
+
+
+def of_broker(node: Node) -> Iterator[Metric]:
+    """Yield all of them."""
+    yield from _broker(node)
+    yield from _times(node)
+    yield from _dead_letters(node)
+    yield from _slow_consumers(node)
+    yield from _housekeeping(node)
+
+
+def _broker(node: Node) -> Iterator[Metric]:
+    broker, journal = node.broker, node.journal
+    clients = node.clients
+    for name, text, count in (
+        ("published", "Messages published.", broker.publishing.published),
+        ("transactions_committed", "Transactions that held something, committed.",
+         broker.transactions.committed),
+        ("transactions_rolled_back", "Transactions that held something, rolled back.",
+         broker.transactions.rolled_back),
+        ("turns", "Loop turns.", node.turns),
+        ("clock_jumps", "Steps of the wall clock of more than 2 s.", broker.clock.jumps),
+        ("received_bytes", "Read from open connections of clients.",
+         sum(client.received_bytes for client in clients)),
+        ("sent_bytes", "Written to open connections of clients.",
+         sum(client.sent_bytes for client in clients)),
+    ):  # fmt: skip
+        yield CounterMetricFamily(f"tallymark_{name}", text, value=count)
+    for name, text, value in (
+        ("connections", "Open connections of clients, AMQP and NSQ.", len(clients)),
+        ("queues", "Queues.", len(broker.queues)),
+        ("subscriptions", "Durable subscriptions.", len(broker.leases.subscriptions)),
+        ("transactions", "Transactions that have not ended.", len(broker.transactions.open)),
+        ("sinks", "Sinks that committed a batch.", len(broker.sinks.sinks)),
+        ("sink_staged", "Messages staged for a sink's commit.", broker.sinks.staged),
+        (
+            "sink_staged_bytes",
+            "Bytes of the messages staged for a sink's commit.",
+            broker.sinks.staged_bytes,
+        ),
+        ("bodies_bytes", "Message bytes in memory.", broker.store.resident_bytes),
+        ("journal_pending_bytes", "Bytes waiting for the disk.", journal.pending_bytes),
+        (
+            "clock_ahead_seconds",
+            "How far steps of the wall clock have set it ahead since the start.",
+            broker.clock.ahead_ms / 1000,
+        ),
+        ("journal_free_bytes", "Free space on the journal's disk.", journal.free_bytes()),
+    ):
+        yield GaugeMetricFamily(f"tallymark_{name}", text, value=value)
+    sync = GaugeMetricFamily("tallymark_sync_info", "Sync mode.", labels=["sync"])
+    sync.add_metric([node.config.sync], 1)
+    yield sync
+    alarms = node.alarms.shown()
+    alarm = GaugeMetricFamily("tallymark_alarm", "1 while the alarm is on.", labels=["alarm"])
+    for name in ("memory", "disk", "files", "quarantine"):
+        alarm.add_metric([name], int(name in alarms))
+    yield alarm
+
+
+def _times(node: Node) -> Iterator[Metric]:
+    """Yield the histograms of times, in seconds. What happens together is counted together, a
+    message at a time or a thousand: see engine/histogram.py."""
+    confirms = node.confirm_times
+    settles = node.broker.state.settle_times
+    syncs, syncs_us = node.journal.sync_times()
+    yield _histogram(
+        "tallymark_publish_to_confirm_seconds",
+        "Time from the turn that took a message to its confirm, of those that were confirmed.",
+        confirms.counts, confirms.total, US, FIRST_US,
+    )  # fmt: skip
+    yield _histogram(
+        "tallymark_publish_to_settle_seconds",
+        "Time from a message's entry into its queue to its settlement, in whole milliseconds.",
+        settles.counts, settles.total, MS, 0,
+    )  # fmt: skip
+    yield _histogram(
+        "tallymark_journal_sync_seconds",
+        "Time that the journal's calls of fdatasync took.",
+        syncs, syncs_us, US, FIRST_US,
+    )  # fmt: skip
+
+
+def _histogram(
+    name: str, text: str, counts: list[int], total: int, unit_s: float, first: int
+) -> Metric:
+    """Return a Histogram of the engine for Prometheus. unit_s: seconds that 1 stands for. first:
+    exponent of two of the first bucket to show."""
+    family = HistogramMetricFamily(name, text)
+    running = [*accumulate(counts)]
+    buckets = [(f"{2**at * unit_s:.10g}", running[at]) for at in range(first, len(counts) - 1)]
+    family.add_metric([], [*buckets, ("+Inf", running[-1])], total * unit_s)
+    return family
+
+
+def _dead_letters(node: Node) -> Iterator[Metric]:
+    """Yield the counts of dead letters since the start, over all queues, under the names
+    RabbitMQ has for them [DL-8]."""
+    counts = node.broker.dead_letters.counts
+    for reason in (*DEATHS.values(), CONFIRMED):
+        family = CounterMetricFamily(
+            f"tallymark_messages_dead_lettered_{reason}", _MEANING[reason], labels=["strategy"]
+        )
+        for strategy in (AT_LEAST_ONCE,) if reason == CONFIRMED else STRATEGIES:
+            family.add_metric([strategy], counts.get((strategy, reason), 0))
+        yield family
+
+
+def _slow_consumers(node: Node) -> Iterator[Metric]:
+    watch = node.slow_consumers
+    watched = node.broker.slow.watched()
+    states = GaugeMetricFamily(
+        "tallymark_subscriptions_watched", "Subscriptions with limits, by what they were when "
+        "they were looked at last.", labels=["state"],
+    )  # fmt: skip
+    for state, name in STATES.items():
+        states.add_metric([name], sum(1 for one in watched if one.state == state))
+    yield states
+    for name, text, count in (
+        ("near", "Times that a subscription came near a limit.", watch.near),
+        ("found", "Times that a subscription came above a limit.", watch.found),
+        ("failed", "Checks of a subscription, or actions on it, that failed.", watch.errors),
+    ):
+        yield CounterMetricFamily(f"tallymark_slow_consumers_{name}", text, value=count)
+    acted = CounterMetricFamily(
+        "tallymark_slow_consumers_acted",
+        "Times that something was done about a slow consumer.",
+        labels=["policy"],
+    )
+    for policy, count in sorted(watch.acted.items()):
+        acted.add_metric([policy], count)
+    yield acted
+
+
+def _housekeeping(node: Node) -> Iterator[Metric]:
+    labels = ["task"]
+    runs = CounterMetricFamily("tallymark_housekeeping_runs", "Runs of a task.", labels=labels)
+    errors = CounterMetricFamily(
+        "tallymark_housekeeping_errors", "Runs of a task that failed.", labels=labels
+    )
+    passed_over = CounterMetricFamily(
+        "tallymark_housekeeping_passed_over",
+        "Runs of a task skipped while the one before was at work.",
+        labels=labels,
+    )  # fmt: skip
+    for name, entry in node.tasks.entries.items():
+        runs.add_metric([name], entry.runs)
+        errors.add_metric([name], entry.errors)
+        passed_over.add_metric([name], entry.passed_over)
+    yield from (runs, errors, passed_over)

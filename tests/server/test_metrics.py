@@ -1,0 +1,256 @@
+"""What Prometheus reads, and the dashboards and alert rules made for it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.server.management import done
+from tests.support.process import BrokerProcess
+
+MONITORING = Path(__file__).parents[2] / "docs" / "monitoring"
+ALERTS = MONITORING / "alerts.yml"
+DASHBOARDS = sorted(MONITORING.glob("grafana-*.json"))
+PUBLISHED, SETTLED = 10, 4
+HISTOGRAMS = {
+    "tallymark_publish_to_confirm_seconds": PUBLISHED,
+    "tallymark_publish_to_settle_seconds": SETTLED,
+}
+NAME = re.compile(r"\b(?:tallymark|rabbitmq|process)_\w+")
+VARIABLES = {"$__rate_interval": "5m", "$instance": ".+", "$vhost": ".+", "$queue": ".+"}
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(Path(tmp_path_factory.mktemp("metrics")) / "data") as running:
+        connection = pika.BlockingConnection(pika.ConnectionParameters(port=running.amqp_port))
+        channel = connection.channel()
+        channel.queue_declare('odd "name"\\', durable=True)
+        channel.queue_declare("q", durable=True)
+        channel.queue_declare("gone", durable=True)
+        channel.confirm_delivery()
+        for queue in ["q"] * (PUBLISHED - 1) + ["gone"]:
+            channel.basic_publish("", queue, b"x", pika.BasicProperties(delivery_mode=2))
+        for _ in range(SETTLED):
+            got = channel.basic_get("q")[0]
+            assert got is not None
+            channel.basic_ack(got.delivery_tag)
+        channel.queue_delete("gone")
+        yield running
+        connection.close()
+
+
+def families(broker: BrokerProcess, path: str, user: str = "guest:guest") -> dict[str, Metric]:
+    status, text = broker.http("GET", path, user=user)
+    assert status == 200, text
+    found = list(text_string_to_metric_families(text))
+    assert len({family.name for family in found}) == len(found), "a name occurs once"
+    return {family.name: family for family in found}
+
+
+def value(found: dict[str, Metric], name: str, **labels: str) -> float:
+    """The one sample of a family with these labels."""
+    family = found[name]
+    (sample,) = [
+        one
+        for one in family.samples
+        if one.name in (name, f"{name}_total") and labels.items() <= one.labels.items()
+    ]
+    return float(sample.value)
+
+
+def test_every_metric_has_its_kind_and_a_text(broker: BrokerProcess) -> None:
+    for path in ("/metrics", "/metrics/per-object"):
+        for family in families(broker, path).values():
+            assert family.type in ("counter", "gauge", "histogram"), family
+            assert family.documentation, family.name
+
+
+def test_the_whole_broker_is_added_up(broker: BrokerProcess) -> None:
+    found = families(broker, "/metrics")
+    for name, expected in (
+        ("tallymark_queue_ready", PUBLISHED - SETTLED - 1),
+        ("rabbitmq_queue_messages_ready", PUBLISHED - SETTLED - 1),
+        ("rabbitmq_queue_messages", PUBLISHED - SETTLED - 1),
+        ("tallymark_queue_settled", SETTLED),
+        ("tallymark_queue_entered", PUBLISHED),
+        ("rabbitmq_global_messages_received", PUBLISHED),
+        ("rabbitmq_global_messages_confirmed", PUBLISHED),
+        ("rabbitmq_queues", 2),
+        ("rabbitmq_channels", 1),
+    ):
+        assert value(found, name) == expected, name
+    assert value(found, "tallymark_queue_dropped", reason="queue_deleted") == 1
+    assert not any("queue" in sample.labels for one in found.values() for sample in one.samples)
+
+
+def test_counts_of_the_whole_broker_begin_with_the_process(tmp_path: Path) -> None:
+    """The account of a queue goes on. A counter that begins with it would be taken for a rate."""
+    with BrokerProcess(tmp_path / "data") as running:
+        done(running, "PUT", "queues/%2F/q", {"durable": True})
+        message = {
+            "properties": {"delivery_mode": 2}, "routing_key": "q", "payload": "x",
+            "payload_encoding": "string",
+        }  # fmt: skip
+        assert running.http("POST", "/api/exchanges/%2F/amq.default/publish", message)[0] == 200
+        running.stop()
+        running.start()
+        found = families(running, "/metrics")
+        assert value(found, "tallymark_queue_ready") == 1
+        assert value(found, "tallymark_queue_entered") == 0
+        own = families(running, "/metrics/per-object")
+        assert value(own, "tallymark_queue_entered", queue="q") == 1
+
+
+def test_each_queue_is_named_where_each_is_asked_for(broker: BrokerProcess) -> None:
+    found = families(broker, "/metrics/per-object")
+    assert value(found, "tallymark_queue_ready", queue="q") == PUBLISHED - SETTLED - 1
+    assert value(found, "rabbitmq_queue_messages", queue='odd "name"\\', vhost="/") == 0
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/per-object"])
+def test_histograms_count_every_message_once(broker: BrokerProcess, path: str) -> None:
+    found = families(broker, path)
+    for name, count in HISTOGRAMS.items():
+        samples = [one for one in found[name].samples if one.name.endswith("_bucket")]
+        sizes = [one.value for one in samples]
+        assert sizes == sorted(sizes), name
+        assert samples[-1].labels["le"] == "+Inf"
+        assert sizes[-1] == count, name
+        bounds = [float(one.labels["le"]) for one in samples]
+        assert bounds == sorted(set(bounds))
+    syncs = {one.name: one.value for one in found["tallymark_journal_sync_seconds"].samples}
+    assert syncs["tallymark_journal_sync_seconds_count"] > 0
+
+
+def test_who_may_not_enter_a_virtual_host_sees_no_queue_of_it(broker: BrokerProcess) -> None:
+    done(broker, "PUT", "vhosts/other")
+    done(broker, "PUT", "users/ann", {"password": "ann", "tags": ""})
+    done(broker, "PUT", "permissions/other/ann", {"configure": "", "write": "", "read": ""})
+    done(broker, "PUT", "queues/other/hers", {"durable": True})
+    found = families(broker, "/metrics/per-object", "ann:ann")
+    named = {
+        (sample.labels["vhost"], sample.labels["queue"])
+        for family in found.values()
+        for sample in family.samples
+        if "queue" in sample.labels
+    }
+    assert named == {("other", "hers")}
+
+
+# -- dashboards and alerts
+
+
+def expressions(dashboard: Path) -> Iterator[str]:
+    """The expressions of a dashboard as Prometheus is asked for them."""
+    found: dict[str, Any] = json.loads(dashboard.read_text())
+    texts = [target["expr"] for panel in found["panels"] for target in panel["targets"]]
+    for text in texts:
+        for variable, stands_for in VARIABLES.items():
+            text = text.replace(variable, stands_for)
+        assert "$" not in text, text
+        yield text
+    for variable in found["templating"]["list"]:
+        if variable["type"] == "query":
+            yield variable["query"]["query"]
+
+
+def offered(broker: BrokerProcess) -> dict[str, set[str]]:
+    """Names of samples, and the labels that those may have."""
+    found: dict[str, set[str]] = {}
+    for path in ("/metrics", "/metrics/per-object"):
+        for family in families(broker, path).values():
+            suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}
+            for suffix in suffixes.get(family.type, [""]):
+                found.setdefault(family.name + suffix, set())
+            for sample in family.samples:
+                found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def test_dashboards_and_alerts_ask_for_metrics_that_there_are(broker: BrokerProcess) -> None:
+    names = offered(broker)
+    assert len(DASHBOARDS) == 2
+    texts = [text for dashboard in DASHBOARDS for text in expressions(dashboard)]
+    texts.append(ALERTS.read_text())
+    asked = {name for text in texts for name in NAME.findall(text)}
+    assert asked
+    assert asked - names.keys() == set()
+
+
+def test_panels_of_a_dashboard_do_not_overlap() -> None:
+    for dashboard in DASHBOARDS:
+        panels = json.loads(dashboard.read_text())["panels"]
+        assert len({panel["id"] for panel in panels}) == len(panels)
+        taken: set[tuple[int, int]] = set()
+        for panel in panels:
+            at = panel["gridPos"]
+            cells = {
+                (x, y)
+                for x in range(at["x"], at["x"] + at["w"])
+                for y in range(at["y"], at["y"] + at["h"])
+            }
+            assert max(x for x, _ in cells) < 24
+            assert not cells & taken, panel["title"]
+            taken |= cells
+
+
+def test_every_alert_says_how_bad_it_is_and_what_it_means() -> None:
+    found = [line.split() for line in ALERTS.read_text().splitlines()]
+    alerts = sum(words[:2] == ["-", "alert:"] for words in found)
+    assert alerts > 0
+    assert sum(words[:1] == ["labels:"] and words[1] == "{severity:" for words in found) == alerts
+    assert sum(words[:1] == ["summary:"] for words in found) == alerts
+
+
+@pytest.fixture
+def promtool() -> str:
+    found = shutil.which("promtool")
+    if found is None:
+        pytest.skip("promtool is not installed: apt-get install prometheus")
+    return found
+
+
+def told(command: list[str], text: str = "") -> None:
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/per-object"])
+def test_promtool_finds_nothing_wrong_with_the_metrics(
+    broker: BrokerProcess, promtool: str, path: str
+) -> None:
+    told([promtool, "check", "metrics"], broker.http("GET", path)[1])
+
+
+def test_promtool_understands_alerts_and_dashboards(promtool: str, tmp_path: Path) -> None:
+    told([promtool, "check", "rules", str(ALERTS)])
+    asked = [
+        text
+        for dashboard in DASHBOARDS
+        for text in expressions(dashboard)
+        if not text.startswith("label_values")
+    ]
+    recorded = [{"record": f"r{at}", "expr": text} for at, text in enumerate(asked)]
+    file = tmp_path / "dashboards.yml"
+    file.write_text(json.dumps({"groups": [{"name": "dashboards", "rules": recorded}]}))
+    told([promtool, "check", "rules", str(file)])
+
+
+def test_promtool_understands_the_configuration_in_the_docs(promtool: str, tmp_path: Path) -> None:
+    lines = (MONITORING.parent / "metrics.md").read_text().splitlines()
+    (begin,) = [at for at, line in enumerate(lines) if line == "    scrape_configs:"]
+    end = lines.index("", begin)
+    file = tmp_path / "prometheus.yml"
+    file.write_text("\n".join(line[4:] for line in lines[begin:end]) + "\n")
+    told([promtool, "check", "config", "--syntax-only", str(file)])
