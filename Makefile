@@ -65,11 +65,11 @@ demo: $(VENV)/.demo  ## the play: publish, consume, crash, land through Spark, r
 	$(STEP) --shown play $$run demo $(if $(INPUT),--input "$(INPUT)")
 
 # Rows are named by what was there: "warm" is pip's cache as it is, PIP_NO_CACHE_DIR=1 leaves it out.
-KIND = $(if $(PIP_NO_CACHE_DIR),cold,warm)
-FRESH = $(STEP) --shown "$(KIND): make $(1)" $(MAKE) -C build/fresh
+CACHE = $(if $(PIP_NO_CACHE_DIR),cold,warm)
+FRESH = $(STEP) --shown "$(CACHE): make $(1)" $(MAKE) -C build/fresh
 CLONE = rm -rf build/fresh && git clone -q . build/fresh
 # What the steps within took goes to the table as well, before others of the same name follow.
-TAKE = sed "s/\t/\t$(KIND): $(1)/" build/fresh/build/timings.tsv >> build/timings.tsv && \
+TAKE = sed "s/\t/\t$(CACHE): $(1)/" build/fresh/build/timings.tsv >> build/timings.tsv && \
 	rm build/fresh/build/timings.tsv
 
 timings:  ## how long set-up, build, demo and test take on a fresh clone (docs/contributing.md)
@@ -144,9 +144,8 @@ figures: $(VENV)/.dependencies  ## files, lines, largest class, import circles, 
 siege: install  ## hostile behaviours beside another client: docs/siege.md is written (ARGS=--both)
 	$(BIN)/python bench/siege.py --out docs/siege.md $(ARGS)
 
-build: $(VENV)/.dependencies  ## wheel in dist/
-	rm -rf build/lib* build/bdist*
-	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist .
+build: $(VENV)/.dependencies  ## sdist, compiled and pure wheel, tallymark-spark in dist/ (KIND="pure spark")
+	@$(STEP) --shown dist $(BIN)/python .ci/wheels.py dist $(KIND)
 
 fuzz: install  ## wire fuzzing, a million cases and more (CASES=n)
 	TALLYMARK_FUZZ_CASES=$(or $(CASES),1000000) $(BIN)/python $(PYTEST) --timeout 36000 \
