@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Tests wait more than they compute, so there are four workers more than cores.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 4)
 PYTEST := -m pytest -q
-SOURCES := $(shell find src -name '*.py' -o -name 'py.typed') pyproject.toml setup.py
+SOURCES := $(shell find src -type f -not -path '*.egg-info/*' -not -name '*.pyc' -not -name '*.so') pyproject.toml setup.py MANIFEST.in
 TESTS := $(shell find tests -name '*.py')
 # bash for pipefail
 SHELL := /bin/bash
