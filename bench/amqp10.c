@@ -2,7 +2,7 @@
  *
  * One epoll loop, one socket per producer and consumer, frames prebuilt and patched. The queues
  * must exist: QUEUE, or QUEUE-0, QUEUE-1, ... with --queues above 1; connection i uses number
- * i mod queues. Unsettled publishes by the credit the broker grants, settled in ranges; consumers
+ * i mod queues; --address-prefix is what the broker wants before the name. Unsettled publishes by the credit the broker grants, settled in ranges; consumers
  * grant --credit and renew it at half.
  *
  * Body: u64 producer<<48|seq, u64 CLOCK_MONOTONIC ns, padding: loss, duplicates, order, latency.
@@ -10,6 +10,7 @@
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -32,9 +33,10 @@ typedef uint8_t u8; typedef uint16_t u16; typedef uint32_t u32; typedef uint64_t
 enum { BOTH, PUBDRAIN };
 static struct {
     int mode, producers, consumers, queues, size, durable, credit, ack_every /* 0: pre-settled */,
-        port, pid, timeout;
-    u64 messages; double rate; const char *queue, *user, *pass;
-} o = { BOTH, 1, 1, 1, 16, 0, 1000, 1, 5672, 0, 30, 100000, 0, "bench", "guest", "guest" };
+        port, timeout, pids[64], npids;
+    u64 messages; double rate; const char *queue, *user, *pass, *prefix;
+} o = { .mode = BOTH, .producers = 1, .consumers = 1, .queues = 1, .size = 16, .credit = 1000, .ack_every = 1,
+        .port = 5672, .timeout = 30, .messages = 100000, .queue = "bench", .user = "guest", .pass = "guest", .prefix = "/queues/" };
 
 static void die(const char *fmt, ...) {
     va_list ap; va_start(ap, fmt); fprintf(stderr, "amqp10: "); vfprintf(stderr, fmt, ap);
@@ -49,52 +51,8 @@ static inline void p32(u8 *p, u32 v) { v = __builtin_bswap32(v); memcpy(p, &v, 4
 static inline u16 g16(const u8 *p) { u16 v; memcpy(&v, p, 2); return __builtin_bswap16(v); }
 static inline u32 g32(const u8 *p) { u32 v; memcpy(&v, p, 4); return __builtin_bswap32(v); }
 
-/* ------------------------------------------------------------ broker's CPU and memory */
-static double tree_cpu(int pid) {             /* seconds, of the process and its children */
-    char path[64], buf[1024];
-    snprintf(path, sizeof path, "/proc/%d/stat", pid);
-    FILE *f = fopen(path, "r"); if (!f) return 0;
-    size_t n = fread(buf, 1, sizeof buf - 1, f); fclose(f); buf[n] = 0;
-    char *p = strrchr(buf, ')'); unsigned long ut = 0, st = 0; long cu = 0, cs = 0;
-    if (p) sscanf(p + 2, "%*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu %ld %ld", &ut, &st, &cu, &cs);
-    double s = (ut + st + cu + cs) / (double)sysconf(_SC_CLK_TCK);
-    snprintf(path, sizeof path, "/proc/%d/task/%d/children", pid, pid);
-    if ((f = fopen(path, "r"))) { int child; while (fscanf(f, "%d", &child) == 1) s += tree_cpu(child); fclose(f); }
-    return s;
-}
-static long rss_kb(int pid) {
-    char path[64], line[256]; long kb = 0;
-    snprintf(path, sizeof path, "/proc/%d/status", pid);
-    FILE *f = fopen(path, "r"); if (!f) return 0;
-    while (fgets(line, sizeof line, f)) if (!strncmp(line, "RssAnon:", 8)) kb = atol(line + 8);
-    fclose(f); return kb;
-}
-static volatile int sampling = 1; static long rss_peak;
-static void *sampler(void *x) {
-    struct timespec t = {0, 200000000};
-    while (sampling) { long kb = rss_kb(o.pid); if (kb > rss_peak) rss_peak = kb; nanosleep(&t, NULL); }
-    return x;
-}
-
-/* ------------------------------------------------------------ histogram, 0.8 % */
-#define HB 7
-typedef struct { u64 n, c[(64 - HB + 1) << HB]; } hist;
+#include "measure.h"
 static hist latency, confirm_latency;
-static inline void hadd(hist *h, u64 v) {
-    u32 i = v;
-    if (v >= (1u << HB)) { int e = 63 - __builtin_clzll(v) - HB; i = ((e + 1) << HB) + ((v >> e) & ((1 << HB) - 1)); }
-    h->c[i]++; h->n++;
-}
-static double hq(const hist *h, double q) {   /* microseconds */
-    u64 want = (u64)(q * h->n), s = 0;
-    if (!h->n) return 0;
-    if (want >= h->n) want = h->n - 1;
-    for (u32 i = 0; i < sizeof h->c / sizeof *h->c; i++) if ((s += h->c[i]) > want) {
-        if (i < (1u << HB)) return i / 1e3;
-        int e = (i >> HB) - 1; return (((u64)(1 << HB) + (i & ((1 << HB) - 1))) << e) / 1e3;
-    }
-    return 0;
-}
 
 /* ------------------------------------------------------------ connections */
 #define RCAP (1 << 20)
@@ -334,14 +292,14 @@ static int run(int publishing, int consuming) {  /* until all is confirmed and r
 }
 int main(int argc, char **argv) {
     static struct option lo[] = {{"port",1,0,'p'},{"broker-pid",1,0,'P'},{"messages",1,0,'n'},{"size",1,0,'s'},{"durable",0,0,'d'},{"credit",1,0,'c'},
-        {"ack-every",1,0,'a'},{"producers",1,0,'w'},{"consumers",1,0,'r'},{"queues",1,0,'q'},{"queue",1,0,'Q'},{"mode",1,0,'m'},{"rate",1,0,'R'},{"timeout",1,0,'t'},{"user",1,0,'u'},{"password",1,0,'k'},{0,0,0,0}};
+        {"ack-every",1,0,'a'},{"producers",1,0,'w'},{"consumers",1,0,'r'},{"queues",1,0,'q'},{"queue",1,0,'Q'},{"mode",1,0,'m'},{"rate",1,0,'R'},{"timeout",1,0,'t'},{"user",1,0,'u'},{"password",1,0,'k'},{"address-prefix",1,0,'x'},{0,0,0,0}};
     for (int k; (k = getopt_long(argc, argv, "", lo, NULL)) != -1;) switch (k) {
-        case 'p': o.port = atoi(optarg); break; case 'P': o.pid = atoi(optarg); break; case 'n': o.messages = atoll(optarg); break;
+        case 'p': o.port = atoi(optarg); break; case 'P': if (o.npids < 64) o.pids[o.npids++] = atoi(optarg); break; case 'n': o.messages = atoll(optarg); break;
         case 's': o.size = atoi(optarg); break; case 'd': o.durable = 1; break; case 'c': o.credit = atoi(optarg); break;
         case 'a': o.ack_every = strcmp(optarg, "none") ? atoi(optarg) : 0; break; case 'w': o.producers = atoi(optarg); break;
         case 'r': o.consumers = atoi(optarg); break; case 'q': o.queues = atoi(optarg); break; case 'Q': o.queue = optarg; break;
         case 'm': o.mode = strcmp(optarg, "pubdrain") ? BOTH : PUBDRAIN; break; case 'R': o.rate = atof(optarg); break; case 't': o.timeout = atoi(optarg); break;
-        case 'u': o.user = optarg; break; case 'k': o.pass = optarg; break; default: return 2;
+        case 'u': o.user = optarg; break; case 'k': o.pass = optarg; break; case 'x': o.prefix = optarg; break; default: return 2;
     }
     if (o.size < 16 || o.size > 100000) die("--size %d, expected 16 to 100000", o.size);
     per = o.messages / o.producers; ep = epoll_create1(0);
@@ -350,13 +308,13 @@ int main(int argc, char **argv) {
     for (int i = 0; i < o.producers + o.consumers; i++) {
         conn *c = i < o.producers ? &P[i] : &C[i - o.producers];
         c->consumer = i >= o.producers; c->id = c->consumer ? i - o.producers : i;
-        if (o.queues > 1) snprintf(c->address, sizeof c->address, "/queues/%s-%d", o.queue, c->id % o.queues);
-        else snprintf(c->address, sizeof c->address, "/queues/%s", o.queue);
+        if (o.queues > 1) snprintf(c->address, sizeof c->address, "%s%s-%d", o.prefix, o.queue, c->id % o.queues);
+        else snprintf(c->address, sizeof c->address, "%s%s", o.prefix, o.queue);
         open_conn(c);
         if (!c->consumer) { c->todo = per; prebuild(c); watch(c); receive(c, now_ns()); }
     }
-    pthread_t th; if (o.pid) pthread_create(&th, NULL, sampler, NULL);
-    double cpu = o.pid ? tree_cpu(o.pid) : 0; u64 start = now_ns(); int ok = 1;
+    pthread_t th; sampling = o.npids > 0; reset_hwm(); if (sampling) pthread_create(&th, NULL, sampler, NULL);
+    double cpu = broker_cpu(); u64 start = now_ns(); int ok = 1;
     if (o.rate > 0) for (int i = 0; i < o.producers; i++) { P[i].t_step = 1e9 * o.producers / o.rate; P[i].t_next = start + P[i].t_step * i / o.producers; }
     if (o.mode == PUBDRAIN) ok = run(1, 0);
     for (int i = 0; i < o.consumers; i++) { grant(&C[i]); watch(&C[i]); flush(&C[i]); receive(&C[i], now_ns()); }
@@ -364,11 +322,11 @@ int main(int argc, char **argv) {
     u64 end = last_ns > start ? last_ns : now_ns();
     for (int i = 0; i < o.consumers; i++) if (C[i].unacked) { accept_upto(&C[i], C[i].last_id); flush(&C[i]); }
     struct timespec settle = {0, 300000000}; nanosleep(&settle, NULL);
-    double used = o.pid ? tree_cpu(o.pid) - cpu : 0; sampling = 0;
+    double used = broker_cpu() - cpu; if (sampling) { sampling = 0; pthread_join(th, NULL); }
     u64 total = per * o.producers; double s = (end - start) / 1e9;
     printf("{\"messages\":%lu,\"seconds\":%.3f,\"msg_per_s\":%.0f,\"broker_cpu_us_per_msg\":%.3f,\"broker_rss_peak_kb\":%ld,\"lost\":%lu,\"duplicates\":%lu,"
            "\"reordered\":%lu,\"refused\":%lu,\"latency_us\":{\"p50\":%.1f,\"p99\":%.1f},\"confirm_us\":{\"p50\":%.1f,\"p99\":%.1f},\"stalled\":%s}\n",
-           total, s, total / s, used * 1e6 / total, rss_peak, total - uniq, dups, reordered, refused,
+           total, s, total / s, used * 1e6 / total, hwm_peak, total - uniq, dups, reordered, refused,
            hq(&latency, .5), hq(&latency, .99), hq(&confirm_latency, .5), hq(&confirm_latency, .99), ok ? "false" : "true");
     return ok && uniq == total && !refused ? 0 : 1;
 }

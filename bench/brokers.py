@@ -19,8 +19,8 @@ import time
 import urllib.request
 from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 READY_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 30
 RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+SOURCES = Path(__file__).resolve().parents[1] / "src"
 API = "/api/tallymark"
 """Where Tallymark's own HTTP API begins."""
 
@@ -59,9 +60,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def tallymark(folder: Path, *flags: str, crash: bool = False) -> Iterator[Running]:
+def tallymark(
+    folder: Path, *flags: str, crash: bool = False, interpreted: bool = False
+) -> Iterator[Running]:
     """`tallymark serve` on `folder` with free ports; stopped with SIGTERM at the end, with
-    SIGKILL when a `crash` is wanted.
+    SIGKILL when a `crash` is wanted. interpreted: from the sources here, not as installed.
 
     Raises:
         BrokerFailed: it did not get ready, or did not end with exit code 0.
@@ -70,9 +73,12 @@ def tallymark(folder: Path, *flags: str, crash: bool = False) -> Iterator[Runnin
     command = [sys.executable, "-m", "tallymark", "serve", "--data-dir", str(folder)]
     command += ["--amqp-port", "0", "--http-port", "0", "--nsq-port", "0", "--nsq-http-port", "0"]
     command += ["--log-level", "warning", *flags]
+    paths = os.environ | ({"PYTHONPATH": str(SOURCES)} if interpreted else {})
     began = time.perf_counter()
     with log.open("ab") as stderr:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=stderr, env=paths, start_new_session=True
+        )
     try:
         ready = _ready_line(process, log)
         yield Running(
@@ -111,7 +117,7 @@ def rabbitmq_installed() -> bool:
 
 
 @contextmanager
-def rabbitmq(folder: Path) -> Iterator[Running]:
+def rabbitmq(folder: Path, *plugins: str) -> Iterator[Running]:
     """RabbitMQ as Debian installs it, on free ports, with its files under `folder`.
 
     Raises:
@@ -133,11 +139,17 @@ def rabbitmq(folder: Path) -> Iterator[Running]:
         "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq"),
         "RABBITMQ_CONF_ENV_FILE": "/dev/null",
     }
+    if plugins:
+        (folder / "enabled_plugins").write_text(f"[{','.join(plugins)}].\n")
     log = folder / "stdout.log"
     began = time.perf_counter()
     with log.open("ab") as out:
-        mapper = subprocess.Popen(["epmd"], env=environment, stdout=out, stderr=out)
-        process = subprocess.Popen([str(RABBITMQ)], env=environment, stdout=out, stderr=out)
+        mapper = subprocess.Popen(
+            ["epmd"], env=environment, stdout=out, stderr=out, start_new_session=True
+        )
+        process = subprocess.Popen(
+            [str(RABBITMQ)], env=environment, stdout=out, stderr=out, start_new_session=True
+        )
     try:
         while not _answers(port):
             if process.poll() is not None or time.perf_counter() - began > READY_TIMEOUT_S:
@@ -148,6 +160,61 @@ def rabbitmq(folder: Path) -> Iterator[Running]:
     finally:
         _stop(process)
         _stop(mapper)
+
+
+@contextmanager
+def nsqd(folder: Path, program: Path) -> Iterator[Running]:
+    """nsqd from a path, its files under `folder`. Raises BrokerFailed: it does not answer."""
+    port = free_port()
+    flags = [f"--tcp-address=127.0.0.1:{port}", f"--http-address=127.0.0.1:{free_port()}"]
+    flags += [f"--data-path={folder}", "--max-msg-size=8388608"]
+    with _given("nsqd", port, folder, [str(program), *flags]) as broker:
+        yield replace(broker, nsq_port=port)
+
+
+@contextmanager
+def lavinmq(folder: Path, program: Path) -> Iterator[Running]:
+    """LavinMQ from a path, its files under `folder`. Raises BrokerFailed: it does not answer."""
+    port = free_port()
+    flags = ["-D", str(folder), "-b", "127.0.0.1", "-p", str(port)]
+    flags += [f"--http-port={free_port()}"]
+    with _given("lavinmq", port, folder, [str(program), *flags]) as broker:
+        yield broker
+
+
+@contextmanager
+def nats(folder: Path, program: Path) -> Iterator[Running]:
+    """nats-server from a path, without JetStream. Raises BrokerFailed: it does not answer."""
+    port = free_port()
+    command = [str(program), "-a", "127.0.0.1", "-p", str(port)]
+    with _given("nats", port, folder, command) as broker:
+        yield broker
+
+
+@contextmanager
+def _given(name: str, port: int, folder: Path, command: list[str]) -> Iterator[Running]:
+    """A broker that is ready as soon as its port accepts connections."""
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder.parent / f"{folder.name}.log"
+    began = time.perf_counter()
+    with log.open("ab") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+    try:
+        while not _accepts(port):
+            if process.poll() is not None or time.perf_counter() - began > READY_TIMEOUT_S:
+                raise BrokerFailed(f"{name} did not start: {_tail(log)}")
+            time.sleep(0.1)
+        yield Running(name, process.pid, port, None, time.perf_counter() - began, command[0])
+    finally:
+        _stop(process)
+
+
+def _accepts(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=2).close()
+    except OSError:
+        return False
+    return True
 
 
 def _answers(port: int) -> bool:
@@ -161,14 +228,18 @@ def _answers(port: int) -> bool:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> int:
-    """SIGTERM, then SIGKILL when that does not end it; returns the exit code."""
+    """SIGTERM, then SIGKILL when that does not end it, for all that it started and left behind;
+    returns the exit code. The process leads a session of its own."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
-    return process.wait()
+    code = process.wait()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    return code
 
 
 def _tail(log: Path) -> str:

@@ -1,140 +1,198 @@
-#!/usr/bin/env python3
-"""The scenarios a to f against running brokers, side by side.
+"""One row against brokers in turn: the runs, their checks and what they cost.
 
-    compare.py tallymark=amqp:5672:PID rabbitmq=amqp:25672:PID nsqd=nsq:4150:PID \
-               [--scenarios abcdef] [--runs 3] [--scale 1.0] [--out results.jsonl]
-
-Brokers take turns within each run, so that a change in the machine's speed hits all of them. CPU
-per message is the broker's own (user and system, children included): the figure to trust on a
-shared machine. Exit code 1: a message was lost, or a broker stalled.
+A run is one call of a load generator. It counts every message: one that was lost, came twice, out
+of order or not whole fails the run, as does one that was refused, or a time limit that has passed.
 """
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import json
-import statistics
+import resource
 import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from bench.brokers import Running, cpu_s
+from bench.lean import Link, short
+from bench.machine import busy_s
+from bench.scenarios import AMQP, LINKS, NSQ, Row
 
-from bench.loadgen import CHANNELS, build
-
-DURABLE = "--size 1024 --persistent --durable --confirm-window 1000 --prefetch 1000"
-SCENARIOS = {
-    "a": (1_000_000, "--size 16 --ack-every none"),
-    "b": (300_000, f"{DURABLE} --ack-every 100"),
-    "c": (300_000, f"{DURABLE} --ack-every 1"),
-    "d": (300_000, f"{DURABLE} --ack-every 100 --producers 10 --consumers 10 --queues 10"),
-    "e": (1_000_000, f"{DURABLE} --ack-every 100 --mode pubdrain --timeout 60"),
-    "f": (40_000, f"{DURABLE} --ack-every 1 --rate 2000"),
-}
-"""Messages at scale 1, and the load generator's flags."""
 PAUSE_S = 0.5
 """Between two runs: what the one left to do is not counted as the other's."""
+LINK_PREFIX = {"tallymark": "/queues/", "rabbitmq": "/amq/queue/"}
+"""What stands before a queue's name in an address of AMQP 1.0; a broker without has none."""
+NATS_ROW = "a"
+"""NATS without JetStream confirms and keeps nothing: it can be compared in one row."""
 
-Rows = dict[tuple[str, str], list[Any]]
-"""Results by scenario and broker."""
-
-
-def run_once(loadgen: Path, where: str, scenario: str, scale: float, queue: str) -> Any:
-    """One run's figures. where: PROTO:PORT:PID. Raises CalledProcessError for a loss, a duplicate
-    or a stall."""
-    proto, port, pid = where.split(":")
-    messages, flags = SCENARIOS[scenario]
-    command = [str(loadgen), "--proto", proto, "--port", port, "--broker-pid", pid, "--json"]
-    command += ["--messages", str(int(messages * scale)), "--queue", queue, *flags.split()]
-    command += ["--delete"] if proto == "amqp" else []
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=True)
-    return json.loads(done.stdout)
+_numbers = itertools.count(1)
 
 
-def compare(
-    brokers: dict[str, str], scenarios: str, runs: int, scale: float, out: Path | None
-) -> tuple[Rows, bool]:
-    """Figures by scenario and broker, and whether every run was sound. brokers: PROTO:PORT:PID by
-    name. out: a file to which each run's figures are appended, a JSON line each."""
-    rows: Rows = {}
-    is_sound = True
-    with tempfile.TemporaryDirectory(prefix="loadgen") as folder:
-        loadgen = build(CHANNELS, Path(folder))
-        for run in range(runs):
-            for scenario in scenarios:
-                for name, where in brokers.items():
-                    if where.startswith("nsq:") and scenario == "b":
-                        continue  # NSQ finishes each message by itself: the same as c
-                    queue = f"bench-{name}-{scenario}-{run}-{int(time.time())}"
-                    try:
-                        result = run_once(loadgen, where, scenario, scale, queue)
-                    except subprocess.CalledProcessError as error:
-                        is_sound = False
-                        said = error.stderr[-300:]
-                        print(f"{name} {scenario}: exit {error.returncode} {said}", file=sys.stderr)
-                        continue
-                    rows.setdefault((scenario, name), []).append(result)
-                    if out is not None:
-                        about = {"run": run, "broker": name, "scenario": scenario}
-                        with out.open("a") as file:
-                            file.write(json.dumps(result | about) + "\n")
-                    time.sleep(PAUSE_S)
-    return rows, is_sound
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """The compiled load generators."""
+
+    channels: Path
+    links: Path
 
 
-def table(rows: Rows, scenarios: str, names: list[str]) -> str:
-    """Medians as a Markdown table, each broker's CPU beside that of the first."""
-    lines = [
-        "| scenario | broker | msg/s | CPU us/msg | vs first | RSS MiB | p50 ms | p99 ms | lost "
-        "| dup |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for scenario in scenarios:
-        first = 0.0
-        for name in names:
-            runs = rows.get((scenario, name), [])
-            if not runs:
-                continue
-            cpu = _median(runs, lambda run: run["broker_cpu_us_per_msg"])
-            first = first or cpu
-            rate = _median(runs, lambda run: run["msg_per_s"])
-            rss = _median(runs, lambda run: run["broker_rss_peak_kb"]) / 1024
-            p50 = _median(runs, lambda run: run["latency_us"]["p50"]) / 1000
-            p99 = _median(runs, lambda run: run["latency_us"]["p99"]) / 1000
-            lost, duplicates = (sum(run[key] for run in runs) for key in ("lost", "duplicates"))
-            lines.append(
-                f"| {scenario} | {name} | {rate:,.0f} | {cpu:.2f} | {cpu / first:.1f}x "
-                f"| {rss:.0f} | {p50:.2f} | {p99:.1f} | {lost} | {duplicates} |"
-            )
-    return "\n".join(lines)
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One run. error: None where every message was accounted for. others_cores: processor time per
+    second that neither the broker nor the generator used; steal_cores: that the machine's host
+    took. confirm_p50_ms, confirm_p99_ms: from publish to confirm."""
+
+    row: str
+    broker: str
+    run: int
+    error: str | None
+    messages: int = 0
+    seconds: float = 0.0
+    msg_per_s: float = 0.0
+    cpu_us: float = 0.0
+    cpu_s: float = 0.0
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
+    confirm_p50_ms: float = 0.0
+    confirm_p99_ms: float = 0.0
+    peak_mib: float = 0.0
+    others_cores: float = 0.0
+    steal_cores: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
-def _median(runs: list[Any], key: Callable[[Any], float]) -> float:
-    return statistics.median(key(run) for run in runs)
+def speaks(broker: Running, row: Row) -> bool:
+    """Whether the broker can be measured by this row."""
+    if broker.name == "nats":
+        return row.name == NATS_ROW
+    if row.protocol == LINKS:
+        return broker.name in LINK_PREFIX
+    if row.protocol == NSQ:
+        return broker.nsq_port is not None
+    return broker.name != "nsqd"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def measure(
+    programs: Programs, broker: Running, row: Row, run: int, messages: int, limit_s: float
+) -> Outcome:
+    """One run, whatever comes of it. limit_s: seconds after which it counts as failed."""
+    queue = f"bench-{row.name}-{next(_numbers)}"
+    names = [queue] if row.protocol == LINKS else []
+    command = _command(programs, broker, row, messages, queue)
+    try:
+        _declare(broker, names, durable="--durable" in row.flags)
+        before = _Taken.so_far(broker)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
+        taken = _Taken.so_far(broker).since(before)
+        if done.returncode != 0 or not done.stdout.strip():
+            return Outcome(row.name, broker.name, run, _said(done))
+        found = json.loads(done.stdout)
+        _delete(broker, names)
+    except subprocess.TimeoutExpired:
+        return Outcome(row.name, broker.name, run, f"not done within {limit_s:.0f} s")
+    except (OSError, ValueError) as error:
+        return Outcome(row.name, broker.name, run, f"{type(error).__name__}: {error}")
+    time.sleep(PAUSE_S)
+    return _outcome(row, broker, run, messages * row.deliveries, found, taken)
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """Processor seconds: what others than broker and generators took, and the machine's host."""
+
+    wall_s: float
+    others_s: float
+    steal_s: float
+
+    @classmethod
+    def so_far(cls, broker: Running) -> _Taken:
+        busy, steal = busy_s()
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        known = cpu_s(broker.pid) + ended.ru_utime + ended.ru_stime
+        return cls(time.perf_counter(), busy - known, steal)
+
+    def since(self, before: _Taken) -> _Taken:
+        return _Taken(
+            self.wall_s - before.wall_s,
+            max(0.0, self.others_s - before.others_s),
+            max(0.0, self.steal_s - before.steal_s),
+        )
+
+
+def _outcome(
+    row: Row, broker: Running, run: int, counted: int, found: dict[str, Any], taken: _Taken
+) -> Outcome:
+    cpu_us = float(found["broker_cpu_us_per_msg"])
+    confirm = found["confirm_us"]
+    return Outcome(
+        row.name,
+        broker.name,
+        run,
+        _fault(row, found),
+        messages=counted,
+        seconds=found["seconds"],
+        msg_per_s=found["msg_per_s"],
+        cpu_us=cpu_us,
+        cpu_s=round(cpu_us * counted / 1e6, 2),
+        p50_ms=found["latency_us"]["p50"] / 1e3,
+        p99_ms=found["latency_us"]["p99"] / 1e3,
+        confirm_p50_ms=confirm["p50"] / 1e3,
+        confirm_p99_ms=confirm["p99"] / 1e3,
+        peak_mib=round(found["broker_rss_peak_kb"] / 1024, 1),
+        others_cores=round(taken.others_s / taken.wall_s, 2),
+        steal_cores=round(taken.steal_s / taken.wall_s, 2),
     )
-    parser.add_argument("brokers", nargs="+", metavar="NAME=PROTO:PORT:PID")
-    parser.add_argument("--scenarios", default="abcdef")
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--scale", type=float, default=1.0, help="multiply the number of messages")
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    brokers = {}
-    for broker in args.brokers:
-        name, _, where = broker.partition("=")
-        brokers[name] = where
-    rows, is_sound = compare(brokers, args.scenarios, args.runs, args.scale, args.out)
-    print(table(rows, args.scenarios, list(brokers)))
-    return 0 if is_sound else 1
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _fault(row: Row, found: dict[str, Any]) -> str | None:
+    """The counts that must be zero and are not, or None."""
+    wrong = ["lost", "duplicates", "nacked", "refused"] + ["reordered"] * row.is_ordered
+    told = [f"{found[name]} {name}" for name in wrong if found.get(name)]
+    return ", ".join(told) or None
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> str:
+    try:
+        found = json.loads(done.stdout)
+        told = ", ".join(
+            f"{found[name]} {name}"
+            for name in ("published", "confirmed", "received", "lost", "duplicates")
+            if name in found
+        )
+    except ValueError:
+        told = ""
+    return f"exit {done.returncode}: {told} {done.stderr.strip()[-300:]}".strip()
+
+
+def _command(programs: Programs, broker: Running, row: Row, messages: int, queue: str) -> list[str]:
+    about = ["--broker-pid", str(broker.pid), "--messages", str(messages), "--queue", queue]
+    if row.protocol == LINKS:
+        command = [str(programs.links), "--port", str(broker.port), *about, *row.flags.split()]
+        return [*command, "--address-prefix", LINK_PREFIX[broker.name]]
+    proto = "nats" if broker.name == "nats" else row.protocol
+    port = broker.nsq_port if proto == NSQ else broker.port
+    command = [str(programs.channels), "--proto", proto, "--port", str(port), "--json", *about]
+    return command + row.flags.split() + ["--delete"] * (proto == AMQP)
+
+
+def _declare(broker: Running, names: list[str], durable: bool) -> None:
+    """Declare queues over AMQP 0-9-1: a link of AMQP 1.0 wants one that is there."""
+    if names:
+        link = Link(broker.port)
+        link.open_channel(1)
+        for name in names:
+            link.declare_queue(name, durable=durable)
+        link.close()
+
+
+def _delete(broker: Running, names: list[str]) -> None:
+    if names:
+        link = Link(broker.port)
+        link.open_channel(1)
+        for name in names:
+            link.call(1, (50, 40), b"\0\0" + short(name) + b"\0")
+        link.close()
