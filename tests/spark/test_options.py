@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from tallymark.spark import ledger, schema
 from tallymark.spark.client import BrokerUnreachable, Client, Endpoint, api_path
 from tallymark.spark.command import cause
 from tallymark.spark.land import trigger_arguments
-from tallymark.spark.options import FEWEST_ROWS, SourceOptions
+from tallymark.spark.options import FEWEST_ROWS, KNOWN, OF_KAFKA, SourceOptions
 from tallymark.spark.session import local_master
 from tallymark.spark.sink_options import SinkOptions
 from tallymark.spark.source import QueueStream, TallymarkDataSource
@@ -155,3 +156,17 @@ def test_the_cause_of_a_spark_error_is_its_python_line(line: str, said: str) -> 
         f"Traceback (most recent call last):\n{line}\n"
     )
     assert cause(error) == said
+
+
+@pytest.mark.parametrize(("theirs", "ours"), OF_KAFKA.items())
+def test_an_option_of_kafkas_is_told_what_it_is_here(theirs: str, ours: str) -> None:
+    assert ours in KNOWN
+    with pytest.raises(ValueError, match=f"{theirs}.* is of Kafka.*{ours}"):
+        SourceOptions.parse({theirs: "x", "queue": "q"})
+
+
+def test_every_option_of_the_source_and_of_kafkas_is_in_the_docs() -> None:
+    page = (Path(__file__).parents[2] / "docs/spark.md").read_text()
+    refused = {"asyncProgressTrackingEnabled"}
+    missing = [name for name in (*KNOWN, *OF_KAFKA) if f"`{name}`" not in page]
+    assert set(missing) - refused == set()

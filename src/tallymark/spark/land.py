@@ -180,8 +180,15 @@ def _batch(progress: Any) -> Batch:
         int(progress["batchId"]),
         int(progress["numInputRows"]),
         int(progress["durationMs"].get("triggerExecution", 0)),
-        int(end["seq"]) if end else 0,
+        _sequence(end) if end else 0,
     )
+
+
+def _sequence(end: dict[str, Any]) -> int:
+    """The lease sequence of an offset; of several queues, their sum."""
+    if "queues" in end:
+        return sum(int(one["seq"]) for one in end["queues"].values())
+    return int(end["seq"])
 
 
 class Display(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -36,8 +37,12 @@ KNOWN: Final = {
     "user": "user of the broker (guest)",
     "password": "its password (guest)",
     "vhost": "virtual host (/)",
+    "urls": "several brokers, comma-separated, in place of url",
     "queue": "the queue to read",
+    "subscribe": "several queues, comma-separated, in place of queue",
+    "subscribePattern": "all durable queues whose whole name a regular expression matches",
     "stream": "the stream to read by offset, in place of a queue",
+    "streams": "several streams, comma-separated, in place of stream",
     "subscription": "of a queue: name of the durable subscription; required for readStream",
     "columns": "comma-separated columns to make (all)",
     "startingOffsets": "of a stream: earliest, latest or an offset (earliest; readStream: latest)",
@@ -50,6 +55,9 @@ KNOWN: Final = {
     "maxBytesPerBatch": (
         f"most raw bytes of a micro-batch ({DEFAULT_MAX_BYTES}; stream {STREAM_MAX_BYTES})"
     ),
+    "maxRowsPerQueue": "most rows of a micro-batch from each of several queues (no limit)",
+    "minRowsPerBatch": "rows that a micro-batch waits for (1)",
+    "maxTriggerDelay": "how long a micro-batch waits for minRowsPerBatch, such as 30s (15m)",
     "waitMs": f"how long an idle stream waits for messages at a time ({DEFAULT_WAIT_MS})",
     "partitions": "most tasks that read at the same time (number of processors)",
     "retryMs": "how long a broker that cannot be reached is tried again (60000)",
@@ -66,14 +74,39 @@ _SPELLING: Final = {
     "maxrows": "maxRowsPerBatch",  # as they were called first
     "maxbytes": "maxBytesPerBatch",
 }
+OF_KAFKA: Final = {
+    "kafka.bootstrap.servers": "url",
+    "topic": "queue",
+    "assign": "subscribe",
+    "maxOffsetsPerTrigger": "maxRowsPerBatch",
+    "minOffsetsPerTrigger": "minRowsPerBatch",
+    "minPartitions": "partitions",
+    "kafka.group.id": "subscription",
+    "groupIdPrefix": "subscription",
+    "startingOffsetsByTimestamp": "startingTimestamp",
+    "endingOffsetsByTimestamp": "endingTimestamp",
+    "kafkaConsumer.pollTimeoutMs": "waitMs",
+    "fetchOffset.numRetries": "retryMs",
+    "fetchOffset.retryIntervalMs": "retryMs",
+}
+"""Options of Spark's source for Kafka, and what serves their purpose here."""
+_OF_KAFKA: Final = {name.lower(): ours for name, ours in OF_KAFKA.items()}
 OF_A_TABLE: Final = (
     "of a table of the catalog: Spark hands the options of CREATE TABLE to no source in Python, "
     "say them with each use, FROM name WITH (url '...', queue '...'), or make it a TEMPORARY VIEW"
 )
 OF_STREAMS: Final = (
-    "startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp", "failOnDataLoss",
+    "startingOffsets",
+    "startingTimestamp",
+    "endingOffsets",
+    "endingTimestamp",
     "readSegments",
-)  # fmt: skip
+)
+WHAT: Final = ("stream", "streams", "queue", "subscribe", "subscribePattern", "ledger")
+"""Options that say what is read, of which one is given."""
+DEFAULT_TRIGGER_DELAY: Final = "15m"
+_DURATION: Final = re.compile(r"([0-9]+)\s*(ms|s|m|h)")
+_UNIT_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +114,18 @@ class SourceOptions:
     """Options of the source as plain values."""
 
     endpoint: Endpoint = DEFAULT_ENDPOINT
+    endpoints: tuple[Endpoint, ...] = ()
+    """Brokers of option `urls`, or the one."""
     vhost: str = "/"
     queue: str = ""
     stream: str = ""
+    names: tuple[str, ...] = ()
+    """Several queues, or several streams."""
+    pattern: str = ""
+    """Regular expression of the names of several queues."""
+    of_streams: bool = False
+    label: str = ""
+    """Text of the column `queue` where it is not the queue's name."""
     subscription: str = ""
     starting: str = ""
     """Argument `at` or `time` of the request for the starting offset; "": none was given."""
@@ -93,6 +135,10 @@ class SourceOptions:
     columns: tuple[str, ...] = schema.ALL
     max_rows: int = DEFAULT_MAX_ROWS
     max_bytes: int = DEFAULT_MAX_BYTES
+    max_rows_each: int = 0
+    """0: no limit but max_rows."""
+    min_rows: int = 1
+    max_delay_ms: int = 0
     wait_ms: int = DEFAULT_WAIT_MS
     partitions: int = 1
     ledger: Path | None = None
@@ -103,37 +149,65 @@ class SourceOptions:
         """Parse the options. Raises ValueError for an unknown option (naming the nearest known one)
         and for a value out of range."""
         options = _spelled(given)
-        stream = options.get("stream", "")
-        _check_kind(options, stream)
+        of_streams = _check_kind(options)
         columns = schema.choose(
-            options.get("columns"), schema.ALL_OF_STREAM if stream else schema.ALL
+            options.get("columns"), schema.ALL_OF_STREAM if of_streams else schema.ALL
         )
+        queue, stream = options.get("queue", ""), options.get("stream", "")
+        endpoints = _endpoints(options)
+        names = _names(options, "streams" if of_streams else "subscribe")
+        if len(endpoints) > 1 and (queue or stream):
+            names, queue, stream = (queue or stream,), "", ""
+        least = number(options, "minRowsPerBatch", 1, 1)
         ledger = options.get("ledger")
         rows, size = DEFAULT_MAX_ROWS, DEFAULT_MAX_BYTES
-        if stream:
+        if of_streams:
             rows, size = STREAM_MAX_ROWS, STREAM_MAX_BYTES
+        delay = options.get("maxTriggerDelay", DEFAULT_TRIGGER_DELAY)
+        rows = number(options, "maxRowsPerBatch", rows, 1)
+        if least > rows:
+            raise ValueError(
+                f"option minRowsPerBatch={least}: expected at most maxRowsPerBatch={rows}"
+            )
         return SourceOptions(
-            endpoint=_endpoint(options),
+            endpoint=endpoints[0],
+            endpoints=endpoints,
             vhost=options.get("vhost", "/"),
-            queue=options.get("queue", ""),
+            queue=queue,
             stream=stream,
+            names=names,
+            pattern=_pattern(options),
+            of_streams=of_streams,
             subscription=options.get("subscription", ""),
             starting=_place(options, "starting", ("earliest", "latest")),
             ending=_place(options, "ending", ("latest",)),
             fail_on_data_loss=truth(options, "failOnDataLoss", True),
             read_segments=truth(options, "readSegments", False),
             columns=columns,
-            max_rows=number(options, "maxRowsPerBatch", rows, 1),
+            max_rows=rows,
             max_bytes=number(options, "maxBytesPerBatch", size, 1),
+            max_rows_each=number(options, "maxRowsPerQueue", 0, 1),
+            min_rows=least,
+            max_delay_ms=duration_ms("maxTriggerDelay", delay),
             wait_ms=number(options, "waitMs", DEFAULT_WAIT_MS, 0),
             partitions=number(options, "partitions", os.cpu_count() or 1, 1),
             ledger=Path(ledger) if ledger else None,
             upto=number(options, "upto", 0, 0) or None,
         )
 
+    @property
+    def is_of_several(self) -> bool:
+        """Return whether queues or streams are named by list or pattern, or on several brokers."""
+        return bool(self.names or self.pattern)
+
+    @property
+    def shown(self) -> str:
+        """Text of the column `queue`."""
+        return self.label or self.queue or self.stream
+
     def for_queue(self) -> SourceOptions:
         """Itself, if a queue is named. Raises ValueError."""
-        if not self.queue:
+        if not self.queue and not self.is_of_several:
             raise ValueError(
                 'option "queue" is missing: the name of the queue to read ("stream": of a stream); '
                 + OF_A_TABLE
@@ -182,6 +256,8 @@ def _spelled(given: Mapping[str, str]) -> dict[str, str]:
     for name, value in own_options(given).items():
         known = _SPELLING.get(name.lower())
         if known is None:
+            if ours := _OF_KAFKA.get(name.lower()):
+                raise ValueError(f'option {name!r} is of Kafka; in format("tallymark"): {ours!r}')
             near = get_close_matches(name.lower(), list(_SPELLING), 1)
             hint = f"did you mean {_SPELLING[near[0]]!r}?" if near else f"known: {', '.join(KNOWN)}"
             raise ValueError(f'format("tallymark") has no option {name!r}; {hint}')
@@ -194,16 +270,62 @@ def _spelled(given: Mapping[str, str]) -> dict[str, str]:
     return options
 
 
-def _check_kind(options: Mapping[str, str], stream: str) -> None:
-    """Raises ValueError for options that do not go together."""
-    if stream:
-        for name in ("queue", "subscription", "ledger"):
-            if options.get(name):
-                raise ValueError(f'options "stream" and "{name}" exclude each other')
-    else:
-        for name in OF_STREAMS:
-            if name in options:
-                raise ValueError(f'option "{name}" is of streams: name one by option "stream"')
+def _check_kind(options: Mapping[str, str]) -> bool:
+    """Return whether streams are read. Raises ValueError for options that do not go together."""
+    what = [name for name in WHAT if options.get(name)]
+    is_of_streams = bool(options.get("stream") or options.get("streams"))
+    if is_of_streams and options.get("subscription"):
+        what.append("subscription")
+    for given in (what, [name for name in ("urls", "url") if options.get(name)]):
+        if len(given) > 1:
+            raise ValueError(f'options "{given[0]}" and "{given[1]}" exclude each other')
+    if is_of_streams:
+        return True
+    for name in OF_STREAMS:
+        if name in options:
+            raise ValueError(f'option "{name}" is of streams: name one by option "stream"')
+    if "failOnDataLoss" in options and not options.get("subscribePattern"):
+        raise ValueError(
+            'option "failOnDataLoss" is of streams and of "subscribePattern": a queue that is '
+            "named and deleted fails the query"
+        )
+    return False
+
+
+def _names(options: Mapping[str, str], option: str) -> tuple[str, ...]:
+    """The names in a list, each once. Raises ValueError."""
+    text = options.get(option)
+    if not text:
+        return ()
+    names = [name.strip() for name in text.split(",")]
+    if not all(names) or len(set(names)) != len(names):
+        raise ValueError(f"option {option}={text!r}: expected names with commas, each once")
+    return tuple(names)
+
+
+def _pattern(options: Mapping[str, str]) -> str:
+    text = options.get("subscribePattern", "")
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(
+            f"option subscribePattern={text!r}: expected a regular expression of Python: {error}"
+        ) from None
+    return text
+
+
+def duration_ms(name: str, text: str) -> int:
+    """Return milliseconds, given as `500ms`, `30s`, `15m` or `1h`.
+
+    >>> duration_ms("maxTriggerDelay", "15m")
+    900000
+
+    Raises ValueError.
+    """
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"option {name}={text!r}: expected a time such as 500ms, 30s, 15m or 1h")
+    return int(found[1]) * _UNIT_MS[found[2]]
 
 
 def _place(options: Mapping[str, str], which: str, words: tuple[str, ...]) -> str:
@@ -256,6 +378,18 @@ def truth(options: Mapping[str, str], name: str, default: bool) -> bool:
     if text.lower() not in ("true", "false"):
         raise ValueError(f"option {name}={text!r}: expected true or false")
     return text.lower() == "true"
+
+
+def _endpoints(options: Mapping[str, str]) -> tuple[Endpoint, ...]:
+    """The brokers, of which only `urls` names several. Raises ValueError."""
+    if not (urls := options.get("urls")):
+        return (_endpoint(options),)
+    rest = {name: value for name, value in options.items() if name != "urls"}
+    found = tuple(_endpoint({**rest, "url": url.strip()}) for url in urls.split(","))
+    addresses = [f"{one.host}:{one.port}" for one in found]
+    if len(set(addresses)) != len(addresses):
+        raise ValueError(f"option urls: expected each broker once, got {', '.join(addresses)}")
+    return found
 
 
 def _endpoint(options: Mapping[str, str]) -> Endpoint:

@@ -27,11 +27,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import (
     ReadLimit,
     ReadMaxRows,
-    SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
 
 from tallymark.spark import schema
+from tallymark.spark.admission import Admission, Tail
 from tallymark.spark.client import Client, Json, api_path
 from tallymark.spark.options import SUBSCRIPTION_BYTES, SUBSCRIPTION_ROWS, SourceOptions
 from tallymark.spark.reading import ANSWER_BYTES, limits, shared_client
@@ -68,19 +68,20 @@ class TallymarkDataSource(DataSource):
             from tallymark.spark.ledger import LedgerReader
 
             return LedgerReader(options.ledger, options.upto)
-        if options.stream:
-            from tallymark.spark.streams import StreamTable
+        if options.is_of_several:
+            from tallymark.spark.several import SeveralTables
 
-            return StreamTable(options)
-        return QueueBrowser(options.for_queue())
+            return SeveralTables(options, _table_of)
+        return _table_of(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         options = SourceOptions.parse(self.options)
-        if options.stream:
-            from tallymark.spark.streams import StreamTail
+        if options.is_of_several:
+            from tallymark.spark.several import SeveralStreams
 
-            return StreamTail(options.for_tail())
-        return QueueStream(options.for_stream())
+            checked = options.for_tail() if options.of_streams else options.for_stream()
+            return SeveralStreams(checked, _stream_of)
+        return _stream_of(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         from tallymark.spark.sink import BatchWriter
@@ -95,6 +96,22 @@ class TallymarkDataSource(DataSource):
         if overwrite:
             raise ValueError('output mode "complete": a queue is only appended to')
         return StreamWriter(checked_sink(self.options, schema).for_stream())
+
+
+def _table_of(options: SourceOptions) -> DataSourceReader:
+    if options.stream:
+        from tallymark.spark.streams import StreamTable
+
+        return StreamTable(options)
+    return QueueBrowser(options.for_queue())
+
+
+def _stream_of(options: SourceOptions) -> Tail:
+    if options.stream:
+        from tallymark.spark.streams import StreamTail
+
+        return StreamTail(options.for_tail())
+    return QueueStream(options.for_stream())
 
 
 def checked_sink(options: Mapping[str, str], given: StructType) -> SinkOptions:
@@ -128,7 +145,7 @@ class Span(InputPartition):
         """Number of the attach under which the span was planned."""
 
 
-class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class QueueStream(Tail):
     """A queue through a durable subscription.
 
     An offset is {"subscription", "epoch", "seq"}: every lease sequence below seq has been read. The
@@ -145,6 +162,9 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned: int | None = None
         """End of the newest batch."""
         self._target: int | None = None
+        self._settled: int | None = None
+        """Number that this reader settled last."""
+        self._admission = Admission(options)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_fence": None}
@@ -154,7 +174,7 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         """The settled floor at the time of the attach; the same however often it is asked."""
         self._attach()
-        return self._offset(self._floor)
+        return self.offset(self._floor)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._options.max_rows)
@@ -172,22 +192,50 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ask about 70 times a second.
         Raises Fenced when another reader attached, or when `start` is of another incarnation.
         """
-        self._attach()
-        begin = self._begin(start)
-        self._settle(begin)
+        begin = self.committed(start)
         max_rows, max_bytes = limits(self._options, limit)
         wait_ms = self._options.wait_ms
         if self._target is not None:
-            max_rows, wait_ms = min(max_rows, self._target - begin), 0
-            if max_rows <= 0:
-                self._planned = begin
-                return start
-        wanted = {
-            "start": begin, "max_rows": max_rows, "max_bytes": max_bytes, "wait_ms": wait_ms,
+            wait_ms = 0
+        elif not self._admission.admits(self._client, self, begin):
+            return start
+        end = self.extend(begin, max_rows, max_bytes, wait_ms)
+        return start if end == begin else self.offset(end)
+
+    def committed(self, offset: dict[str, Any]) -> int:
+        """Settle what is below an offset, whose batch is committed; return its number."""
+        self._attach()
+        begin = self._begin(offset)
+        if begin != self._settled:
+            self._settle(begin)
+            self._settled = begin
+        self._planned = begin
+        return begin
+
+    def place(self, begin: int) -> Json:
+        """Return the reader that has planned what is below `begin`, as /behind wants it."""
+        options = self._options
+        return {
+            "vhost": options.vhost, "queue": options.queue, "subscription": options.subscription,
+            "fence": self._fence, "at": begin,
         }  # fmt: skip
-        answer = self._hold("lease", wanted, wait_ms)
-        self._planned = int(answer["end"])
-        return self._offset(self._planned)
+
+    def until_target(self, begin: int) -> int | None:
+        """Return how much is left under available-now; None: this is no such run."""
+        return None if self._target is None else max(0, self._target - begin)
+
+    def extend(self, begin: int, max_rows: int, max_bytes: int, wait_ms: int) -> int:
+        """Lease what comes after `begin`; return the sequence behind it."""
+        if (left := self.until_target(begin)) is not None:
+            max_rows = min(max_rows, left)
+        end = begin
+        if max_rows > 0:
+            wanted = {
+                "start": begin, "max_rows": max_rows, "max_bytes": max_bytes, "wait_ms": wait_ms,
+            }  # fmt: skip
+            end = int(self._hold("lease", wanted, wait_ms)["end"])
+        self._planned = end
+        return end
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the offset behind everything that is leased or ready now, for the query's
@@ -200,7 +248,7 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         oldest_ms = stat["oldest_unsettled_ms"]
         return {
-            **self._offset(int(stat["next"]) + int(stat["ready"])),
+            **self.offset(int(stat["next"]) + int(stat["ready"])),
             "rowsBehind": int(stat["rows_behind"]),
             "bytesBehind": int(stat["bytes_behind"]),
             "oldestUnsettledMs": -1 if oldest_ms is None else int(oldest_ms),
@@ -266,7 +314,8 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "subscriptions", options.vhost, options.queue, options.subscription, operation
         )
 
-    def _offset(self, sequence: int) -> dict[str, Any]:
+    def offset(self, sequence: int) -> dict[str, Any]:
+        """Return the offset at a lease sequence, for Spark's checkpoint."""
         return {
             "subscription": self._options.subscription,
             "epoch": self._epoch,
@@ -338,7 +387,7 @@ def read_leased(options: SourceOptions, span: Span, path: str) -> Iterator[pa.Re
     while low < span.end:
         answer, headers = client.fetch(path, {**query, "from": low})
         end, at = int(headers["Tallymark-Next"]), low
-        for found in decode_answer(answer, options.queue, options.columns, span.fence):
+        for found in decode_answer(answer, options.shown, options.columns, span.fence):
             if not is_dense(found.lease_sequences, at):
                 raise LookupError(
                     f"{options.endpoint}{path}: lease sequences from {at} on were asked for, the "
@@ -362,7 +411,7 @@ def read_browsed(options: SourceOptions, span: Span, path: str) -> Iterator[pa.R
         high = min(low + READ_ROWS, span.end)
         at = low
         answer = client.get(path, {"from": low, "to": high})
-        for found in decode_answer(answer, options.queue, options.columns):
+        for found in decode_answer(answer, options.shown, options.columns):
             at += found.batch.num_rows
             yield found.batch
         if at != high:

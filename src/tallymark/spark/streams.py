@@ -17,14 +17,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
-    SupportsTriggerAvailableNow,
 )
 
+from tallymark.spark.admission import Admission, Tail
 from tallymark.spark.client import BrokerRefused, BrokerUnreachable, Client, Gone, api_path
 from tallymark.spark.options import SourceOptions
 from tallymark.spark.reading import ANSWER_BYTES, limits, shared_client
@@ -112,7 +112,7 @@ class _Planner:
         self.client.close()
 
 
-class StreamTail(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamTail(Tail):
     """A stream as it grows."""
 
     def __init__(self, options: SourceOptions) -> None:
@@ -124,6 +124,7 @@ class StreamTail(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """End of the newest batch."""
         self._target: int | None = None
         self._plans: dict[tuple[int, int], tuple[int, str]] = {}
+        self._admission = Admission(options)
 
     # -- called on the driver, one after the other
 
@@ -132,7 +133,7 @@ class StreamTail(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._find()
         if self._beginning is None:
             self._beginning = self._planner.place(self._options.starting or "at=next")
-        return self._offset(self._beginning)
+        return self.offset(self._beginning)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._options.max_rows)
@@ -149,22 +150,41 @@ class StreamTail(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ask about 70 times a second.
         Raises DataLoss; Fenced when the stream is another one than that of `start`.
         """
-        begin = self._place_of(start)
+        begin = self.committed(start)
         wait_ms = self._options.wait_ms
         if self._target is not None:
             wait_ms = 0
-            if begin >= self._target:
-                self._planned = begin
-                return start
+        elif not self._admission.admits(self._planner.client, self, begin):
+            return start
         max_rows, max_bytes = limits(self._options, limit)
         if isinstance(limit, ReadAllAvailable):
             max_rows = max_bytes = MOST
-        answer = self._range(begin, max_rows, max_bytes, wait_ms)
-        end = int(answer["to"])
+        end = self.extend(begin, max_rows, max_bytes, wait_ms)
+        return start if end == begin else self.offset(end)
+
+    def committed(self, offset: dict[str, Any]) -> int:
+        """Return the number of an offset whose batch is committed: the broker need not know."""
+        self._planned = self._place_of(offset)
+        return self._planned
+
+    def place(self, begin: int) -> dict[str, Any]:
+        """Return the reader that has planned what is below `begin`, as /behind wants it."""
+        options = self._options
+        return {"vhost": options.vhost, "stream": options.stream, "id": self._id, "at": begin}
+
+    def until_target(self, begin: int) -> int | None:
+        """Return how much is left under available-now; None: this is no such run."""
+        return None if self._target is None else max(0, self._target - begin)
+
+    def extend(self, begin: int, max_rows: int, max_bytes: int, wait_ms: int) -> int:
+        """Return the offset behind the batch that begins there."""
+        end = begin
+        if self.until_target(begin) != 0:
+            end = int(self._range(begin, max_rows, max_bytes, wait_ms)["to"])
         if self._target is not None:
             end = min(end, self._target)
         self._planned = max(end, begin)
-        return self._offset(self._planned)
+        return self._planned
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the stream's end, for the query's progress, with how far the newest batch is from
@@ -176,7 +196,7 @@ class StreamTail(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows = max(0, end - self._planned)
         mean = int(stat["bytes"]) / max(1, int(stat["messages"]))
         return {
-            **self._offset(end),
+            **self.offset(end),
             "rowsBehind": rows,
             "bytesBehind": min(int(stat["bytes"]), round(rows * mean)),
         }
@@ -232,7 +252,8 @@ class StreamTail(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     lose(self._options, begin, first, failure)
                 begin = max(begin, first)  # reported when the batch is planned
 
-    def _offset(self, offset: int) -> dict[str, Any]:
+    def offset(self, offset: int) -> dict[str, Any]:
+        """Return the offset with this number, for Spark's checkpoint."""
         return {"stream": self._options.stream, "id": self._id, "offset": offset}
 
     def _place_of(self, offset: dict[str, Any]) -> int:
@@ -316,5 +337,5 @@ def read_stretch(options: SourceOptions, stretch: Stretch) -> Iterator[pa.Record
                 f"answer ends before {end}"
             )
         raw = None if segments is None else segments.of_answer(headers["Tallymark-Segments"])
-        yield from decode_offsets(answer, low, end, options.stream, options.columns, raw)
+        yield from decode_offsets(answer, low, end, options.shown, options.columns, raw)
         low = end

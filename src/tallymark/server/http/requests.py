@@ -139,7 +139,10 @@ class HttpContext:
 
     def queue(self, request: web.Request) -> Queue:
         """The queue that the path names. Raises NotFound, AccessRefused (needs read)."""
-        vhost, name = request.match_info["vhost"], request.match_info["queue"]
+        return self.queue_named(request, request.match_info["vhost"], request.match_info["queue"])
+
+    def queue_named(self, request: web.Request, vhost: str, name: str) -> Queue:
+        """The queue of that name. Raises NotFound, AccessRefused (needs read)."""
         self.access(request, vhost).check(QUEUE, name, READ)
         return queue_of(self.node.broker.vhost(vhost), name)
 

@@ -83,6 +83,7 @@ class HttpServer:
 
     def __init__(self, node: Node) -> None:
         from tallymark.server.http.archives import Archiving
+        from tallymark.server.http.behind import Behind
         from tallymark.server.http.browse import Browsing
         from tallymark.server.http.consumers import Consumers
         from tallymark.server.http.features import FeatureFlags
@@ -114,6 +115,7 @@ class HttpServer:
         State(context).add_to(app)
         Consumers(context).add_to(app)
         Subscriptions(context).add_to(app)
+        Behind(context).add_to(app)
         Sinks(context).add_to(app)
         FeatureFlags(context).add_to(app)
         OpenApi().add_to(app)
