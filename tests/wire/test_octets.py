@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from librt.strings import BytesWriter
 
-from tallymark.wire.octets import begins, packed, place, put_place, put_u32, u32, unpacked
+from tallymark.wire.octets import (
+    alike,
+    begins,
+    packed,
+    place,
+    put_place,
+    put_u32,
+    u16,
+    u32,
+    unpacked,
+)
 
 numbers = st.integers(0, 2**32 - 1) | st.sampled_from([0, 2**31 - 1, 2**31, 2**32 - 1])
 
@@ -23,6 +33,20 @@ def test_begins_is_what_startswith_is(raw: bytes, at: int, size: int, behind: by
     for i in range(len(key)):
         other = key[:i] + bytes((key[i] ^ 0x80,)) + key[i + 1 :]
         assert not begins(raw, at, other)
+
+
+@given(st.binary(max_size=24), st.binary(max_size=24), st.data())
+def test_alike_compares_what_is_there(part: bytes, other: bytes, data: st.DataObject) -> None:
+    raw = part + data.draw(st.sampled_from([part, other]))
+    size = data.draw(st.integers(0, len(part)))
+    at = data.draw(st.integers(0, len(raw) + 2))
+    assert alike(raw, 0, at, size) == raw.startswith(raw[:size], at)
+    assert alike(raw, 0, 1 << 40, 1) is False
+
+
+@given(st.integers(0, 65535), st.binary(max_size=9))
+def test_u16_is_two_bytes_big_end_first(number: int, front: bytes) -> None:
+    assert u16(front + number.to_bytes(2, "big") + b"x", len(front)) == number
 
 
 @given(numbers, st.binary(max_size=9), st.binary(max_size=9))

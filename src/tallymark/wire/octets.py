@@ -36,6 +36,31 @@ def begins(raw: bytes, at: i64, key: bytes) -> bool:
     return True
 
 
+def alike(raw: bytes, one: i64, other: i64, size: i64) -> bool:
+    """Return whether the `size` bytes at `one`, which must exist, are also at `other`; 0 <=
+    other."""
+    if _IS_INTERPRETED:
+        return raw.startswith(raw[one : one + size], other)
+    if len(raw) - other < size:
+        return False
+    k: i64 = 0
+    while k + 8 <= size:
+        if read_i64_le(raw, one + k) != read_i64_le(raw, other + k):
+            return False
+        k += 8
+    while k < size:
+        if raw[one + k] != raw[other + k]:
+            return False
+        k += 1
+    return True
+
+
+def u16(data: bytes, pos: i64) -> i64:
+    """Return the two bytes at `pos`, which must exist, as an unsigned number."""
+    first: i64 = data[pos]
+    return first << 8 | data[pos + 1]
+
+
 def u32(data: bytes, pos: i64) -> i64:
     """Return the four bytes at `pos`, which must exist, as an unsigned number."""
     first: i64 = data[pos]

@@ -12,7 +12,6 @@ contents of all channels up to `Limits.unfinished_bytes`.
 
 from __future__ import annotations
 
-from struct import Struct
 from typing import Final, final
 
 from tallymark.wire.amqp091.channel import PUBLISH, Channel
@@ -50,6 +49,7 @@ from tallymark.wire.amqp091.methods import (
 )
 from tallymark.wire.amqp091.states import OUR_TURN, OVER, RECEIVING, ChannelState, State
 from tallymark.wire.line import IN_TIME, LATE, MonotonicMs
+from tallymark.wire.octets import u16, u32
 
 __all__ = ["Connection", "Limits"]
 
@@ -69,8 +69,6 @@ VERSIONS: Final[dict[bytes, tuple[int, int, int]]] = {
     b"AMQP\x01\x01\0\x09": (0, 9, 0),
     b"AMQP\x01\x01\x08\0": (8, 0, 0),
 }
-
-_frame_head: Final = Struct(">BHI").unpack_from
 
 
 @final
@@ -136,7 +134,9 @@ class Connection(Lifecycle):
         data = inbox.data
         pos = inbox.pos
         end = len(data)
-        kind, number, size = _frame_head(data, pos)
+        kind: int = data[pos]
+        number: int = u16(data, pos + 1)
+        size: int = u32(data, pos + 3)
         if size > self._frame_limit:
             self._stop_listening()
             most = self._frame_limit - OVERHEAD
@@ -146,7 +146,7 @@ class Connection(Lifecycle):
             )
         total: int = size + OVERHEAD
         if self._state is State.RUNNING and kind == METHOD and pos + 11 <= end:
-            method_id = int.from_bytes(data[pos + 7 : pos + 11], "big")
+            method_id: int = u32(data, pos + 7)
             if method_id in (PUBLISH, _ACK):
                 channel = self._channels.get(number)
                 if channel is not None and channel.is_idle() and self._scan(channel, method_id):

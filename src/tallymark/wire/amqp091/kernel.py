@@ -18,7 +18,16 @@ from typing import Final, final
 from librt.strings import BytesWriter, read_i64_be, write_i64_be
 from mypy_extensions import i64
 
-from tallymark.wire.octets import begins, packed, place, put_place, u32, unpacked
+from tallymark.wire.octets import (
+    alike,
+    begins,
+    packed,
+    place,
+    put_place,
+    u16,
+    u32,
+    unpacked,
+)
 
 PERSISTENT: Final = 1
 """Fact about messages: delivery-mode is 2."""
@@ -27,11 +36,14 @@ SPECIAL: Final = 2
 MALFORMED: Final = 4
 """Result for bytes that are no property section."""
 
+NOWHERE: Final = -1
+"""Offset of what was not found yet."""
+
 KNOWN_MAX: Final = 4096
 """Number of valid publish method frames cached per connection."""
 
-_PUBLISH: Final = 60 << 16 | 40
-_method_head: Final = Struct(">BHII").unpack_from  # type, channel, size, method
+_BASIC: Final = 60 << 16  # class, and weight 0
+_PUBLISH: Final = _BASIC | 40
 _header_head: Final = Struct(">BHIHHQ").unpack_from  # type, channel, size, class, weight, body size
 _frame_head: Final = Struct(">BHI").unpack_from  # type, channel, size
 _pack_head: Final = Struct(">BHI").pack
@@ -117,13 +129,16 @@ def scan_publishes(
     unit = b""  # method frame, header frame and head of the body frame: all equal last time
     unit_size: i64 = 0
     method = b""
-    content = b""  # header frame and head of the body frame: equal if the body sizes are
+    content: i64 = NOWHERE  # a header frame and the head of its body frame: alike if the bodies
+    content_head: i64 = 0  # are of one size
     content_size: i64 = 0
-    before = b""  # the header frame up to the body size
-    behind = b""  # and behind it, with the head of the body frame up to its size
+    before: i64 = NOWHERE  # a header frame: alike up to the body size,
+    behind: i64 = 0  # and so many bytes behind it, to the size of the body frame
     body_most: i64 = frame_limit if frame_limit < body_limit else body_limit
-    section = b""
+    section: i64 = NOWHERE
+    section_size: i64 = NOWHERE
     first_section = b""
+    here: i64 = channel
     facts = -1
     uniform = True
     largest: i64 = 0
@@ -147,15 +162,17 @@ def scan_publishes(
             if not frame:
                 break
         h: i64 = pos + len(frame)
-        if content and begins(data, h, content):
+        if content >= 0 and alike(data, content, h, content_head):
             after = h + content_size
             if after > end or data[after - 1] != 0xCE:
                 break
             if frame is method:
-                unit = frame + content
+                unit = data[pos : h + content_head]
                 unit_size = after - pos
-        elif before and begins(data, h, before) and begins(data, h + 19, behind):
-            b: i64 = h + 19 + len(behind)
+        elif (
+            before >= 0 and alike(data, before, h, 11) and alike(data, before + 19, h + 19, behind)
+        ):
+            b: i64 = h + 19 + behind
             body_size: i64 = read_i64_be(data, h + 11)  # more than 2^63: below 0
             if not 0 < body_size <= body_most:
                 break
@@ -163,7 +180,8 @@ def scan_publishes(
             if after > end or data[after - 1] != 0xCE or u32(data, b) != body_size:
                 break
             # Sizes differ more often than not: only two equal ones in a row are remembered.
-            content = data[h : b + 4] if body_size == last_size else b""
+            content = h if body_size == last_size else NOWHERE
+            content_head = b + 4 - h
             content_size = after - h
             last_size = body_size
             if body_size + 8 > largest:
@@ -171,56 +189,57 @@ def scan_publishes(
         else:
             if h + 19 > end:
                 break
-            kind, number, size, class_id, weight, announced = _header_head(data, h)
+            size: i64 = u32(data, h + 3)
             b = h + 8 + size
+            body_size = read_i64_be(data, h + 11)  # more than 2^63: below 0
             if (
-                kind != 2
-                or number != channel
+                data[h] != 2
+                or u16(data, h + 1) != here
                 or size < 14
                 or size > frame_limit
-                or class_id != 60
-                or weight != 0
-                or announced > body_limit
+                or u32(data, h + 7) != _BASIC
+                or body_size < 0
+                or body_size > body_limit
                 or b > end
                 or data[b - 1] != 0xCE
             ):
                 break
-            body_size = announced
-            if body_size:
+            if body_size > 0:
                 if b + 7 > end:
                     break
-                kind, number, body_frame = _frame_head(data, b)
                 after = b + 8 + body_size
                 if (
-                    kind != 3
-                    or number != channel
-                    or body_frame != body_size
+                    data[b] != 3
+                    or u16(data, b + 1) != here
+                    or u32(data, b + 3) != body_size
                     or body_size > frame_limit
                     or after > end
                     or data[after - 1] != 0xCE
                 ):
                     break
-                content = data[h : b + 7]
+                content_head = b + 7 - h
             else:
                 after = b
-                content = data[h:b]
-            before = b""
-            if len(section) == size - 12 and begins(data, h + 19, section):
-                if body_size:
-                    before = data[h : h + 11]
-                    behind = data[h + 19 : b + 3]
+                content_head = b - h
+            content = h
+            before = NOWHERE
+            if section_size == size - 12 and alike(data, section, h + 19, section_size):
+                if body_size > 0:
+                    before = h
+                    behind = b - h - 16
             else:
                 found = classify_section(data, h + 19, b - 1)
                 if facts < 0:
                     if found == MALFORMED:
                         break
                     facts = found
-                    section = first_section = data[h + 19 : b - 1]
+                    first_section = data[h + 19 : b - 1]
                 else:
                     if found != facts or found & SPECIAL:
                         break
                     uniform = False
-                    section = data[h + 19 : b - 1]
+                section = h + 19
+                section_size = size - 12
             content_size = after - h
             last_size = body_size
             if size + 8 > largest:
@@ -250,14 +269,20 @@ def scan_publishes(
 
 
 def _publish_frame(
-    data: bytes, pos: int, end: int, channel: int, frame_limit: int, known: dict[bytes, bytes]
+    data: bytes, pos: i64, end: i64, channel: i64, frame_limit: i64, known: dict[bytes, bytes]
 ) -> bytes:
     """Return the valid publish method frame at `pos`; empty if there is none."""
     if pos + 11 > end:
         return b""
-    kind, number, size, method = _method_head(data, pos)
-    after: int = pos + 8 + size
-    if kind != 1 or number != channel or method != _PUBLISH or size > frame_limit or after > end:
+    size: i64 = u32(data, pos + 3)
+    after: i64 = pos + 8 + size
+    if (
+        data[pos] != 1
+        or u16(data, pos + 1) != channel
+        or u32(data, pos + 7) != _PUBLISH
+        or size > frame_limit
+        or after > end
+    ):
         return b""
     frame = data[pos:after]
     found = known.get(frame)
@@ -333,16 +358,16 @@ def publish_needs(
     return after - pos
 
 
-def classify_section(data: bytes, pos: int, end: int) -> int:
+def classify_section(data: bytes, pos: i64, end: i64) -> int:
     """Classify the property section data[pos:end]: PERSISTENT | SPECIAL, or MALFORMED.
 
     Checks that the properties fill the section exactly; headers are not decoded, only searched.
     """
     if end - pos < 2:
         return MALFORMED
-    high = data[pos]
-    low = data[pos + 1]
-    facts = 0
+    high: i64 = data[pos]
+    low: i64 = data[pos + 1]
+    facts: i64 = 0
     pos += 2
     if high & 0x80:  # content-type
         if pos >= end:
@@ -353,10 +378,10 @@ def classify_section(data: bytes, pos: int, end: int) -> int:
             return MALFORMED
         pos += 1 + data[pos]
     if high & 0x20:  # headers
-        table = pos + 4
+        table: i64 = pos + 4
         if table > end:
             return MALFORMED
-        pos = table + int.from_bytes(data[pos:table], "big")
+        pos = table + u32(data, pos)
         if pos > end:
             return MALFORMED
         if has_special_header(data, table, pos):
@@ -395,7 +420,7 @@ def classify_section(data: bytes, pos: int, end: int) -> int:
             return MALFORMED
         if low & 0x10:
             facts |= SPECIAL
-        bit = 0x20
+        bit: i64 = 0x20
         while bit > 2:  # type, user-id, app-id, cluster-id
             if low & bit:
                 if pos >= end:
@@ -405,56 +430,48 @@ def classify_section(data: bytes, pos: int, end: int) -> int:
     return facts if pos == end else MALFORMED
 
 
-def has_special_header(data: bytes, pos: int, end: int) -> bool:
+def has_special_header(data: bytes, pos: i64, end: i64) -> bool:
     """Return whether the table entries data[pos:end] have a key CC, BCC or x-delay at the top
     level.
 
-    A search for the bytes decides nearly always; only where they turn up is the table walked. A
-    table that cannot be walked counts as having one: whoever looks will find out.
+    A table that cannot be walked counts as having one if the bytes of such a key are in it: whoever
+    looks will find out.
     """
-    if (
-        data.find(b"\x02CC", pos, end) < 0
-        and data.find(b"\x03BCC", pos, end) < 0
-        and data.find(b"\x07x-delay", pos, end) < 0
-    ):
-        return False
-    while pos < end:
-        value = pos + 1 + data[pos]
-        if value >= end:
-            return True
-        key = data[pos + 1 : value]
-        if key == b"CC" or key == b"BCC" or key == b"x-delay":
-            return True
-        size = _VALUE_SIZES.get(data[value], -1)
-        if size < 0:
-            return True
-        pos = value + 1 + size
-        if size == 4 and data[value] in b"SxAF":
-            pos += int.from_bytes(data[value + 1 : value + 5], "big")
-    return pos > end
+    at = pos
+    while at < end:
+        size: i64 = data[at]
+        value: i64 = at + 1 + size
+        if value >= end or (
+            (size == 2 and begins(data, at + 1, b"CC"))
+            or (size == 3 and begins(data, at + 1, b"BCC"))
+            or (size == 7 and begins(data, at + 1, b"x-delay"))
+        ):
+            break
+        taken: i64 = _VALUE_SIZES[data[value]]
+        if taken == _UNKNOWN:
+            break
+        at = value + 1 + (taken & 15)
+        if taken & _COUNTED:
+            if at > end:
+                break
+            at += u32(data, value + 1)
+    return at != end and (
+        data.find(b"\x02CC", pos, end) >= 0
+        or data.find(b"\x03BCC", pos, end) >= 0
+        or data.find(b"\x07x-delay", pos, end) >= 0
+    )
 
 
-# Bytes behind a value's tag; S x A F: of the length, and as many as it says follow.
-_VALUE_SIZES: Final[dict[int, int]] = {
-    ord("t"): 1,
-    ord("b"): 1,
-    ord("B"): 1,
-    ord("s"): 2,
-    ord("u"): 2,
-    ord("I"): 4,
-    ord("i"): 4,
-    ord("l"): 8,
-    ord("L"): 8,
-    ord("f"): 4,
-    ord("d"): 8,
-    ord("D"): 5,
-    ord("S"): 4,
-    ord("x"): 4,
-    ord("T"): 8,
-    ord("A"): 4,
-    ord("F"): 4,
-    ord("V"): 0,
-}
+_COUNTED: Final = 16
+_UNKNOWN: Final = 255
+_VALUE_SIZES: Final = bytes(
+    {"t": 1, "b": 1, "B": 1, "s": 2, "u": 2, "I": 4, "i": 4, "l": 8, "L": 8, "f": 4, "d": 8, "D": 5,
+     "S": 4 | _COUNTED, "x": 4 | _COUNTED, "T": 8, "A": 4 | _COUNTED, "F": 4 | _COUNTED, "V": 0}
+    .get(chr(tag), _UNKNOWN)
+    for tag in range(256)
+)  # fmt: skip
+"""Bytes behind a value's tag, at the tag's number. _COUNTED: they are the length of what
+follows."""
 
 
 def ack_prefix(channel: int) -> bytes:
