@@ -12,6 +12,9 @@ from __future__ import annotations
 from array import array
 from typing import Final, final
 
+from librt.strings import BytesWriter
+from mypy_extensions import i64
+
 from tallymark.bridge.amqp091.channel import Channel, Client, Publish
 from tallymark.bridge.amqp091.content import return_messages
 from tallymark.bridge.amqp091.special import Special, examine, headers_of, with_section
@@ -25,6 +28,7 @@ from tallymark.stored.annotations import Annotations, Route
 from tallymark.stored.formats import AMQP091
 from tallymark.wire.amqp091.errors import NOT_IMPLEMENTED, WireError
 from tallymark.wire.amqp091.kernel import PERSISTENT, SPECIAL, PublishReceived
+from tallymark.wire.octets import packed, place, put_place, unpacked
 
 CLASS_ID: Final = 60
 METHOD_ID: Final = 40
@@ -194,19 +198,24 @@ class Stretch:
         return routes
 
     def _copy(self, pieces: list[int]) -> tuple[bytes, array[int]]:
-        raw, cuts, bounds = self.raw, self.cuts, self.bounds
+        raw, bounds = self.raw, self.bounds
+        places = packed(self.cuts, 0, len(self.cuts) - 1)
         parts: list[bytes] = []
-        ends = [0]
-        at = 0
+        ends = BytesWriter()
+        put_place(ends, 0)
+        at: i64 = 0
         for k in pieces:
-            lo = bounds[k]
-            hi = bounds[k + 1]
-            shift = at - cuts[lo]
-            for i in range(lo + 1, hi + 1):
-                ends.append(cuts[i] + shift)
-            at = ends[-1]
-            parts.append(raw[cuts[lo] : cuts[hi]])
-        return b"".join(parts), array("I", ends)
+            i: i64 = bounds[k]
+            last: i64 = bounds[k + 1]
+            start: i64 = place(places, i)
+            cut: i64 = start
+            while i < last:
+                i += 1
+                cut = place(places, i)
+                put_place(ends, at + cut - start)
+            at += cut - start
+            parts.append(raw[start:cut])
+        return b"".join(parts), unpacked(ends.getvalue())
 
 
 def routed(channel: Channel, event: PublishReceived) -> tuple[Stretch, Exception | None]:

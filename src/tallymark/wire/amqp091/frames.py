@@ -72,7 +72,8 @@ def content_frames(channel: int, properties: bytes, body: bytes, frame_max: int)
 
 def frame_length(raw: bytes, pos: int) -> int:
     """Return the bytes of the whole frame that begins at `pos`; its head must be there."""
-    return int.from_bytes(raw[pos + 3 : pos + 7], "big") + OVERHEAD
+    size = raw[pos + 3] << 24 | raw[pos + 4] << 16 | raw[pos + 5] << 8 | raw[pos + 6]
+    return size + OVERHEAD
 
 
 def section_at(raw: bytes, start: int) -> int:
