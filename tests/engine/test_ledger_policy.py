@@ -80,3 +80,20 @@ def test_dl_2_the_policy_is_in_effect_at_once() -> None:
     later = {record.kind for block in made.log.blocks[before:] for record in block}
     assert records.SETTLED in later
     assert records.ACQUIRED not in later
+
+
+def test_what_is_settled_in_any_order_within_a_turn_is_one_row_for_each_range() -> None:
+    made = rig("all")
+    session = made.session()
+    made.consume(session, "q", "c", prefetch=10)
+    made.settle_down()
+    before = len(made.log.blocks)
+    for tag in (9, 2, 8, 10, 1, 3, 5):
+        made.broker.settlement.settle(session, tag, tag, ACCEPTED)
+    made.settle_down()
+    rows = [r for block in made.log.blocks[before:] for r in block if r.kind == records.SETTLED]
+    assert [(r.first, r.count) for r in rows] == [(1, 3), (5, 1), (8, 3)]
+    made.broker.check()
+    made = made.restart(False)
+    made.settle_down()
+    assert [one.number for one in made.holds("q")] == [3, 5, 6]

@@ -101,6 +101,8 @@ class SettledRows:
     def __init__(self, queue_id: int) -> None:
         self._queue_id = queue_id
         self._rows: list[Record] = []
+        self._is_mixed = False
+        """True if a row begins before the one it follows."""
 
     def add(self, first: QueueSequence, count: int, owner: int, reason: int) -> bool:
         """Add sequences. Returns whether they are the first of the turn."""
@@ -110,14 +112,40 @@ class SettledRows:
             if last.first + last.count == first and last.owner == owner and last.reason == reason:
                 last.count += count
                 return False
+            if first < last.first:
+                self._is_mixed = True
         rows.append(settled_record(self._queue_id, first, count, reason, owner))
         return len(rows) == 1
 
     def emit(self, ledger: Ledger) -> None:
         """Emit the rows. The next turn begins with none."""
+        if self._is_mixed:
+            self._sort()
         for row in self._rows:
             ledger.emit(row)
         self._rows.clear()
+
+    def _sort(self) -> None:
+        """Put the rows into the order of their sequences, and join neighbours."""
+        self._is_mixed = False
+        found: list[Record] = []
+        last: Record | None = None
+        for row in sorted(self._rows, key=_first):
+            if (
+                last is not None
+                and last.first + last.count == row.first
+                and last.owner == row.owner
+                and last.reason == row.reason
+            ):
+                last.count += row.count
+            else:
+                found.append(row)
+                last = row
+        self._rows = found
+
+
+def _first(row: Record) -> int:
+    return row.first
 
 
 def _follows(before: Record, after: Record) -> bool:

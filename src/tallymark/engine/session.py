@@ -429,7 +429,10 @@ class Session(Timed):
             entry.done = bytearray(entry.last - entry.first + 1)
         start = low - entry.first
         size = high - low + 1
-        entry.done[start : start + size] = b"\x01" * size
+        if size == 1:
+            entry.done[start] = 1
+        else:
+            entry.done[start : start + size] = b"\x01" * size
 
     def isolate(self, at: int, tag: Tag) -> InFlight:
         """Split the range at index `at` so that one unsettled tag has an entry of its own; return

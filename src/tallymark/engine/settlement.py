@@ -72,7 +72,7 @@ class Settlement:
             at = session.find(tag)
             entry = session.inflight[at]
             high = min(last, entry.last)
-            if entry.done is not None:
+            if entry.done is not None and high > tag:
                 stop = entry.done.find(1, tag - entry.first, high - entry.first + 1)
                 if stop >= 0:
                     high = Tag(entry.first + stop - 1)
