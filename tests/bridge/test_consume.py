@@ -69,6 +69,31 @@ def test_deliveries_follow_consume_ok(durable: bool) -> None:
     assert delivered(heard[1:]) == [("c", i + 1, b"%d" % i, False) for i in range(3)]
 
 
+@pytest.mark.parametrize("size", [10, 8_000, 9_000, 200_000])
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_messages_of_every_size_leave_as_they_came(size: int, prefetch: int) -> None:
+    rig = Rig()
+    peer = rig.connect()
+    for queue in ("q", "r"):
+        peer.ask(QueueDeclare(queue, durable=True))
+        peer.ask(QueueBind(queue, "amq.topic", "k.*"))
+    sent = [b"%d" % i * (size + i) for i in range(3)]
+    peer.ask(
+        b"".join(
+            peer.publish(body, f"k.{i % 2}", exchange="amq.topic") for i, body in enumerate(sent)
+        )
+    )
+    if prefetch:
+        peer.ask(BasicQos(0, prefetch, False))
+    heard = peer.ask(BasicConsume("q", "c"))[1:]
+    for tag in (1, 2) if prefetch else ():
+        heard += peer.ask(BasicAck(tag, False))
+    assert bodies(heard) == sent
+    routes = [content.method.routing_key for _, content in heard]
+    assert routes == ["k.0", "k.1", "k.0"]
+    assert [tag for _, tag, _, _ in delivered(heard)] == [1, 2, 3]
+
+
 def test_a_consumer_without_a_name_is_given_one() -> None:
     _, peer = filled(0)
     names = set()

@@ -194,9 +194,7 @@ class Amqp091(Lifecycle):
         assert isinstance(recipient, Recipient)
         if effect.waits:
             self.gate.shut_for(self.broker)
-        self.line.out.append(
-            recipient.encode(effect.slice, effect.first_tag, consumer.queue.shows_counts)
-        )
+        recipient.write(self.line.out, effect.slice, effect.first_tag, consumer.queue.shows_counts)
 
     def confirm(self, effect: Confirm) -> None:
         """Confirm several publishes by one frame with the number of the last one. A refused publish

@@ -31,6 +31,9 @@ from tallymark.wire.amqp091.methods import BasicGetOk, BasicReturn
 DELIVER: Final = b"\x00\x3c\x00\x3c"
 TEMPLATES_KEPT: Final = 1024
 """Number of routes cached per consumer."""
+LARGE: Final = 8192
+"""Bytes of a message on average above which each is written by itself: another buffer costs less
+than to move it into one with others."""
 PUBLISH_FIXED: Final = 17
 """Bytes of a publish method frame besides those of the exchange and the key."""
 
@@ -85,15 +88,16 @@ class Recipient:
             self._templates[route] = found
         return found
 
-    def encode(self, piece: Slice, first_tag: int, shows_counts: bool) -> bytes:
-        """Encode a slice whose bytes are in memory as frames of this channel. shows_counts: True if
-        the queue's messages show their delivery counts."""
+    def write(self, out: list[bytes], piece: Slice, first_tag: int, shows_counts: bool) -> None:
+        """Append a slice whose bytes are in memory, as frames of this channel. shows_counts: True
+        if the queue's messages show their delivery counts."""
         piece = published(piece, self._converter)
         if piece.annotations is not None or (shows_counts and piece.acquired > 0):
             additions = additions_to(piece, shows_counts, self._additions)
             if additions is not None:
                 self._additions = additions
-                return self._annotated(piece, first_tag, additions)
+                out.append(self._annotated(piece, first_tag, additions))
+                return
         payload = piece.payload
         lo = piece.lo
         hi = piece.hi
@@ -103,7 +107,20 @@ class Recipient:
         number = self.channel.number
         limit = self.channel.client.wire.frame_max
         if limit and payload.largest_frame > limit:
-            return self._reframed(payload, raw, lo, hi, first_tag, is_redelivered)
+            out.append(self._reframed(payload, raw, lo, hi, first_tag, is_redelivered))
+            return
+        cuts = payload.cuts
+        is_same = channel_of(raw, cuts[lo]) == number
+        if is_same and cuts[hi] - cuts[lo] >= (hi - lo) * LARGE:
+            self._write_singly(out, payload, raw, lo, hi, first_tag, is_redelivered)
+            return
+        data = self._joined(payload, raw, lo, hi, first_tag, is_redelivered)
+        out.append(data if is_same else rechannel(data, number))
+
+    def _joined(
+        self, payload: Payload, raw: bytes, lo: int, hi: int, first_tag: int, is_redelivered: bool
+    ) -> bytes:
+        """Encode messages lo..hi-1 end to end, on the channel they came on."""
         cuts = payload.cuts
         route = payload.route
         routes = payload.routes
@@ -119,14 +136,34 @@ class Recipient:
                     suffixes.append(
                         template.redelivered_suffix if is_redelivered else template.suffix
                     )
-                data = encode_mixed_deliveries(prefixes, suffixes, first_tag, raw, cuts, lo, hi)
-                return data if channel_of(raw, cuts[lo]) == number else rechannel(data, number)
+                return encode_mixed_deliveries(prefixes, suffixes, first_tag, raw, cuts, lo, hi)
         template = self.template(route)
         suffix = template.redelivered_suffix if is_redelivered else template.suffix
-        data = encode_deliveries(
+        if hi - lo == 1:
+            content = raw[cuts[lo] + template.method_size : cuts[hi]]
+            return b"".join((template.prefix, first_tag.to_bytes(8, "big"), suffix, content))
+        return encode_deliveries(
             template.prefix, suffix, first_tag, raw, cuts, lo, hi, template.method_size
         )
-        return data if channel_of(raw, cuts[lo]) == number else rechannel(data, number)
+
+    def _write_singly(
+        self,
+        out: list[bytes],
+        payload: Payload,
+        raw: bytes,
+        lo: int,
+        hi: int,
+        first_tag: int,
+        is_redelivered: bool,
+    ) -> None:
+        """Append the content of each message behind a frame of its own: it is copied once."""
+        cuts = payload.cuts
+        for i in range(lo, hi):
+            template = self.template(_route_of(payload, i))
+            suffix = template.redelivered_suffix if is_redelivered else template.suffix
+            tag = (first_tag + i - lo).to_bytes(8, "big")
+            out.append(template.prefix + tag + suffix)
+            out.append(raw[cuts[i] + template.method_size : cuts[i + 1]])
 
     def _annotated(self, piece: Slice, first_tag: int, additions: Additions) -> bytes:
         """Encode message by message, with patched header frames."""

@@ -51,26 +51,31 @@ def wrong_frame(text: str) -> WireError:
 class Content:
     """The incomplete publish on one channel."""
 
-    __slots__ = ("channel", "facts", "head", "largest", "last", "method", "missing", "raw")
+    __slots__ = (
+        "_head", "_parts", "_small", "channel", "facts", "largest", "method", "missing", "size",
+    )  # fmt: skip
 
     def __init__(self, channel: int, method: bytes) -> None:
         self.channel = channel
         self.method = method
         """Whole method frame."""
-        self.raw = bytearray(method)
-        self.head = 0
-        """Offset of the body in raw; 0 while the header is awaited."""
+        self.size = len(method)
+        """Bytes of all frames."""
         self.missing = 0
         """Bytes of the body that are missing."""
-        self.last = 0
-        """Offset of the last body frame in raw; 0: there is none."""
+        self._head = 0
+        """Offset of the body; 0 while the header is awaited."""
+        self._parts = [method]
+        """Whole frames, without the last one if that is small."""
+        self._small = bytearray()
+        """Last frame, if it is a body frame that others may be joined to."""
         self.facts = 0
         self.largest = 0
 
     def add(self, kind: int, frame: bytes) -> bool:
         """Add the next frame of the channel; True: the message is complete. Raises WireError 501,
         502 or 505 for a frame that does not belong here."""
-        if self.head:
+        if self._head:
             if kind != BODY:
                 raise wrong_frame("expected content body, got non content body frame instead")
             self._add_body(frame)
@@ -104,8 +109,9 @@ class Content:
                 SYNTAX_ERROR, "malformed properties in content header", BASIC, PUBLISH_METHOD_ID
             )
         self.missing = int.from_bytes(frame[11:19], "big")
-        self.raw += frame
-        self.head = len(self.raw)
+        self._parts.append(frame)
+        self.size += len(frame)
+        self._head = self.size
         self.largest = len(frame)
 
     def _add_body(self, frame: bytes) -> None:
@@ -120,22 +126,33 @@ class Content:
         if size == 0:
             return
         self.missing -= size
-        raw = self.raw
-        last = self.last
-        before = len(raw) - last - OVERHEAD if last else MERGE_LIMIT
+        small = self._small
+        before = len(small) - OVERHEAD if small else MERGE_LIMIT
         if before + size <= MERGE_LIMIT:
-            raw.pop()
-            raw += memoryview(frame)[7:]
-            raw[last + 3 : last + 7] = (before + size).to_bytes(4, "big")
+            self.size += size
             size += before
+            small.pop()
+            small += memoryview(frame)[7:]
+            small[3:7] = size.to_bytes(4, "big")
         else:
-            self.last = len(raw)
-            raw += frame
+            self.size += len(frame)
+            self._keep_small()
+            if size < MERGE_LIMIT:
+                small += frame
+            else:
+                self._parts.append(frame)
         self.largest = max(self.largest, size + OVERHEAD)
+
+    def _keep_small(self) -> None:
+        """Add the last frame to the others: nothing is joined to it any more."""
+        if self._small:
+            self._parts.append(bytes(self._small))
+            self._small.clear()
 
     def finish(self) -> PublishReceived:
         """Return the complete message as a stretch of one."""
-        raw = bytes(self.raw)
+        self._keep_small()
+        raw = b"".join(self._parts)
         return PublishReceived(
             self.channel,
             raw,
@@ -143,7 +160,7 @@ class Content:
             [0],
             [self.method],
             self.facts,
-            raw[len(self.method) + 19 : self.head - 1],
+            raw[len(self.method) + 19 : self._head - 1],
             True,
             self.largest,
         )
@@ -231,7 +248,7 @@ class Channel:
 
     def held(self) -> int:
         """Return the bytes kept of an incomplete publish."""
-        return 0 if self.content is None else len(self.content.raw)
+        return 0 if self.content is None else self.content.size
 
     def receive(self, kind: int, whole: bytes) -> Event | None:
         """Process a method, header or body frame while OPEN. Raises WireError for one out of
