@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 import msgspec
 from aiohttp import web
 
+from tallymark.bridge.nsq.topics import Topics
 from tallymark.bridge.operations import queue_of
 from tallymark.bridge.permissions import QUEUE, READ, Access
 from tallymark.engine.queue import Queue
@@ -114,6 +115,8 @@ class HttpContext:
         """Addresses of the NSQ listeners, by protocol."""
         self.addresses: list[tuple[str, int]] = []
         """Addresses that this server listens on without TLS."""
+        self.topics: Topics | None = None
+        """Topics of NSQ, where it is served."""
         self.searches = 0
         """Searches for messages under way (journeys.py)."""
         self.tls_addresses: list[tuple[str, int]] = []

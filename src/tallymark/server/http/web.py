@@ -107,6 +107,7 @@ class Web:
         self._server = server
         if self._service is not None:
             server.context.nsq = self._service.listening()
+            server.context.topics = self._service.topics
             await self._service.start_http(*self._nsq)
         await server.start(*self._sockets)
 

@@ -64,7 +64,7 @@ class Connections(Routes):
         for path in ("/api/consumers", "/api/consumers/{vhost}"):
             router.add_get(path, self._consumers)
 
-    def _seen(self, request: web.Request) -> Iterator[Listed]:
+    def seen(self, request: web.Request) -> Iterator[Listed]:
         """The connections that are through their handshake: all, or the user's own."""
         wanted = self.vhost(request).name if "vhost" in request.match_info else None
         user = user_of(request)
@@ -79,13 +79,13 @@ class Connections(Routes):
     def _found(self, request: web.Request) -> Listed:
         """Find a connection. Raises NotFound, also for a connection that the user may not see."""
         name = request.match_info["name"]
-        for client in self._seen(request):
+        for client in self.seen(request):
             if client.peer == name:
                 return client
         raise NotFound(f"no connection '{name}'")
 
     async def _connections(self, request: web.Request) -> web.Response:
-        return await self._rows(request, list(self._seen(request)))
+        return await self._rows(request, list(self.seen(request)))
 
     async def _rows(self, request: web.Request, clients: list[Listed]) -> web.Response:
         rates = Rates(self.node, request, MOST_IN_A_LIST)
@@ -121,7 +121,7 @@ class Connections(Routes):
         """Return the connections of the user that the path names, as far as the asking user sees
         them."""
         name = request.match_info["user"]
-        seen = ((client, place_of(client)) for client in self._seen(request))
+        seen = ((client, place_of(client)) for client in self.seen(request))
         return [client for client, place in seen if place is not None and place[1] == name]
 
     def _end(self, request: web.Request, client: Listed) -> None:
@@ -148,12 +148,12 @@ class Connections(Routes):
         def rows(client: Listed) -> list[dict[str, Any]]:
             return [] if place_of(client) is None else channel_rows_of(client)
 
-        found = await self.http.rows(request, list(self._seen(request)), rows)
+        found = await self.http.rows(request, list(self.seen(request)), rows)
         return listed(request, chain.from_iterable(found))
 
     async def _channel(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
-        for client in self._seen(request):
+        for client in self.seen(request):
             for row in channel_rows_of(client):
                 if row["name"] == name:
                     return shown(request, {**row, "consumer_details": self._held(client, row)})

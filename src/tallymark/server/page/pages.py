@@ -4,10 +4,34 @@ from __future__ import annotations
 
 from typing import Final
 
-from tallymark.server.page import overview, queues
+from tallymark.server.page import (
+    admin,
+    connections,
+    consumers,
+    deadletters,
+    exchanges,
+    messages,
+    nsq,
+    overview,
+    queues,
+    streams,
+)
 from tallymark.server.page.view import Page
 
 PAGES: Final[tuple[Page, ...]] = (
     overview.PAGE,
     queues.LIST,
+    messages.PAGE,
+    deadletters.PAGE,
+    deadletters.LETTERS,
+    consumers.PAGE,
+    connections.LIST,
+    connections.ONE,
+    streams.PAGE,
+    exchanges.LIST,
+    exchanges.ONE,
+    nsq.PAGE,
+    admin.POLICIES_PAGE,
+    admin.USERS_PAGE,
+    admin.FEATURES_PAGE,
 )
