@@ -1,4 +1,4 @@
-"""Where is my message? A search in what the journal still has, and the journeys that it finds."""
+"""Search for messages in what the journal still has, and the journeys that it finds."""
 
 from __future__ import annotations
 
