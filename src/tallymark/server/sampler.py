@@ -10,7 +10,7 @@ from typing import Final
 
 from tallymark.server.node import Node
 from tallymark.server.parts import cut
-from tallymark.server.samples import MESSAGES, SLOT_MS, Counts, counts_of
+from tallymark.server.samples import BROKER, LONG, MESSAGES, SLOT_MS, Counts, counts_of
 
 AT_ONCE: Final = 500
 """Number of queues in one part: a comparison each."""
@@ -51,7 +51,11 @@ class Sampler:
             counts = (client.received_bytes, client.sent_bytes)
             connections.put(client.id, slot, counts, began=True)
         connections.keep({client.id for client in node.clients})
+        of_broker = _counts_of_broker(node)
+        node.samples.broker.put(BROKER, slot, of_broker, began=True)
+        node.samples.broker_by_day.put(BROKER, slot // LONG, of_broker, began=True)
         node.samples.slot = slot
+        node.samples.first = node.samples.first or slot
 
     async def _look_at_queues(self, slot: int, is_first: bool) -> None:
         node = self._node
@@ -71,7 +75,9 @@ class Sampler:
         for name in broker.vhosts:
             counts = tuple(self._totals.get(name, NOTHING))
             samples.vhosts.put(name, slot, counts, began=not is_first)
+            samples.vhosts_by_day.put(name, slot // LONG, counts, began=not is_first)
         samples.vhosts.keep(broker.vhosts)
+        samples.vhosts_by_day.keep(broker.vhosts)
         for name in [name for name in self._totals if name not in broker.vhosts]:
             del self._totals[name]
 
@@ -82,3 +88,13 @@ class Sampler:
         totals = self._totals.setdefault(vhost, list(NOTHING))
         for i, (old, new) in enumerate(zip(before, now, strict=True)):
             totals[i] += new - old
+
+
+def _counts_of_broker(node: Node) -> Counts:
+    """Return the counts of the broker that are called OF_BROKER."""
+    journal = node.journal
+    counts, total_us = journal.sync_times()
+    return (
+        sum(node.confirm_times.counts), node.broker.store.resident_bytes, journal.free_bytes(),
+        sum(counts), total_us,
+    )  # fmt: skip

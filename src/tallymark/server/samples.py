@@ -31,6 +31,15 @@ OF_THINGS: Final = 61
 """Slots with changes that are kept of a queue or connection: five minutes of a busy one."""
 OF_VHOSTS: Final = 721
 """Slots with changes that are kept of a virtual host: an hour of a busy one."""
+LONG: Final = 60
+"""Slots in a long one: five minutes."""
+OF_A_DAY: Final = 289
+"""Long slots with changes that are kept of a virtual host and of the broker: a day of a busy
+one."""
+BROKER: Final = "broker"
+OF_BROKER: Final = ("confirmed", "memory", "disk_free", "syncs", "sync_us")
+"""Counts of the broker as a whole: publishes confirmed, bytes of bodies in memory, bytes free on
+the journal's disk, syncs, microseconds that these took."""
 
 
 def counts_of(queue: Queue) -> Counts:
@@ -79,6 +88,17 @@ class Ring:
         """Return the slot in which the counts changed last."""
         return self._slots[-1]
 
+    def stood(self, wanted: Callable[[Sequence[int]], bool]) -> int | None:
+        """Return the first slot since which the counts are as wanted without a break, as far back
+        as they are kept; None: the newest are not."""
+        slots, width = self._slots, len(self.last)
+        first = None
+        for place in range(len(slots) - 1, -1, -1):
+            if not wanted(self._values[place * width : (place + 1) * width]):
+                break
+            first = slots[place]
+        return first
+
 
 class Series(Generic[Key]):
     """The rings of all things of one kind, by id or name."""
@@ -116,10 +136,18 @@ class Samples:
     def __init__(self) -> None:
         self.slot = 0
         """Slot of the newest samples; 0: none yet."""
+        self.first = 0
+        """Slot of the first samples of this process."""
         self.queues: Series[int] = Series(OF_THINGS)
         """Samples of MESSAGES, by id."""
         self.vhosts: Series[str] = Series(OF_VHOSTS)
         """Samples of MESSAGES, by name."""
+        self.vhosts_by_day: Series[str] = Series(OF_A_DAY)
+        """Samples of MESSAGES, by name, in long slots."""
+        self.broker: Series[str] = Series(OF_VHOSTS)
+        """Samples of OF_BROKER."""
+        self.broker_by_day: Series[str] = Series(OF_A_DAY)
+        """Samples of OF_BROKER, in long slots."""
         self.connections: Series[int] = Series(OF_THINGS)
         """Samples of BYTES, by id."""
 

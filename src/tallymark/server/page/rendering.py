@@ -51,6 +51,7 @@ def environment(assets: Assets) -> Environment:
     made.filters |= {
         "number": number, "rate": rate, "size": size, "lasting": lasting, "time": time_text,
         "iso": iso, "plural": plural,
+        "milliseconds": milliseconds,
     }  # fmt: skip
     made.globals |= {"at": at, "asset": assets.address}
     made.globals["parts"] = made.get_template("parts.html").module
@@ -100,16 +101,21 @@ def lasting(value_ms: float | None) -> str:
     raise AssertionError(value_ms)
 
 
+def milliseconds(value_ms: float | None) -> str:
+    """Return a short time with three digits."""
+    return "–" if value_ms is None else f"{value_ms:.3g}\u202fms"
+
+
 def iso(value_ms: float) -> str:
     """Return a wall time in milliseconds as machines read it."""
     return datetime.fromtimestamp(value_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def time_text(value_ms: float | None) -> str:
-    """Return a wall time in milliseconds for people; in UTC, as logs have it."""
+    """Return a wall time in milliseconds for people; in UTC, as the page's foot says."""
     if value_ms is None:
         return "–"
-    return datetime.fromtimestamp(value_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return datetime.fromtimestamp(value_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def plural(count: int, one: str, many: str = "") -> str:

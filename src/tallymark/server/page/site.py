@@ -23,9 +23,10 @@ from tallymark import __version__
 from tallymark.server.access import audit
 from tallymark.server.access.user import User, UsersError
 from tallymark.server.http.guard import credentials
-from tallymark.server.http.requests import USER, HttpContext, Refused, user_of
+from tallymark.server.http.requests import USER, HttpContext, Refused, answer, user_of
 from tallymark.server.logs import log_of
 from tallymark.server.node import node_name
+from tallymark.server.page.flow import Flows
 from tallymark.server.page.live import Live
 from tallymark.server.page.pages import PAGES
 from tallymark.server.page.rendering import Assets, environment
@@ -68,6 +69,7 @@ class Site:
         self._templates = environment(self._assets)
         self.sessions = Sessions(self._node.loop.time, self._as_now)
         self.live = Live(self._node.loop)
+        self._flows = Flows(self._node)
         self._said: dict[str, tuple[str, str]] = {}
         """Texts of what was done and not shown yet, with their users, by a random name."""
         self._pages = pages
@@ -191,26 +193,29 @@ class Site:
             return self._login_form(request, to, "User name and password do not match.", 403)
         self.sessions.end(request.cookies.get(_cookie(request), ""))
         log.info("page.login", user=user.name, peer=request.remote)
-        answer = _moved(_own(to))
-        answer.set_cookie(
+        moved = _moved(_own(to))
+        moved.set_cookie(
             _cookie(request), self.sessions.begin(user), httponly=True, samesite="Strict", path="/",
             secure=request.secure,
         )  # fmt: skip
-        return answer
+        return moved
 
     async def _logout(self, request: web.Request) -> web.Response:
         self._check_token(request, await _form(request))
         self.sessions.end(request.cookies.get(_cookie(request), ""))
         log.info("page.logout", user=request[USER].name, peer=request.remote)
-        answer = _moved(LOGIN)
-        answer.del_cookie(_cookie(request), path="/")
-        return answer
+        moved = _moved(LOGIN)
+        moved.del_cookie(_cookie(request), path="/")
+        return moved
 
     # -- pages and their forms
 
     def _shows(self, page: Page) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def show(request: web.Request) -> web.StreamResponse:
             view = self._view(request, page)
+            data = page.data.get(request.query.get("data", ""))
+            if data is not None:
+                return _json(await data(view))
             return _html(await self._rendered(view, page, self._take_said(request)))
 
         return show
@@ -241,7 +246,7 @@ class Site:
             raise Refused(
                 403, "access_refused", f"{page.title}: not for user '{user.name}', see its tags"
             )
-        return View(self._http, request, self._form_token(request))
+        return View(self._http, request, self._form_token(request), self._flows)
 
     async def _rendered(
         self, view: View, page: Page, said: str, result: Context | None = None
@@ -381,7 +386,14 @@ def _html(text: str, status: int = 200) -> web.Response:
     )  # fmt: skip
 
 
+def _json(value: object) -> web.Response:
+    made = answer(value)
+    made.headers.update(HEADERS)
+    made.headers["Cache-Control"] = "no-store"
+    return made
+
+
 def _moved(to: str) -> web.Response:
-    answer = _html("", 303)
-    answer.headers["Location"] = to
-    return answer
+    moved = _html("", 303)
+    moved.headers["Location"] = to
+    return moved

@@ -30,7 +30,7 @@ class Column(Generic[Thing]):
     """A column. name: in the query, to sort by. value: shown, and sorted by. kind: how it is
     written: text, number, rate, size, lasting, time, flag. link: address that the cell leads to.
     note: a further line, small. is_sortable: False where the value costs more than a look. tone:
-    "", good, warn or bad."""
+    "", good, warn or bad. text: shown in place of the value."""
 
     name: str
     title: str
@@ -40,6 +40,7 @@ class Column(Generic[Thing]):
     note: Callable[[Thing], str] | None = None
     tone: Callable[[Thing], str] | None = None
     is_sortable: bool = True
+    text: Callable[[Thing], str] | None = None
 
     @property
     def is_number(self) -> bool:
@@ -178,7 +179,7 @@ def _head(view: View, column: Column[Any], is_by: bool, is_down: bool, prefix: s
 
 def _cell(column: Column[Thing], thing: Thing) -> Cell:
     return Cell(
-        column.value(thing),
+        column.value(thing) if column.text is None else column.text(thing),
         column.kind,
         column.is_number,
         "" if column.link is None else column.link(thing),

@@ -13,6 +13,7 @@ from tallymark.server.access.user import User, sees_everything
 from tallymark.server.http.requests import HttpContext, user_of
 from tallymark.server.management.requests import Routes
 from tallymark.server.node import Node
+from tallymark.server.page.flow import Flows
 
 Context: TypeAlias = dict[str, Any]
 """Names in a template, and their values."""
@@ -22,8 +23,11 @@ Form: TypeAlias = Mapping[str, str]
 class View:
     """One request for a page. Raises what its `routes` raise; the site answers with it."""
 
-    def __init__(self, http: HttpContext, request: web.Request, form_token: str) -> None:
+    def __init__(
+        self, http: HttpContext, request: web.Request, form_token: str, flows: Flows
+    ) -> None:
         self.http = http
+        self.flows = flows
         self.request = request
         self.form_token = form_token
         self.routes = Routes(http)
@@ -95,7 +99,7 @@ def watchers(user: User) -> bool:
 class Page:
     """One page. path: as aiohttp's router takes it. title: of the window and the heading.
     template: file in templates/. nav: its word in the menu; "": not in it. actions: by the word
-    that a form's button has as `action`."""
+    that a form's button has as `action`. data: JSON for its charts, by the parameter `data`."""
 
     path: str
     title: str
@@ -104,6 +108,7 @@ class Page:
     nav: str = ""
     is_for: Callable[[User], bool] = anybody
     actions: Mapping[str, Act] = field(default_factory=dict)
+    data: Mapping[str, Show] = field(default_factory=dict)
 
 
 ROOT: Final = "/ui/"

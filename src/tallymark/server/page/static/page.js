@@ -97,8 +97,13 @@
     return `${value} B`;
   }
 
+  function clock(seconds) {
+    const text = new Date(seconds * 1000).toISOString();
+    return seconds % 60 ? text.slice(11, 19) : text.slice(11, 16);
+  }
+
   async function draw(figure) {
-    const answer = await fetch(figure.dataset.chart, { headers: { Accept: "application/json" } });
+    const answer = await fetch(figure.dataset.chart, { headers: { Accept: "text/html, application/json" } });
     if (!answer.ok) return;
     const found = await answer.json();
     const place = figure.querySelector(".plot");
@@ -113,18 +118,16 @@
       legend: { live: true },
       scales: { y: { range: (_, low, high) => [0, Math.max(high * 1.1, 1)] } },
       axes: [
-        { stroke: ink, grid, ticks: grid },
-        { stroke: ink, grid, ticks: grid, size: 62, values: (_, ticks) => ticks.map(write) },
+        { stroke: ink, grid, ticks: grid, space: 60, values: (_, ticks) => ticks.map(clock) },
+        { stroke: ink, grid, ticks: grid, size: 68, values: (_, ticks) => ticks.map(write) },
       ],
       tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
       series: [
-        { label: "UTC" },
+        { label: "UTC", value: (_, seconds) => (seconds == null ? "–" : clock(seconds)) },
         ...found.names.map((label, i) => ({
           label,
           stroke: style(`--plot-${i + 1}`),
           width: 1.75,
-          spanGaps: false,
-          points: { show: false },
           value: (_, value) => (value == null ? "–" : write(value)),
         })),
       ],
