@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup install test test-pure test-installed test-long test-timings timings check format \
-	bench siege soak churn build demo fuzz figures interop constraints audit clean
+	bench siege soak churn build site demo fuzz figures interop constraints audit clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -45,6 +45,17 @@ $(VENV)/.dependencies: $(VENV)/.demo
 	@$(STEP) "tests 2/2" peers "Clients to test with that are built from source" \
 	$(PIP) -r $(VENV)/peers.txt || \
 	echo "python-qpid-proton could not be built: the tests with it will be skipped"
+	@touch $@
+
+# What only the site and the long tests need.
+$(VENV)/.site: $(VENV)/.dependencies
+	@$(BIN)/python .ci/requirements.py site > $(VENV)/site.txt
+	@$(STEP) "site" site "mkdocs" $(PIP) -r $(VENV)/site.txt
+	@touch $@
+
+$(VENV)/.long: $(VENV)/.dependencies
+	@$(BIN)/python .ci/requirements.py long > $(VENV)/long.txt
+	@$(STEP) "tests" long "Tools and clients of the long tests" $(PIP) -r $(VENV)/long.txt
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.dependencies $(SOURCES)
@@ -106,7 +117,7 @@ test-installed: install $(VENV)/.collected
 	$(BIN)/python $(PYTEST) -n $(WORKERS) tests
 
 # LONG=ci: what fits CI's frame. Two workers: a kill is more interesting on a machine with room.
-test-long: install  ## what is too long for `make test`, and more of its models, kills and fuzzing
+test-long: install $(VENV)/.long  ## what is too long for `make test`, and more of its models, kills and fuzzing
 	TALLYMARK_LONG=$(or $(LONG),all) $(BIN)/python $(PYTEST) -n 2 \
 	--timeout $(if $(filter ci,$(LONG)),1200,36000) tests
 
@@ -146,6 +157,9 @@ siege: install  ## hostile behaviours beside another client: docs/siege.md is wr
 
 build: $(VENV)/.dependencies  ## sdist, compiled and pure wheel, tallymark-spark in dist/ (KIND="pure spark")
 	@$(STEP) --shown dist $(BIN)/python .ci/wheels.py dist $(KIND)
+
+site: $(VENV)/.site  ## the documentation as a site in build/site, with no dead link
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 fuzz: install  ## wire fuzzing, a million cases and more (CASES=n)
 	TALLYMARK_FUZZ_CASES=$(or $(CASES),1000000) $(BIN)/python $(PYTEST) --timeout 36000 \

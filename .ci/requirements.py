@@ -3,8 +3,10 @@
 
 requirements.py build     what builds packages that come as source
 requirements.py demo      what runs, and the extras spark and demo
-requirements.py dev       what runs, and every extra but peers
+requirements.py dev       what runs, and every extra but those below
 requirements.py peers     the extra peers
+requirements.py site      the extra site
+requirements.py long      the extras long and site
 
 Each with all that it needs in turn, so that pip can check every file it
 installs (--require-hashes).
@@ -20,6 +22,8 @@ from pathlib import Path
 
 LOCK = Path("constraints.txt")
 BUILD = ["setuptools", "wheel"]
+APART = ("peers", "site", "long")
+"""Extras that are installed by the targets that need them."""
 
 
 @dataclass
@@ -36,14 +40,16 @@ class Locked:
 
 
 def requirements(which: str) -> list[str]:
-    """What pyproject.toml asks for. Raises KeyError for a word that is none of the four."""
+    """What pyproject.toml asks for. Raises KeyError for a word that is none of these."""
     project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     chosen = {
         "build": [],
         "demo": ["spark", "demo"],
-        "dev": [name for name in extras if name != "peers"],
+        "dev": [name for name in extras if name not in APART],
         "peers": ["peers"],
+        "site": ["site"],
+        "long": ["long", "site"],
     }[which]
     found = list(project["dependencies"]) if which in ("demo", "dev") else []
     found += BUILD if which == "build" else []
@@ -52,7 +58,7 @@ def requirements(which: str) -> list[str]:
 
 
 def every_requirement() -> list[str]:
-    found = [r for which in ("build", "dev", "peers") for r in requirements(which)]
+    found = [r for which in ("build", "dev", "peers", "long") for r in requirements(which)]
     return list(dict.fromkeys(found))
 
 

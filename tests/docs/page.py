@@ -40,6 +40,8 @@ from tests.support.process import BrokerProcess
 ROOT: Final = Path(__file__).parents[2]
 AMQP: Final = 5672
 HTTP: Final = 15672
+NSQ: Final = 4150
+"""NSQ's own port; the next one is that of its HTTP interface."""
 URL: Final = "amqp://guest:guest@localhost:5672"
 SIOCGIFFLAGS: Final = 0x8913
 SIOCSIFFLAGS: Final = 0x8914
@@ -368,6 +370,13 @@ def contributing(page: Page) -> None:
         assert (ROOT / path).exists(), path
 
 
+def quickstarts(page: Page) -> None:
+    """Those whose client is installed; the others are looked up only by their language."""
+    from tests.docs.quickstarts import run_all
+
+    run_all(page, page.broker, wants_spark())
+
+
 def check_targets(file: str) -> None:
     """Each `make TARGET` that the page names is there."""
     known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
@@ -384,6 +393,7 @@ PAGES: Final[dict[str, Callable[[Page], None]]] = {
     "docs/nsq.md": nsq,
     "docs/oauth.md": oauth,
     "docs/operations.md": operations,
+    "docs/quickstarts.md": quickstarts,
     "docs/slow-consumers.md": slow_consumers,
     "docs/transactions.md": transactions,
 }
@@ -490,7 +500,13 @@ def pipelines(page: Page) -> None:
 
 PAGES["docs/spark.md"] = spark
 PAGES["docs/pipelines.md"] = pipelines
-WITH_SPARK: Final = ("README.md", "docs/nsq.md", "docs/spark.md", "docs/pipelines.md")
+WITH_SPARK: Final = (
+    "README.md",
+    "docs/quickstarts.md",
+    "docs/nsq.md",
+    "docs/spark.md",
+    "docs/pipelines.md",
+)
 
 
 # The process
@@ -512,6 +528,8 @@ def main() -> None:
         folder = Path(place)
         os.chdir(folder)
         ports = {"amqp_port": str(AMQP), "http_port": str(HTTP)}
+        if name == "docs/quickstarts.md":
+            ports |= {"nsq_port": str(NSQ), "nsq_http_port": str(NSQ + 1)}
         with BrokerProcess(folder / "tallymark-data", **ports) as broker:
             page = Page(broker, folder, examples(name))
             try:

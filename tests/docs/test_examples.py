@@ -18,10 +18,12 @@ import pytest
 import typer
 
 from tallymark.cli.app import build
-from tests.docs.page import AMQP, HTTP, PAGES, ROOT, WITH_SPARK, examples
+from tests.docs.page import AMQP, HTTP, NSQ, PAGES, ROOT, WITH_SPARK, examples
 from tests.support.long import long
 from tests.support.patience import PATIENCE_S
 
+ONLY_LONG = ("docs/pipelines.md", "docs/quickstarts.md", "docs/spark.md")
+"""Pages that need Spark throughout, or programs that are not installed for `make test`."""
 DOCUMENTS = sorted(
     str(path.relative_to(ROOT)) for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
 )
@@ -36,7 +38,7 @@ def network() -> list[str] | None:
         for flags in ("-rn", "-n"):
             if subprocess.run([unshare, flags, "true"], capture_output=True).returncode == 0:
                 return [unshare, flags]
-    for port in (AMQP, HTTP):
+    for port in (AMQP, HTTP, NSQ, NSQ + 1):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return None
@@ -46,7 +48,10 @@ def network() -> list[str] | None:
 def run_page(page: str, *flags: str) -> None:
     prefix = network()
     if prefix is None:
-        pytest.skip(f"ports {AMQP} and {HTTP} are in use, and no network of our own can be had")
+        pytest.skip(
+            f"one of the ports {AMQP}, {HTTP}, {NSQ}, {NSQ + 1} is in use, and no network of our "
+            "own can be had"
+        )
     command = [*prefix, sys.executable, "-m", "tests.docs.page", page, *flags]
     if prefix:
         command.append("--own-network")
@@ -67,7 +72,7 @@ def test_every_page_with_examples_is_run() -> None:
     assert {page for page in DOCUMENTS if examples(page)} == set(PAGES)
 
 
-@pytest.mark.parametrize("page", sorted(set(PAGES) - {"docs/spark.md", "docs/pipelines.md"}))
+@pytest.mark.parametrize("page", sorted(set(PAGES) - set(ONLY_LONG)))
 def test_the_examples_of_a_page_run_as_printed(page: str) -> None:
     run_page(page)
 

@@ -1,5 +1,5 @@
-"""Names of files, folders, tests, classes, rules and targets of make in ARCHITECTURE.md and
-docs/internals/ are those of the sources; arguments and keys of policies are
+"""Names of files, folders, tests, classes, rules and targets of make in ARCHITECTURE.md,
+docs/guarantees.md and docs/internals/ are those of the sources; arguments and keys of policies are
 described in docs/."""
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from tallymark.engine.arguments import QUEUE_CHECKS
 from tallymark.engine.policies import KEYS
 from tests.docs.page import ROOT
 
-PAGES = (ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs/internals").glob("*.md")))
+PAGES = (
+    ROOT / "ARCHITECTURE.md",
+    ROOT / "docs/guarantees.md",
+    *sorted((ROOT / "docs/internals").glob("*.md")),
+)
 BASES = (ROOT / "src/tallymark", ROOT / "src", ROOT)
 """Folders that a path may begin in."""
 IS_PATH = re.compile(r"[\w.-][\w./{},-]*(\.(py|md|toml)|/)")
