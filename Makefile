@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup install test test-pure test-installed test-long test-timings timings check format \
-	bench siege soak churn build site demo fuzz figures interop constraints audit clean
+	bench instructions siege soak churn build site demo fuzz figures interop constraints audit clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -146,8 +146,11 @@ format: $(VENV)/.dependencies  ## rewrite the sources in the project's format
 interop: install  ## other clients' own test suites, fetched into build/interop (SUITES="kombu ...")
 	$(BIN)/python -m tests.interop.suites $(SUITES)
 
-bench: install  ## the benchmark scenarios against a broker started for them (ARGS=...)
+bench: install  ## rows a to r beside other brokers: figures and a page (ARGS="--quick --rows a-f,l")
 	$(BIN)/python bench/run.py $(ARGS)
+
+instructions: install  ## instructions per message beside their budget, by callgrind (ARGS='--renew "why"')
+	$(BIN)/python bench/instructions.py $(ARGS)
 
 figures: $(VENV)/.dependencies  ## files, lines, largest class, import circles, files a publish crosses
 	$(BIN)/python tools/figures.py

@@ -213,7 +213,7 @@ async def _run(node: Node, stop: asyncio.Future[int], bound: Bound, tls: Certifi
             await _take_definitions(node, node.config.definitions)
         if node.config.nsq:
             service = NsqService(node, tls.nsq)
-        settings = _settings(node)
+        settings = amqp_settings(node)
         listeners = [await _listen(node, settings, one, None) for one in bound.amqp]
         encrypted = [await _listen(node, settings, one, tls.amqp) for one in bound.amqps]
         nsq_http = (bound.nsq_http, bound.nsq_https, tls.nsq)
@@ -246,7 +246,8 @@ async def _run(node: Node, stop: asyncio.Future[int], bound: Bound, tls: Certifi
     return code
 
 
-def _settings(node: Node) -> Settings:
+def amqp_settings(node: Node) -> Settings:
+    """Settings of AMQP clients, from the configuration."""
     config = node.config
     limits = Limits(
         channel_max=config.channel_max,

@@ -99,7 +99,7 @@ class NsqService:
         self._lookupd = Lookupd(self.topics, self._announced(http_port), node.loop)
         self._lookupd.set_addresses(node.config.lookupd)
         for bound in tcp:
-            self._listeners.append(await listen(node.loop, self._client, bound))
+            self._listeners.append(await listen(node.loop, self.client, bound))
 
     async def start_http(
         self,
@@ -140,7 +140,8 @@ class NsqService:
         if self.authorities is not None:
             await self.authorities.close()
 
-    def _client(self) -> NsqClient:
+    def client(self) -> NsqClient:
+        """Make the protocol of a new connection."""
         limits = self._limits_with_auth if self.doors.needs_auth else self.limits
         return NsqClient(self._node, self._settings, self._tls, self.doors, limits)
 
