@@ -356,9 +356,15 @@ def nsq(page: Page) -> None:
 
 def operations(page: Page) -> None:
     page.broker.http("DELETE", "/api/exchanges/%2F/events")
-    shown = page.shell(page.take("tallymark queue create", language="sh"))
+    shown = page.shell(page.take("tallymark queue create orders", language="sh"))
     assert "queue 'orders' deleted from vhost '/'" in shown
     assert "orders" not in page.broker.queues()
+    shown = page.shell(page.take("tallymark publish", language="sh"))
+    assert "1 would be moved to 'later'" in shown
+    assert "1 moved to 'later'" in shown
+    queues = page.broker.queues()
+    assert (queues["tried"]["ready"], queues["later"]["ready"]) == (0, 0)
+    assert queues["later"]["settled"] == 1
 
 
 def contributing(page: Page) -> None:

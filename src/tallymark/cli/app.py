@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, get_type_hints
 import typer
 
 from tallymark.cli.commands import COMMANDS, GROUPS, version_line
+from tallymark.cli.watching import again
 from tallymark.environment import CA_FILE, CERT_FILE, KEY_FILE
 
 
@@ -61,6 +62,13 @@ KeyFile = Annotated[
     typer.Option(
         envvar=KEY_FILE, metavar="FILE", show_default=False,
         help="Its private key, where that is in a file of its own.",
+    ),
+]  # fmt: skip
+Watch = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS", min=0.1, show_default=False,
+        help="Show it again every so many seconds; Ctrl-C ends it.",
     ),
 ]  # fmt: skip
 TLS_FILES: Final = {
@@ -116,6 +124,36 @@ def _taking_tls_files(command: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _with_watch(app: typer.Typer) -> None:
+    """Have each command that shows a list of a broker take --watch."""
+    for command in app.registered_commands:
+        found = command.callback
+        if found is not None and {"url", "json"} <= inspect.signature(found).parameters.keys():
+            command.callback = _watching(found)
+
+
+def _watching(command: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(command)
+    if "watch" in signature.parameters:
+        return command  # its app was put together before
+
+    @functools.wraps(command)
+    def run(**given: Any) -> Any:
+        seconds = given.pop("watch")
+        if seconds is None:
+            return command(**given)
+        return again(seconds, lambda: command(**given))
+
+    added = inspect.Parameter(
+        "watch", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Watch
+    )
+    run.__annotations__ = {**get_type_hints(command, include_extras=True), "watch": Watch}
+    run.__signature__ = signature.replace(  # type: ignore[attr-defined]  # read by inspect
+        parameters=[*signature.parameters.values(), added]
+    )
+    return run
+
+
 def build(name: str | None = None) -> typer.Typer:
     """The command of this name alone, or all of them where there is none of it."""
     app = typer.Typer(
@@ -143,4 +181,5 @@ def build(name: str | None = None) -> typer.Typer:
     for one in _apps(app):
         one.rich_markup_mode = None  # a name in brackets is text: [/KEY] would be markup
         _with_tls_files(one)
+        _with_watch(one)
     return app

@@ -6,6 +6,8 @@ from typing import Final
 
 from tallymark import __version__
 
+COMPLETE: Final = "_TALLYMARK_COMPLETE"
+"""Environment variable by which a shell asks for completions."""
 COMMANDS: Final = {
     "serve": ("serve", "Run a broker until SIGTERM or SIGINT."),
     "check-config": ("serve", "Show the settings as a broker would see them."),
@@ -16,6 +18,11 @@ COMMANDS: Final = {
     "exchanges": ("inspect", "Exchanges of every virtual host."),
     "connections": ("inspect", "Client connections."),
     "consumers": ("inspect", "Consumers with their deliveries and settlements."),
+    "top": ("top", "Queues and their rates, live; Ctrl-C ends it."),
+    "get": ("messages", "Look at messages of a queue, or take them."),
+    "publish": ("messages", "Publish a message."),
+    "purge": ("messages", "Drop all messages that are ready in a queue."),
+    "move": ("messages", "Move messages from one queue to another."),
     "trace": ("trace", "Where a message went: its journey through every queue."),
     "log-level": ("inspect", "Change a running broker's log level."),
     "demo": ("pipeline", "The play: publish, consume, crash, land through Spark, reconcile."),
@@ -32,6 +39,7 @@ COMMANDS: Final = {
     "backup": ("backup", "Copy a data folder while its broker runs."),
     "restore": ("backup", "Copy a backup to a new data folder."),
     "journal": ("journal", "A data folder's journal."),
+    "completion": ("completion", "Completion of commands and flags, for a shell."),
     "pipeline": ("pipeline", "Data pipelines: Spark over queues and the ledger."),
 }
 """Commands by name: the module of tallymark.cli, and a line of help."""

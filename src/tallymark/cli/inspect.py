@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any
@@ -53,9 +52,11 @@ def ask(url: str, login: str, method: str, path: str, body: dict[str, object] | 
     return _told(url, login, lambda client: client.call(method, path, body))
 
 
-def ask_list(url: str, login: str, path: str) -> list[dict[str, Any]]:
+def ask_list(
+    url: str, login: str, path: str, method: str = "GET", body: dict[str, object] | None = None
+) -> list[dict[str, Any]]:
     """Ask for a list and return it, as `ask` does for an object."""
-    found = _told(url, login, lambda client: json.loads(client.get(path, {})))
+    found = _told(url, login, lambda client: client.answer(method, path, body))
     if not isinstance(found, list):
         fail(f"{path} answered {found!r}, expected a list")
     return found

@@ -9,9 +9,10 @@ Exit codes: 0 done; 1 the command failed (the reason is on stderr); 2 wrong usag
 
 from __future__ import annotations
 
+import os
 import sys
 
-from tallymark.cli.commands import COMMANDS, version_line
+from tallymark.cli.commands import COMMANDS, COMPLETE, version_line
 
 
 def help_text() -> str:
@@ -37,6 +38,10 @@ def main() -> None:
     """Entry point of the console script."""
     words = sys.argv[1:]
     try:
+        if COMPLETE in os.environ:
+            from tallymark.cli.completion import complete
+
+            complete()
         sys.exit(_run(words))
     except OSError as error:
         from tallymark.cli.output import reason_of

@@ -62,11 +62,13 @@ def show_table(
     columns: Sequence[str],
     empty: str,
     spare: Sequence[str] = (),
+    elsewhere: str = "a wider terminal, or --json",
 ) -> None:
     """Rows as a table of these columns; `empty` is said where there are none.
 
     spare: what a narrow terminal goes without, the least important first. What is still too wide
-    is folded; nothing is cut. Where the output is no terminal everything is shown.
+    is folded; nothing is cut. Where the output is no terminal everything is shown. elsewhere: the
+    ways to see what is left out.
     """
     from rich.console import Console
 
@@ -76,11 +78,15 @@ def show_table(
     console = Console()
     if not console.is_terminal:
         console = Console(width=_width(_table(rows, columns), console))
-    print_table(console, rows, columns, spare)
+    print_table(console, rows, columns, spare, elsewhere)
 
 
 def print_table(
-    console: Console, rows: Sequence[dict[str, Any]], columns: Sequence[str], spare: Sequence[str]
+    console: Console,
+    rows: Sequence[dict[str, Any]],
+    columns: Sequence[str],
+    spare: Sequence[str],
+    elsewhere: str = "a wider terminal, or --json",
 ) -> None:
     """Print the table, at most as wide as the console, and below it the names of omitted
     columns."""
@@ -94,7 +100,7 @@ def print_table(
         table = _table(rows, shown)
     console.print(table)
     if left_out:
-        console.print(f"not shown here: {', '.join(left_out)} (a wider terminal, or --json)")
+        console.print(f"not shown here: {', '.join(left_out)} ({elsewhere})")
 
 
 def _table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> Table:

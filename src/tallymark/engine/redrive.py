@@ -263,6 +263,18 @@ class Redrives:
 
     # -- finding messages
 
+    def oldest(self, queue: Queue, count: int) -> list[tuple[int, int]]:
+        """Return (sequence, message id) of the ready messages that would be delivered next, at most
+        so many. O(ready slices)."""
+        found: list[tuple[int, int]] = []
+        for lane in reversed(queue.lanes.by_priority):
+            for piece in lane.slices():
+                n = min(len(piece), count - len(found))
+                found += [(piece.first + at, _id_of(piece, at)) for at in range(n)]
+                if len(found) == count:
+                    return found
+        return found
+
     def _find(self, queue: Queue, one: Found, place: int) -> Slice | None:
         """Return the message as a slice of its own if it is ready; its lane and place are noted in
         `one`."""
@@ -427,8 +439,8 @@ def _route_of(piece: Slice) -> Route:
     return payload.route if payload.routes is None else payload.routes[piece.lo]
 
 
-def _id_of(piece: Slice) -> int:
-    """Return the broker-wide id of the first message."""
+def _id_of(piece: Slice, at: int = 0) -> int:
+    """Return the broker-wide id of the first message, or of that `at` places behind it."""
     payload = piece.payload
     pack = payload.pack
-    return payload.first_id + piece.lo if pack is None else pack.ids[piece.lo]
+    return payload.first_id + piece.lo + at if pack is None else pack.ids[piece.lo + at]

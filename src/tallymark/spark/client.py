@@ -175,14 +175,20 @@ class Client:
         wait_ms: how long the broker itself may hold the answer back (a long poll).
         Raises BrokerRefused (Fenced for 409), or BrokerUnreachable after `retry_ms`.
         """
+        answer = self.answer(method, path, body, wait_ms)
+        if not isinstance(answer, dict):
+            raise BrokerRefused(502, "bad_answer", f"{path}: expected a JSON object")
+        return answer
+
+    def answer(
+        self, method: str, path: str, body: Mapping[str, object] | None = None, wait_ms: int = 0
+    ) -> Any:
+        """Return the JSON that the broker answers, as `call` does an object."""
         payload = None if body is None else json.dumps(body).encode()
 
-        def attempt() -> Json:
+        def attempt() -> Any:
             with self._request(method, path, payload, wait_ms) as response:
-                answer = json.loads(response.read() or b"{}")
-            if not isinstance(answer, dict):
-                raise BrokerRefused(502, "bad_answer", f"{path}: expected a JSON object")
-            return answer
+                return json.loads(response.read() or b"{}")
 
         return self._retried(path, attempt)
 

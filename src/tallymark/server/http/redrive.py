@@ -30,12 +30,14 @@ Number = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
 
 
 class Redrive(msgspec.Struct, forbid_unknown_fields=True):
-    """messages: (sequence, message id), as a browse shows them. exchange, routing_key: another
+    """messages: (sequence, message id), as a browse shows them; oldest: in place of them, how many
+    of those that would be delivered next. exchange, routing_key: another
     target than that of the first publish. run: the name of what does this, for provenance; what it
     has moved before is not moved by it again."""
 
-    messages: list[tuple[Number, Number]]
     run: str
+    messages: list[tuple[Number, Number]] | None = None
+    oldest: Annotated[int, msgspec.Meta(ge=1, le=MOST)] | None = None
     exchange: str | None = None
     routing_key: str | None = None
     dry_run: bool = False
@@ -72,7 +74,10 @@ async def redriven(
     # No other command comes between these: they are of one turn.
     broker.dispatcher.use(queue)
     redrives = broker.redrives
-    found = redrives.look(queue, wanted.messages, wanted.exchange, wanted.routing_key, stamp.is_on)
+    messages = wanted.messages
+    if messages is None:
+        messages = redrives.oldest(queue, wanted.oldest or MOST)
+    found = redrives.look(queue, messages, wanted.exchange, wanted.routing_key, stamp.is_on)
     _forbid(http.access(request, queue.vhost), found)
     if not wanted.dry_run:
         redrives.move(queue, found, stamp.put_on)
@@ -82,7 +87,9 @@ async def redriven(
 
 def _check(wanted: Redrive) -> None:
     """Raises Refused 400."""
-    if len(wanted.messages) > MOST:
+    if (wanted.messages is None) == (wanted.oldest is None):
+        raise Refused(400, "bad_request", "expected one of messages and oldest")
+    if wanted.messages is not None and len(wanted.messages) > MOST:
         raise Refused(
             400, "bad_request", f"{len(wanted.messages)} messages, at most {MOST} expected"
         )
