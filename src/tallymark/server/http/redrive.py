@@ -29,7 +29,7 @@ RUN_MAX: Final = 255
 Number = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
 
 
-class Redrive(msgspec.Struct, forbid_unknown_fields=True):
+class Redrive(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """messages: (sequence, message id), as a browse shows them; oldest: in place of them, how many
     of those that would be delivered next. exchange, routing_key: another
     target than that of the first publish. run: the name of what does this, for provenance; what it

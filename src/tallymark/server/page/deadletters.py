@@ -212,7 +212,7 @@ async def _tried(
 ) -> tuple[list[tuple[int, int]], list[Found]]:
     messages = chosen_in(queue, chosen, MOST)
     run = f"page {view.user.name} {view.node.broker.clock.wall_ms}"
-    wanted = Redrive(messages, run, dry_run=dry_run)
+    wanted = Redrive(messages=messages, run=run, dry_run=dry_run)
     return messages, await redriven(view.http, view.request, queue, wanted)
 
 
