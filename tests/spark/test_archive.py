@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pika
 import pytest
 
-from tallymark.spark import pipelines, reconcile
+from tallymark.spark import pipelines
 from tallymark.spark.client import Endpoint
 from tallymark.spark.pipelines import archives
 from tallymark.spark.pipelines.folder import Archive, ArchiveDamaged, ArchiveInUse, Range
+from tests.spark import both
 from tests.spark.rig import python_path
 from tests.support.long import long, longer, sized
 from tests.support.process import BrokerProcess
@@ -121,7 +122,7 @@ def test_archived_by_the_command_killed_and_run_again_it_reads_as_before(
     assert rows_of(pipelines.read_archived(spark, to, live=False))[: len(before)] == before
     account = broker.queues()["log"]
     assert account["dropped"]["archived"] == account["entered"] - account["dropped"]["duplicate"]
-    outcome = reconcile.run(spark, broker.data_dir, where)
+    outcome = both.run(spark, broker.data_dir, where)
     assert outcome.balanced, outcome.faults
 
 

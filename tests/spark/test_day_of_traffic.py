@@ -15,7 +15,7 @@ from bench.day_of_traffic import Day, Plan, Told
 from bench.forge import Forged, forge
 from tallymark.spark import ledger
 from tallymark.spark.account import Reconciliation
-from tallymark.spark.reconcile import run
+from tests.spark.both import run
 from tests.support.long import longer, sized
 
 pytestmark = [pytest.mark.spark, longer]

@@ -10,8 +10,8 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pyspark.sql import SparkSession
 
-from tallymark.spark import reconcile
 from tallymark.spark.client import Endpoint
+from tests.spark import both
 from tests.spark.rig import land_the_rest
 from tests.support.patience import CLOCKS_MS, until
 from tests.support.process import BrokerProcess
@@ -52,7 +52,7 @@ def test_lc_5_what_waits_is_a_term_of_the_equation(
         assert method is not None
         settle(method.delivery_tag)
     channel.queue_declare("d.work", passive=True)
-    outcome = reconcile.run(spark, broker.data_dir, Endpoint(port=broker.http_port))
+    outcome = both.run(spark, broker.data_dir, Endpoint(port=broker.http_port))
     assert [fault for fault in outcome.faults if fault.queue == "d.work"] == []
     found = next(one for one in outcome.accounts if one.queue == "d.work")
     assert (found.entered, found.settled, found.difference) == (7, 1, 0)

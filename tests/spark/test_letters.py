@@ -12,10 +12,10 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from tallymark.spark import reconcile
 from tallymark.spark.account import STILL_THERE, Account, Letters, Reconciliation, Returned
 from tallymark.spark.client import Endpoint
 from tallymark.spark.reconcile_table import show
+from tests.spark import both
 from tests.spark.rig import land_the_rest
 from tests.spark.test_source import browse
 from tests.support.patience import until
@@ -129,7 +129,7 @@ def test_letters_of_every_way_balance_and_are_followed(
     queue(channel, "a.circle", message_ttl=1, **to("a.circle"))
     fill(channel, "a.circle", 2)
     until(lambda: broker.queues()["a.circle"]["ready"] == 0, what="the circle is over")
-    outcome = reconcile.run(spark, broker.data_dir, Endpoint(port=broker.http_port))
+    outcome = both.run(spark, broker.data_dir, Endpoint(port=broker.http_port))
     assert [fault for fault in outcome.faults if fault.queue.startswith("a.")] == []
     assert {one.difference for one in outcome.accounts} == {0}
     ends = {
@@ -154,7 +154,7 @@ def test_letters_of_every_way_balance_and_are_followed(
     channel.exchange_declare("a.none", "fanout", durable=True)
     channel.queue_bind("a.one", "a.none")
     channel.queue_declare("a.one", passive=True)
-    again = reconcile.run(spark, broker.data_dir, Endpoint(port=broker.http_port))
+    again = both.run(spark, broker.data_dir, Endpoint(port=broker.http_port))
     assert [fault for fault in again.faults if fault.queue.startswith("a.")] == []
     assert account(again, "a.waiting").dead_lettered == 3
     pending = spark.read.format("tallymark").option("ledger", str(broker.data_dir)).load()

@@ -18,12 +18,14 @@ from pyspark.sql import SparkSession
 from tallymark.engine.record import Record
 from tallymark.spark import ledger
 from tallymark.spark.account import STILL_THERE, Account, Claim, Reconciliation, Returned
-from tallymark.spark.reconcile import kept, read_ledger, reconcile, run
+from tallymark.spark.claims import kept
+from tallymark.spark.ledger_rows import read_ledger
 from tallymark.spark.reconcile_table import show
 from tallymark.stored import records
 from tests.journal.builders import TIME as LONG_AGO
 from tests.journal.builders import Disk, entering
 from tests.journal.test_formats import FORMATS
+from tests.spark.both import reconcile, run
 
 pytestmark = pytest.mark.spark
 
@@ -41,7 +43,7 @@ def row(
     source: tuple[int, int] | tuple[None, None] = (None, None),
     flags: int = 0,
 ) -> tuple[Any, ...]:
-    where = "checkpoint" if kind in ("live", "leased", "still pending") else "journal"
+    where = "checkpoint" if kind in ("live", "still leased", "still pending") else "journal"
     kind = kind.removeprefix("still ")
     count = last - first + 1
     extra = (None, None, *source, *(None,) * (len(ledger.SCHEMA) - 17))
@@ -56,15 +58,23 @@ class Story:
         self.claims: list[Claim] = []
         self.ids: dict[str, int] = {}
 
-    def queue(self, name: str, *events: tuple[Any, ...], **claimed: Any) -> None:
+    def queue(
+        self, name: str, *events: tuple[Any, ...], vhost: str = "/", **claimed: Any
+    ) -> None:
         """events: (kind, first, last[, reason]); claimed: the broker's counters, None if it has no
-        such queue any more."""
+        such queue any more. What was settled by a reader was taken before, unless it says "by
+        nobody"."""
         number = self.ids[name] = len(self.ids) + 1
-        self.rows += [row(kind, number, *rest) for kind, *rest in events]
-        definition = {"op": "queue", "vhost": "/", "id": number, "name": name}
+        for kind, first, last, *reason in events:
+            if kind == "settled by nobody":
+                kind = "settled"
+            elif kind == "settled" and reason[0] in ("client", "batch"):
+                self.rows.append(row("acquired", number, first, last))
+            self.rows.append(row(kind, number, first, last, *reason))
+        definition = {"op": "queue", "vhost": vhost, "id": number, "name": name}
         self.rows.append(row("definition", 0, 0, -1, blob=json.dumps(definition)))
         if claimed:
-            self.claims.append(Claim(number, "/", name, claimed))
+            self.claims.append(Claim(number, vhost, name, claimed))
 
     def letters(self, target: str, first: int, last: int, source: str, at: int) -> None:
         """Messages first..last of `target` came as dead letters of `source`, from `at` on there."""
@@ -83,7 +93,7 @@ def tell() -> Story:
         ("dropped", 31, 35, "rejected"),
         ("dropped", 36, 36, "purged"),
         ("live", 37, 90),
-        ("leased", 91, 100),
+        ("still leased", 91, 100),
         entered=100, ready=54, acquired=10, settled=30,
     )  # fmt: skip
     story.queue(
@@ -136,6 +146,31 @@ def tell() -> Story:
         ("settled", 1, 9, "client"),
         entered=9, settled=9,
     )  # fmt: skip
+    story.queue(
+        "taken by nobody",
+        ("entered", 1, 9),
+        ("settled", 1, 3, "client"),
+        ("settled by nobody", 4, 5, "client"),
+        ("settled", 6, 6, "on_send"),
+        ("leased", 7, 7),
+        ("settled by nobody", 7, 8, "batch"),
+        ("live", 9, 9),
+        entered=9, settled=8, ready=1,
+    )  # fmt: skip
+    story.queue(  # what its policy lets the ledger leave out
+        "sparse",
+        ("entered", 1, 2),
+        ("settled by nobody", 1, 2, "client"),
+        vhost="thrifty", entered=2, settled=2,
+    )  # fmt: skip
+    about = {"op": "policy", "vhost": "thrifty", "definition": {"ledger": "account"}}
+    story.rows.append(row("definition", 0, 0, -1, blob=json.dumps(about)))
+    story.queue(
+        "began unbalanced",
+        ("entered", 51, 60),
+        ("live", 51, 60),
+        entered=60, ready=10, settled=40,
+    )  # fmt: skip
     story.queue("miscounted", ("entered", 1, 5), ("live", 1, 5), entered=4, ready=5)
     tell_of_letters(story)
     return story
@@ -176,7 +211,7 @@ def tell_of_letters(story: Story) -> None:
     story.queue("alive", ("entered", 1, 3), ("live", 1, 3), entered=3, ready=3)
     story.letters("copy", 11, 12, "alive", 2)
     story.letters("copy", 13, 13, "alive", 4)
-    story.rows.append(row("settled", story.ids["copy"], 11, 13, "client"))
+    story.rows.append(row("settled", story.ids["copy"], 11, 13, "on_send"))
     story.queue(
         "dead twice",
         ("entered", 1, 3),
@@ -254,6 +289,23 @@ def test_a_queue_that_balances(outcome: Reconciliation) -> None:
     assert found.dropped == {"rejected": 5, "purged": 1}
     assert (found.still_there["ready"], found.still_there["acquired"]) == (54, 10)
     assert faults(outcome, "balanced") == []
+
+
+def test_what_nobody_had_taken_was_settled_by_nobody(outcome: Reconciliation) -> None:
+    untaken = "settled, though nobody had taken it"
+    assert account(outcome, "taken by nobody").difference == 0
+    assert faults(outcome, "taken by nobody") == [(4, 5, untaken), (8, 8, untaken)]
+    assert faults(outcome, "sparse") == []
+
+
+def test_counters_of_a_start_that_do_not_balance_are_named(outcome: Reconciliation) -> None:
+    """Of what came before the ledger, the broker counted 50 in and 40 out, and none is there."""
+    assert account(outcome, "began unbalanced").difference == 0
+    ((first, last, fault),) = faults(outcome, "began unbalanced")
+    assert (first, last) == (1, 50)
+    assert fault == (
+        "the counters it began with do not balance: 60 entered, 10 there, 40 ended by the broker"
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,10 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pyspark.sql import SparkSession
 
-from tallymark.spark import pipelines, reconcile
+from tallymark.spark import pipelines
 from tallymark.spark.client import BrokerRefused, Endpoint
 from tallymark.spark.pipelines import redrives
+from tests.spark import both
 from tests.spark.rig import python_path
 from tests.support import forked
 from tests.support.long import long
@@ -159,7 +160,7 @@ def test_the_function_the_ledger_and_what_stays(spark: SparkSession, broker: Bro
         other = pipelines.redrive(back, dry_run=False, endpoint=endpoint, to="f-even")
         assert other.results == {"moved": 1}
         assert len(drained(channel, "f-even")) == 6
-    outcome = reconcile.run(spark, broker.data_dir, endpoint)
+    outcome = both.run(spark, broker.data_dir, endpoint)
     assert outcome.balanced, outcome.faults
     accounts = {account.queue: account for account in outcome.accounts}
     assert (accounts["f-parked"].settled, accounts["f-parked"].difference) == (11, 0)

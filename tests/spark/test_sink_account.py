@@ -13,11 +13,13 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from tallymark.spark import pipelines, reconcile
+from tallymark.spark import pipelines
 from tallymark.spark.account import Account, Reconciliation
+from tallymark.spark.claims import claims_of_checkpoint
 from tallymark.spark.client import BrokerRefused, Endpoint
 from tallymark.spark.sink import BatchWriter
 from tallymark.spark.sink_options import SinkOptions
+from tests.spark import both
 from tests.support.long import long
 from tests.support.process import BrokerProcess
 
@@ -124,7 +126,7 @@ def test_lc_5_what_sinks_and_verdicts_did_balances_and_what_is_forged_is_named(
 ) -> None:
     prepare(broker)
     first_half(broker)
-    outcome = reconcile.run(spark, broker.data_dir, Endpoint(port=broker.http_port))
+    outcome = both.run(spark, broker.data_dir, Endpoint(port=broker.http_port))
     assert (outcome.faults, {one.difference for one in outcome.accounts}) == ([], {0})
     judged = account(outcome, "k.in")
     assert (judged.entered, judged.settled, judged.dead_lettered) == (60, 20, 6)
@@ -141,7 +143,7 @@ def test_lc_5_what_sinks_and_verdicts_did_balances_and_what_is_forged_is_named(
     broker.restart()
     second_half(broker)
     broker.stop()
-    outcome = reconcile.run(spark, broker.data_dir, None, hourly=True)
+    outcome = both.run(spark, broker.data_dir, None, hourly=True)
     assert outcome.balanced, (outcome.faults, outcome.accounts, outcome.hours)
     judged = account(outcome, "k.in")
     assert (judged.entered, judged.settled, judged.dead_lettered) == (60, 48, 12)
@@ -154,7 +156,7 @@ def test_lc_5_what_sinks_and_verdicts_did_balances_and_what_is_forged_is_named(
 def forge(rows: DataFrame) -> None:
     """What was settled with sequence 11 is not any more, nor did what died with 41; and k.out got
     batch 1 of the sink twice."""
-    position, claims = reconcile.claims_of_checkpoint(rows)
+    position, claims = claims_of_checkpoint(rows)
     numbers = {claim.name: claim.id for claim in claims}
     own, out = f"queue_id = {numbers['k.in']}", f"queue_id = {numbers['k.out']}"
     settled = rows.where(f"{own} and kind = 'settled' and first <= 11 and first + count > 11")
@@ -169,7 +171,7 @@ def forge(rows: DataFrame) -> None:
         left = left.where((f.col("position") != row.position) | (f.col("row") != row.row))
         for sequence in range(row["first"], row["first"] + row["count"]):
             expected[("k.in", sequence)] = ("neither ended nor there: lost", ids[sequence])
-    outcome = reconcile.reconcile(left.unionAll(batch), position, claims)
+    outcome = both.reconcile(left.unionAll(batch), position, claims)
     named = {
         (one.queue, sequence): (one.fault, one.message_id and one.message_id + sequence - one.first)
         for one in outcome.faults

@@ -13,10 +13,10 @@ import pika
 import pytest
 from pyspark.sql import SparkSession
 
-from tallymark.spark import reconcile
 from tallymark.spark.client import Endpoint
 from tallymark.spark.command import cause
 from tallymark.spark.land import land
+from tests.spark import both
 from tests.spark.rig import (
     SUBSCRIPTION,
     assert_exactly_once,
@@ -170,7 +170,7 @@ def test_the_ledger_of_a_running_broker_balances(
                 channel.basic_ack(method.delivery_tag)
             elif number % 2:
                 channel.basic_reject(method.delivery_tag, requeue=False)
-        outcome = reconcile.run(spark, broker.data_dir, Endpoint(port=broker.http_port))
+        outcome = both.run(spark, broker.data_dir, Endpoint(port=broker.http_port))
         found = next(one for one in outcome.accounts if one.queue == "account")
         assert (found.entered, found.settled, found.dropped) == (60, 20, {"rejected": 5})
         assert (found.still_there["ready"], found.still_there["acquired"]) == (30, 5)
@@ -184,7 +184,7 @@ def test_the_ledger_of_a_running_broker_balances(
         .collect()
     }
     assert {("entered", None), ("settled", "client"), ("dropped", "rejected")} <= kinds
-    outcome = reconcile.run(spark, broker.data_dir, Endpoint(port=broker.http_port))
+    outcome = both.run(spark, broker.data_dir, Endpoint(port=broker.http_port))
     found = next(one for one in outcome.accounts if one.queue == "account")
     assert (found.settled, found.still_there["ready"], outcome.balanced) == (55, 0, True)
 

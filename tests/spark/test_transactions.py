@@ -10,11 +10,11 @@ import pika
 import pytest
 from pyspark.sql import SparkSession
 
-from tallymark.spark import reconcile
 from tallymark.spark.client import Endpoint
 from tallymark.wire.amqp10.events import TransfersReceived
 from tallymark.wire.amqp10.outcomes import Accepted, Rejected, Released, TransactionalState
 from tallymark.wire.amqp10.sections import encode_message
+from tests.spark import both
 from tests.support.amqp10_socket import Client
 from tests.support.process import BrokerProcess
 
@@ -53,7 +53,7 @@ def test_lc_5_staged_is_a_term_of_the_equation(spark: SparkSession, broker: Brok
     channel.basic_nack(6, multiple=True, requeue=True)
     channel.queue_declare("t.work", passive=True)
 
-    outcome = reconcile.run(spark, broker.data_dir, Endpoint(port=broker.http_port))
+    outcome = both.run(spark, broker.data_dir, Endpoint(port=broker.http_port))
     faults = [fault for fault in outcome.faults if fault.queue.startswith("t.")]
     assert faults == []
     found = {one.queue: one for one in outcome.accounts}
@@ -126,7 +126,7 @@ def test_tx_15_transactions_of_amqp_10_in_the_account(
         client.discharge(control, one, False)
         client.discharge(control, two, True)
 
-        outcome = reconcile.run(spark, broker.data_dir, Endpoint(port=broker.http_port))
+        outcome = both.run(spark, broker.data_dir, Endpoint(port=broker.http_port))
         assert [fault for fault in outcome.faults if fault.queue.startswith("t10.")] == []
         found = {account.queue: account for account in outcome.accounts}
         work = found["t10.work"]

@@ -105,15 +105,31 @@ def reconcile(
     hours: Annotated[
         bool, typer.Option("--hours", help="And of every hour in which messages entered it.")
     ] = False,
-    master: Master = MASTER,
+    since: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of accounts: go on from the newest there, and write this one to it."
+        ),
+    ] = None,
+    outside: Annotated[
+        list[Path] | None,
+        typer.Option(help="Checkpoint of a Spark query that must not know more than the journal."),
+    ] = None,
+    master: Annotated[
+        str | None, typer.Option(help="Spark master; without it this process does the work.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Print the equation of every queue, computed from the journal. Exit code 1 if one is off."""
-    _require_spark()
+    require(*(("pyspark",) if master else ()), "pyarrow", "numpy", extra="spark")
     from tallymark.spark import reconcile as reconciling
 
     name, password = _login(url, user)
-    _run(lambda: reconciling.main(data_dir, url, name, password, master, json, hours))
+    _run(
+        lambda: reconciling.main(
+            data_dir, url, name, password, master, json, hours, since, outside or ()
+        )
+    )
 
 
 @app.command()

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import fcntl
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, final
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from tallymark.spark.blocks import ROW, Block, block_at
 from tallymark.spark.ledger_files import (
@@ -90,35 +90,19 @@ WITH_PRIORITY: Final = (records.ENTERED, records.LEASED, records.LIVE)
 BATCH_ROWS: Final = 32_768
 
 
-class FilePartition(InputPartition):
-    def __init__(self, file: LedgerFile, source: str, upto: int) -> None:
-        self.file = file
-        self.source = source
-        self.upto = upto
+@dataclass(frozen=True, slots=True)
+class LedgerPart:
+    """One file of the ledger, up to a position."""
+
+    file: LedgerFile
+    source: str
+    upto: int
+    since: int = 0
+    """Position of the first block that is wanted."""
 
 
-class LedgerReader(DataSourceReader):
-    """Rows of all journal blocks below `upto`, and of the checkpoint at exactly that position.
-
-    Without `upto` it is the newest whole checkpoint's position, so that rows and state agree.
-    """
-
-    def __init__(self, folder: Path, upto: int | None = None) -> None:
-        self._folder = folder
-        self._upto = upto
-
-    def partitions(self) -> Sequence[InputPartition]:
-        return plan(self._folder, self._upto)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, FilePartition)
-        return read_file(partition)
-
-
-def plan(
-    folder: Path, upto: int | None = None, *, is_unbroken: bool = False
-) -> list[FilePartition]:
-    """Return the partitions of the ledger up to the checkpoint at `upto` (None: the newest): that
+def plan(folder: Path, upto: int | None = None, *, is_unbroken: bool = False) -> list[LedgerPart]:
+    """Return the parts of the ledger up to the checkpoint at `upto` (None: the newest): that
     checkpoint, and every file with rows below it. Raises LedgerIncomplete.
 
     is_unbroken: leave out what lies before a gap. The broker deletes a ledger once its retention
@@ -129,18 +113,24 @@ def plan(
     if is_unbroken:
         files = since_the_last_gap(files)
     return [
-        FilePartition(state, CHECKPOINT, state.number),
-        *(FilePartition(file, JOURNAL, state.number) for file in files),
+        LedgerPart(state, CHECKPOINT, state.number),
+        *(LedgerPart(file, JOURNAL, state.number) for file in files),
     ]
 
 
-def read_file(partition: FilePartition) -> Iterator[pa.RecordBatch]:
+def read_file(part: LedgerPart) -> Iterator[pa.RecordBatch]:
     """The rows of one file. Raises LedgerIncomplete when it is damaged below the position."""
-    if partition.source == CHECKPOINT:
-        data, headers = _checkpoint_blocks(partition.file)
+    return _batches(blocks_of(part), part)
+
+
+def blocks_of(part: LedgerPart) -> list[Block]:
+    """Return the blocks of one file that have rows. Raises LedgerIncomplete when it is damaged
+    below the position."""
+    if part.source == CHECKPOINT:
+        data, headers = _checkpoint_blocks(part.file)
     else:
-        data, headers = _journal_blocks(partition.file, partition.upto)
-    return _batches(data, headers, partition)
+        data, headers = _journal_blocks(part.file, part.upto)
+    return [block_at(data, one) for one in headers if one.rows and one.position >= part.since]
 
 
 def time_of(checkpoint: LedgerFile) -> datetime:
@@ -207,26 +197,24 @@ def _journal_blocks(file: LedgerFile, upto: int) -> tuple[bytes, list[layout.Hea
     )
 
 
-def _batches(
-    data: bytes, headers: list[layout.Header], partition: FilePartition
-) -> Iterator[pa.RecordBatch]:
-    found = [block_at(data, header) for header in headers if header.rows]
+def _batches(found: list[Block], part: LedgerPart) -> Iterator[pa.RecordBatch]:
     if not found:
         return
     rows = np.concatenate([block.rows for block in found])
     counts = [len(block.rows) for block in found]
     starts = np.repeat([block.header.at for block in found], counts)
-    if partition.source == CHECKPOINT:
-        position = np.full(len(rows), partition.file.number)
+    if part.source == CHECKPOINT:
+        position = np.full(len(rows), part.file.number)
     else:
         position = np.repeat([block.header.position for block in found], counts)
     number = np.concatenate([np.arange(count) for count in counts])
     known = Payloads(found, rows)
     for low in range(0, len(rows), BATCH_ROWS):
-        part = slice(low, low + BATCH_ROWS)
+        some = slice(low, low + BATCH_ROWS)
         yield _batch(
-            data, rows[part], starts[part], position[part], number[part], partition.source, known
-        )
+            found[0].data, rows[some], starts[some], position[some], number[some], part.source,
+            known,
+        )  # fmt: skip
 
 
 def _batch(

@@ -65,7 +65,7 @@ class TallymarkDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         options = SourceOptions.parse(self.options)
         if options.ledger is not None:
-            from tallymark.spark.ledger import LedgerReader
+            from tallymark.spark.ledger_reader import LedgerReader
 
             return LedgerReader(options.ledger, options.upto)
         if options.is_of_several:

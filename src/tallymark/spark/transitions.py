@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tallymark.spark.client import counted
-from tallymark.spark.reconcile import over_ledger
+from tallymark.spark.ledger_rows import over_ledger
+from tallymark.spark.ranges import MOVED_ON
 from tallymark.spark.schema import utc_date
-from tallymark.spark.sweep import MOVED_ON
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -59,7 +59,7 @@ def transitions(rows: DataFrame) -> DataFrame:
     time, queue_id, sequence, message_id, event, attempt, consumer, outcome, cause, latency_ms,
     held_ms, and position and row, in whose order things happened.
 
-    rows: the ledger, see tallymark.spark.reconcile.read_ledger. message_id and latency_ms are null
+    rows: the ledger, see ledger_rows.read_ledger. message_id and latency_ms are null
     for messages that entered before the ledger that is kept.
     """
     from pyspark.sql import Window
@@ -172,7 +172,7 @@ def queues(rows: DataFrame) -> DataFrame:
 
 def latencies(rows: DataFrame) -> DataFrame:
     """(queue_id, low, high, settled_at, latency_ms) of everything in the ledger that was settled
-    by a consumer, high exclusive. `rows`: the ledger, see tallymark.spark.reconcile.read_ledger.
+    by a consumer, high exclusive. `rows`: the ledger, see tallymark.spark.ledger_rows.read_ledger.
 
     Messages that came before the ledger that is kept are left out.
     """

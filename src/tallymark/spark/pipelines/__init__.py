@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from tallymark.spark.land import follow, land, read_queue
+    from tallymark.spark.ledger_rows import read_ledger
     from tallymark.spark.pipelines.archives import archive, read_archived
     from tallymark.spark.pipelines.redrives import browse, redrive
-    from tallymark.spark.reconcile import read_ledger, reconcile
+    from tallymark.spark.reconcile_spark import reconcile
     from tallymark.spark.report import report
     from tallymark.spark.transitions import transitions
 
@@ -39,7 +40,8 @@ _FROM: Final = {
     "tallymark.spark.land": ("follow", "land", "read_queue"),
     "tallymark.spark.pipelines.archives": ("archive", "read_archived"),
     "tallymark.spark.pipelines.redrives": ("browse", "redrive"),
-    "tallymark.spark.reconcile": ("read_ledger", "reconcile"),
+    "tallymark.spark.ledger_rows": ("read_ledger",),
+    "tallymark.spark.reconcile_spark": ("reconcile",),
     "tallymark.spark.report": ("report",),
     "tallymark.spark.transitions": ("transitions",),
 }

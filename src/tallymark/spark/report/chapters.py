@@ -1,13 +1,13 @@
 """The chapters of the report as functions on DataFrames: rows of the ledger in, a small table out.
 
-All take the rows of tallymark.spark.reconcile.read_ledger and name queues by id.
+All take the rows of tallymark.spark.ledger_rows.read_ledger and name queues by id.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tallymark.spark.sweep import MOVED_ON
+from tallymark.spark.ranges import MOVED_ON
 from tallymark.stored.records import LIVE_ACQUIRED, UNSURE
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tallymark.spark.sweep import MOVED_ON
+from tallymark.spark.ranges import MOVED_ON
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

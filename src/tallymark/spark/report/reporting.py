@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tallymark.spark.reconcile import over_ledger
+from tallymark.spark.ledger_rows import over_ledger
 from tallymark.spark.report.findings import STALLED_MS, collect
 from tallymark.spark.report.page import html
 
