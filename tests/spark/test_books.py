@@ -157,7 +157,7 @@ def test_books_of_another_journal_and_of_a_later_time_are_refused(
     other = Ledger(tmp_path / "other")
     other.enter(1, 1)
     other.checkpoint(1, entered=1, ready=1)
-    with pytest.raises(LedgerIncomplete, match="another journal|cannot be gone on from"):
+    with pytest.raises(LedgerIncomplete, match=r"another journal|cannot be gone on from"):
         run(None, other.folder, None, since=tmp_path / "books")
     other.close()
 
@@ -166,14 +166,14 @@ def test_books_that_are_none_are_told(tmp_path: Path) -> None:
     folder = tmp_path / "0000000000000040"
     folder.mkdir()
     (folder / "books.json").write_text('{"version": 1}')
-    with pytest.raises(CannotRun, match="not the books of an account.*remove the folder"):
+    with pytest.raises(CannotRun, match=r"not the books of an account.*remove the folder"):
         Books.read(tmp_path)
 
 
 def test_only_so_many_ranges_are_held(begun: Ledger) -> None:
     begun.close()
     parts = ledger.plan(begun.folder)
-    with pytest.raises(TooLarge, match="more than 1"):
+    with pytest.raises(TooLarge, match=r"more than 1"):
         reconcile._gathered(parts, most=1)
 
 
@@ -210,10 +210,10 @@ def test_rows_that_a_query_has_committed_are_missed(begun: Ledger, tmp_path: Pat
     knows = query(tmp_path / "as much", 2, there)
     assert run(None, begun.folder, None, outside=[knows]).balanced
     leased = query(tmp_path / "leased", 2, {**there, "seq": 105})
-    with pytest.raises(LedgerIncomplete, match="up to lease sequence 105.*has leased it 104"):
+    with pytest.raises(LedgerIncomplete, match=r"up to lease sequence 105.*has leased it 104"):
         run(None, begun.folder, None, outside=[knows, leased])
     written = query(tmp_path / "written", 3, there)
-    with pytest.raises(LedgerIncomplete, match="committed batch 3, and the sink 's' has 2"):
+    with pytest.raises(LedgerIncomplete, match=r"committed batch 3, and the sink 's' has 2"):
         run(None, begun.folder, None, outside=[written])
     with pytest.raises(FileNotFoundError, match="no checkpoint of a query"):
         run(None, begun.folder, None, outside=[tmp_path])

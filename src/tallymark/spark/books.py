@@ -52,11 +52,11 @@ class Books:
 
     position: int = 0
     salt: int = 0
-    """Of the segment in which the position is: another journal has another."""
+    """Salt of the segment in which the position is: another journal has another."""
     judged: Judged = field(default_factory=Judged)
-    """Of the queues, with the drops and letters of all time."""
+    """Account of the queues, with the drops and letters of all time."""
     returned: Pairs = field(default_factory=dict)
-    """By queue and reason."""
+    """Deliveries by queue and reason."""
     leased: dict[int, int] = field(default_factory=dict)
     definitions: set[str] = field(default_factory=set)
 
@@ -115,7 +115,8 @@ class Books:
         return merged(np.concatenate([old[old["what"] != LIVE], new]))
 
     def knowledge(self, definitions: set[str]) -> dict[int, Before]:
-        """What these books, and definitions, say of queues before their ranges are looked at."""
+        """Return the knowledge of queues before their ranges are looked at: from these books, and from
+        definitions."""
         sparse = sparse_vhosts(definitions)
         vhosts = {id: vhost for id, (vhost, _) in self.names().items()}
         for text in definitions:
@@ -220,8 +221,8 @@ def sparse_vhosts(definitions: set[str]) -> set[str]:
 
 
 def _queues(old: Array, new: Array) -> Array:
-    """What is known of the queues: the newer word where there are two, and nobody there any more
-    of whom nothing new is said."""
+    """Return all that is known of the queues: the newer word where there are two, and no messages
+    left in those of which nothing new is said."""
     rest = old[~np.isin(old["queue"], new["queue"])].copy()
     rest["live_before"] = 0
     both = np.concatenate([rest, new])

@@ -26,7 +26,7 @@ class Piece:
     high: int
     fault: int
     message_id: int | None = None
-    """Of the first of them, where the ledger has it."""
+    """Id of the first of them, where the ledger has it."""
 
 
 class Entrances(Protocol):

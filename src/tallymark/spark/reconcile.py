@@ -55,7 +55,7 @@ class TooLarge(CannotRun):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """How an account is to be worked out."""
+    """Options of an account."""
 
     hourly: bool = False
     """The equation of every hour, too."""
