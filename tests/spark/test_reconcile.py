@@ -58,9 +58,7 @@ class Story:
         self.claims: list[Claim] = []
         self.ids: dict[str, int] = {}
 
-    def queue(
-        self, name: str, *events: tuple[Any, ...], vhost: str = "/", **claimed: Any
-    ) -> None:
+    def queue(self, name: str, *events: tuple[Any, ...], vhost: str = "/", **claimed: Any) -> None:
         """events: (kind, first, last[, reason]); claimed: the broker's counters, None if it has no
         such queue any more. What was settled by a reader was taken before, unless it says "by
         nobody"."""

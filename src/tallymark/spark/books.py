@@ -115,8 +115,8 @@ class Books:
         return merged(np.concatenate([old[old["what"] != LIVE], new]))
 
     def knowledge(self, definitions: set[str]) -> dict[int, Before]:
-        """Return the knowledge of queues before their ranges are looked at: from these books, and from
-        definitions."""
+        """Return the knowledge of queues before their ranges are looked at, from these books and
+        from definitions."""
         sparse = sparse_vhosts(definitions)
         vhosts = {id: vhost for id, (vhost, _) in self.names().items()}
         for text in definitions:

@@ -54,7 +54,7 @@ FAULTS: Final = (
     "dead-lettered, but no queue has a letter of it",
     "named by a letter, but it never died",
 )
-"""What can be wrong with a stretch; of several the first counts. 0 means that nothing is."""
+"""Faults of a stretch by number, from 1; the first that holds counts."""
 
 STRETCH: Final = np.dtype(
     [("queue", "i8"), ("low", "i8"), ("high", "i8"), ("hour", "i4"), ("reason", "u1"),
@@ -67,7 +67,7 @@ BALANCE: Final = np.dtype(
      ("live", "i8"), ("settled", "i8"), ("dead_lettered", "i8"), ("dropped", "i8"),
      ("faults", "i8")]
 )  # fmt: skip
-"""Of the messages that entered a queue in an hour: what became of them, and how many are at fault.
+"""Sums of what became of the messages that entered a queue in an hour, and how many are at fault.
 open: 1 where they are still there, so that more may come."""
 SUMMED: Final = ("entered", "live", "settled", "dead_lettered", "dropped")
 QUEUE: Final = np.dtype(
@@ -97,7 +97,7 @@ class Judged:
     balances: Array = field(default_factory=lambda: none_of(BALANCE))
     queues: Array = field(default_factory=lambda: none_of(QUEUE))
     faults: Array = field(default_factory=lambda: none_of(FAULT))
-    """At most MOST_FAULTS."""
+    """Faults in order, MOST_FAULTS of them at most."""
     open: Array = field(default_factory=lambda: none_of(STRETCH))
     """Stretches of what is still there."""
     dropped: Pairs = field(default_factory=dict)
