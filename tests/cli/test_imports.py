@@ -41,6 +41,24 @@ def imported(folder: Path, program: str, names: tuple[str, ...]) -> list[str]:
     return found.read_text().split()
 
 
+def until_ready(folder: Path) -> str:
+    """The program of a broker that stops when it is ready."""
+    flags = ["--data-dir", str(folder / "data"), "--amqp-port", "0", "--http-port", "0"]
+    flags += ["--nsq-port", "0", "--nsq-http-port", "0"]
+    return (
+        f"sys.argv = {['tallymark', 'serve', *flags]!r}\n"
+        "import os, signal\n"
+        "from tallymark.server import run\n"
+        "announce = run._announce\n"
+        "def announced(*given):\n"
+        "    announce(*given)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "run._announce = announced\n"
+        "from tallymark.cli.main import main\n"
+        "main()"
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "barred"),
     [
@@ -78,21 +96,7 @@ def test_a_broker_that_nobody_asks_over_http_has_not_loaded_what_answers(tmp_pat
     """Until the first connection to an HTTP port. Then it answers, and that connection is not
     refused: the ports are listened on from the start."""
     barred = (*SPARK, *TYPER, *WEB, *SLOW, "tallymark.server.http.server", "prometheus_client")
-    flags = ["--data-dir", str(tmp_path / "data"), "--amqp-port", "0", "--http-port", "0"]
-    flags += ["--nsq-port", "0", "--nsq-http-port", "0"]
-    program = (
-        f"sys.argv = {['tallymark', 'serve', *flags]!r}\n"
-        "import os, signal\n"
-        "from tallymark.server import run\n"
-        "announce = run._announce\n"
-        "def announced(*given):\n"
-        "    announce(*given)\n"
-        "    os.kill(os.getpid(), signal.SIGTERM)\n"
-        "run._announce = announced\n"
-        "from tallymark.cli.main import main\n"
-        "main()"
-    )
-    assert imported(tmp_path, program, barred) == []
+    assert imported(tmp_path, until_ready(tmp_path), barred) == []
 
 
 def test_the_first_request_is_answered(tmp_path: Path) -> None:
@@ -143,3 +147,21 @@ def test_a_missing_extra_is_named() -> None:
     assert done.returncode == 1
     assert "pip install 'tallymark[spark]'" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("words", "most"), [("--help", 75), ("nsqd -help", 130), ("serve", 580)])
+def test_a_start_imports_no_more_modules_than_it_did(tmp_path: Path, words: str, most: int) -> None:
+    """A module is 0.4 ms of CPU: help is there after 0.05 s, a broker after 0.2 s. Compiled, each
+    library is one more. Whoever needs more modules raises the number, and says why."""
+    found = tmp_path / "count"
+    program = f"sys.argv = {['tallymark', *words.split()]!r}\n"
+    program += "from tallymark.cli.main import main\nmain()"
+    counting = (
+        "import atexit, sys\n"
+        f"atexit.register(lambda: open({str(found)!r}, 'w').write(str(len(sys.modules))))\n"
+    )
+    counting += until_ready(tmp_path) if words == "serve" else program
+    subprocess.run(
+        [sys.executable, "-c", counting], capture_output=True, timeout=PATIENCE_S, check=False
+    )
+    assert int(found.read_text()) <= most
