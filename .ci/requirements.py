@@ -2,6 +2,8 @@
 """Print which packages of constraints.txt a target installs, with the hashes of their files.
 
 requirements.py build     what builds packages that come as source
+requirements.py wheels    what builds a compiled wheel of Tallymark
+requirements.py run       what runs
 requirements.py demo      what runs, and the extras spark and demo
 requirements.py dev       what runs, and every extra but those below
 requirements.py peers     the extra peers
@@ -41,18 +43,22 @@ class Locked:
 
 def requirements(which: str) -> list[str]:
     """What pyproject.toml asks for. Raises KeyError for a word that is none of these."""
-    project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+    whole = tomllib.loads(Path("pyproject.toml").read_text())
+    project = whole["project"]
     extras = project["optional-dependencies"]
     chosen = {
         "build": [],
+        "wheels": [],
+        "run": [],
         "demo": ["spark", "demo"],
         "dev": [name for name in extras if name not in APART],
         "peers": ["peers"],
         "site": ["site"],
         "long": ["long", "site"],
     }[which]
-    found = list(project["dependencies"]) if which in ("demo", "dev") else []
-    found += BUILD if which == "build" else []
+    found = list(project["dependencies"]) if which in ("run", "demo", "dev") else []
+    found += BUILD if which in ("build", "wheels") else []
+    found += whole["build-system"]["requires"] if which == "wheels" else []
     found += [r for name in chosen for r in extras[name] if not r.startswith("tallymark")]
     return list(dict.fromkeys(found))
 

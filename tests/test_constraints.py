@@ -41,7 +41,9 @@ def test_every_package_is_pinned_with_hashes_and_no_place_to_get_it(
     assert "index-url" not in text
 
 
-@pytest.mark.parametrize("which", ["build", "demo", "dev", "peers", "site", "long"])
+@pytest.mark.parametrize(
+    "which", ["build", "wheels", "run", "demo", "dev", "peers", "site", "long"]
+)
 def test_what_a_target_installs_is_what_pyproject_asks_for(
     requirements: ModuleType, which: str
 ) -> None:

@@ -8,6 +8,7 @@ and credentials are never logged.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -49,6 +50,9 @@ AUDIT: Final = Log("audit")
 """Log of access/audit.py. It is in no list of categories, so that nothing sets its level."""
 _COLOURS: Final = {"debug": "32", "info": "32", "warning": "33", "error": "31"}
 _EVENT_WIDTH: Final = 30
+_PRIORITIES: Final = {"debug": "<7>", "info": "<6>", "warning": "<4>", "error": "<3>"}
+"""Beginnings of lines for systemd's journal, which stores the level beside the line
+[sd-daemon(3)]."""
 
 
 def log_of(category: str) -> Log:
@@ -58,8 +62,9 @@ def log_of(category: str) -> Log:
 
 def configure(level: str, levels: dict[str, str], form: str, stream: TextIO | None = None) -> None:
     """Set the level of every category, then those named in `levels`; form: json or console."""
-    global _stream, _render
+    global _stream, _render, _begin
     _stream = stream or sys.stderr
+    _begin = _PRIORITIES if _is_journal(_stream) else {}
     if form == "json":
         _render = _as_json
     else:
@@ -87,8 +92,21 @@ def set_level(category: str, level: str) -> None:
 
 def _write(level: str, category: str, event: str, values: dict[str, object]) -> None:
     stamp = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-    _stream.write(_render(stamp, level, category, event, values) + "\n")
+    line = _render(stamp, level, category, event, values)
+    _stream.write(f"{_begin.get(level, '')}{line}\n")
     _stream.flush()
+
+
+def _is_journal(stream: TextIO) -> bool:
+    """Return whether it ends in systemd's journal, which names its socket in JOURNAL_STREAM."""
+    named = os.environ.get("JOURNAL_STREAM", "")
+    if not named:
+        return False
+    try:
+        known = os.fstat(stream.fileno())
+    except OSError:  # a stream without a file, as in tests
+        return False
+    return named == f"{known.st_dev}:{known.st_ino}"
 
 
 def _as_json(stamp: str, level: str, category: str, event: str, values: dict[str, object]) -> str:
@@ -117,4 +135,5 @@ def _shown(value: object) -> str:
 
 
 _stream: TextIO = sys.stderr
+_begin: dict[str, str] = {}
 _render: Callable[[str, str, str, str, dict[str, object]], str] = _plain

@@ -27,7 +27,7 @@ from tallymark import __version__, is_compiled
 from tallymark.bridge.amqp091.lifecycle import Settings as Settings091
 from tallymark.journal.files import FolderInUse
 from tallymark.journal.recovery import JournalCorrupt
-from tallymark.server import amqp10, logs
+from tallymark.server import amqp10, logs, supervisor
 from tallymark.server.access import audit, users
 from tallymark.server.access.limits import LimitsError
 from tallymark.server.access.tls import Certificates, Tls, TlsRefused
@@ -234,6 +234,7 @@ async def _run(node: Node, stop: asyncio.Future[int], bound: Bound, tls: Certifi
         if web.failed.done():
             web.failed.result()
     finally:
+        supervisor.tell_stopping()
         for listener in [*listeners, *encrypted]:
             listener.close()
         if service is not None:
@@ -314,6 +315,7 @@ def _announce(
     }
     print(json.dumps(ready), flush=True)
     log.info("broker.ready", **open_, compiled=is_compiled(), version=__version__)
+    supervisor.tell_ready(f"Tallymark {__version__} serves AMQP on port {open_['amqp'][0][1]}")
 
 
 def _addresses(listeners: list[Listener]) -> list[tuple[str, int]]:

@@ -7,14 +7,13 @@ settings.py; others that changed are named, and wait for the next start.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.policies import without_effect
-from tallymark.server import logs
+from tallymark.server import logs, supervisor
 from tallymark.server.access.tls import Certificates, TlsRefused
 from tallymark.server.config.policies import ConfiguredPolicy
 from tallymark.server.config.settings import DECLARED, Config, ConfigError
@@ -55,8 +54,13 @@ def reload(node: Node) -> Reloaded:
 
 def on_signal(node: Node) -> None:
     """Handle SIGHUP."""
-    with contextlib.suppress(ReloadRefused):  # logged where it was refused
-        reload(node)
+    supervisor.tell_reloading()
+    try:
+        found = reload(node)
+    except ReloadRefused as error:  # logged where it was refused
+        supervisor.tell_ready(f"configuration refused, the old one stays: {error}")
+    else:
+        supervisor.tell_ready(f"configuration read again, {len(found.changed)} settings changed")
 
 
 def _take(node: Node, new: Config, certificates: Certificates) -> Reloaded:
