@@ -11,6 +11,7 @@ from tallymark.engine.record import Record
 from tallymark.journal.journal import BytesLost
 from tallymark.journal.recovery import JournalCorrupt
 from tallymark.journal.verify import verify
+from tallymark.stored.layout import SEALED, header_at
 from tallymark.stored.records import ENTERED, LIVE, PAYLOAD, SETTLED
 from tests.journal.builders import TIME, Disk, all_shown, entering, settling
 
@@ -315,7 +316,8 @@ def test_a_crash_between_ledger_and_removal_leaves_the_ledger(disk: Disk) -> Non
     disk.journal.close()
 
 
-def test_a_damaged_segment_is_not_stripped_but_reported(disk: Disk) -> None:
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_damaged_segment_is_not_stripped_but_reported(disk: Disk, is_first: bool) -> None:
     disk.start()
     settle(disk, fill(disk, 1, 12))
     checkpoint(disk, [])
@@ -323,10 +325,15 @@ def test_a_damaged_segment_is_not_stripped_but_reported(disk: Disk) -> None:
     path = disk.segments()[0]
     victim = int(path.name[:10])
     data = bytearray(path.read_bytes())
-    data[100] ^= 1
+    starts = [0]
+    while (header := header_at(bytes(data), starts[-1])) is not None and not header.flags & SEALED:
+        starts.append(header.at + header.length)
+    assert len(starts) > 2, "a seal and two blocks"
+    data[starts[0 if is_first else -2] + 100] ^= 1
     path.write_bytes(data)
     disk.clean()
     assert path.exists()
+    assert disk.names(".tmp") == []
     assert any("is not stripped" in problem for problem in disk.journal.problems)
     others = set(range(1, disk.journal.checkpoint_position >> 32)) - {victim}
     assert others

@@ -31,6 +31,7 @@ from tallymark.stored.layout import (
     HEADER,
     SEALED,
     STRIPPED,
+    WHOLE,
     Header,
     LayoutError,
     bare_block,
@@ -300,12 +301,9 @@ class Cleaner:
         name = ledger_name(job.number, job.salt)
         fd = self._files.open(str(old), os.O_RDONLY)
         try:
-            problem = _unsound(Columns(self._files, fd), job)
-            if problem:
-                return Done(job, f"{old.name} is not stripped: {problem}", 0)
-            self._files.replace(self._folder, name, _stripped_chunks(Columns(self._files, fd)))
+            self._files.replace(self._folder, name, _stripped_chunks(Columns(self._files, fd), job))
         except LayoutError as error:
-            return Done(job, f"{old.name}: {error}", 0)
+            return Done(job, f"{old.name} is not stripped: {error}", 0)
         finally:
             os.close(fd)
         self._files.unlink(str(old))
@@ -336,25 +334,23 @@ def _checkpoint_chunks(job: Job) -> Iterator[list[bytes]]:
     ]
 
 
-def _unsound(columns: Columns, job: Job) -> str:
-    """Return why a segment is damaged, as far as its ledger needs it; empty if it is sound. Bodies
-    with checksums of their own are not read."""
-    block = 0
-    while (found := columns.next()) is not None:
-        header = found[0]
-        if (header.segment, header.salt) != (job.number, job.salt) or header.block < block:
-            break
-        block = header.block + 1
-        if header.flags & SEALED:
-            return ""
-    return f"no sound block at offset {columns.at}"
+def _stripped_chunks(columns: Columns, job: Job) -> Iterator[list[bytes]]:
+    """Yield the blocks of a segment up to its seal. Bodies with checksums of their own are not
+    read.
 
-
-def _stripped_chunks(columns: Columns) -> Iterator[list[bytes]]:
-    """Yield the blocks up to the seal of a segment that was checked."""
+    Raises LayoutError: the segment is damaged, as far as its ledger needs it.
+    """
     chunk: list[bytes] = []
-    while (found := columns.next()) is not None:
+    block = 0
+    while True:
+        at = columns.at
+        found = columns.next()
+        if found is None:
+            raise LayoutError(f"no sound block at offset {at}")
         header, data = found
+        if header.segment != job.number or header.salt != job.salt or header.block < block:
+            raise LayoutError(f"another segment's block, or an older one, at offset {at}")
+        block = header.block + 1
         chunk.append(stripped(data, header))
         if header.flags & SEALED:
             break
@@ -368,11 +364,12 @@ def stripped(data: bytes, header: Header) -> bytes:
     """Return a block without its raw bytes, with its original position in the header. data: the
     block up to raw."""
     body = data[HEADER : header.raw_at]
+    checksum = crc32c(body) if header.version == WHOLE else header.body_crc
     return (
         Header(
             header.flags | STRIPPED, header.salt, header.segment, header.block,
             HEADER + len(body), header.rows, header.bounds, header.routes, 0, header.time_ms,
-            header.position, crc32c(body), 0, header.version,
+            header.position, checksum, 0, header.version,
         ).encoded()
         + body
     )  # fmt: skip

@@ -203,8 +203,9 @@ class Files:
         return b"".join(parts)
 
     def replace(self, folder: Path, name: str, chunks: Iterable[list[bytes]]) -> None:
-        """Replace the file `name` by one with this content, atomically. On OSError the folder is
-        unchanged, except for a .tmp file if even its removal failed."""
+        """Replace the file `name` by one with this content, atomically. On OSError, and what
+        `chunks` raises, the folder is unchanged, except for a .tmp file if even its removal
+        failed."""
         temporary = str(folder / (name + ".tmp"))
         try:
             fd = self.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
@@ -216,7 +217,7 @@ class Files:
             finally:
                 os.close(fd)
             self.rename(temporary, str(folder / name))
-        except OSError:
+        except Exception:
             if os.path.exists(temporary):
                 self.unlink(temporary)
             raise
