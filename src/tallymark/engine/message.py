@@ -264,7 +264,10 @@ class Slice:
 
     def size(self) -> int:
         """Return the raw bytes of these messages, framing included. O(1)."""
-        cuts = self.payload.cuts
+        payload = self.payload
+        if self.hi - self.lo == payload.count:
+            return payload.size
+        cuts = payload.cuts
         return cuts[self.hi] - cuts[self.lo]
 
     def body_bytes(self) -> int:

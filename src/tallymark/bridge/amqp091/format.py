@@ -15,6 +15,9 @@ from array import array
 from hashlib import sha256
 from typing import Final, final
 
+from librt.strings import BytesWriter
+from mypy_extensions import i64
+
 from tallymark.bridge.amqp091.special import headers_of
 from tallymark.bridge.names import (
     DEDUPLICATION,
@@ -28,13 +31,14 @@ from tallymark.bridge.names import (
 from tallymark.engine.message import Format, Payload
 from tallymark.wire.amqp091.errors import WireError
 from tallymark.wire.amqp091.fields import Reader, Timestamp, decode_table
-from tallymark.wire.amqp091.frames import section_at
+from tallymark.wire.amqp091.frames import OVERHEAD, section_at
 from tallymark.wire.amqp091.properties import (
     after_table,
     before_correlation_id,
     expiration_at,
     table_at,
 )
+from tallymark.wire.octets import begins, packed, place, u32
 
 _DEDUPLICATION: Final = bytes((len(DEDUPLICATION),)) + DEDUPLICATION.encode()
 SIGNED: Final = b"bsIlL"
@@ -53,17 +57,26 @@ class Amqp091Format(Format):
 
     def priorities(self, payload: Payload, lo: int, hi: int) -> bytes:
         raw, cuts = _bytes_of(payload)
-        out = bytearray(hi - lo)
+        places = packed(cuts, lo, hi)
+        out = BytesWriter()
         known = b""  # start of the last section, up to its priority: equal bytes, equal priority
-        priority = 0
-        for i in range(lo, hi):
-            at = section_at(raw, cuts[i])
-            if not known or not raw.startswith(known, at):
-                end = before_correlation_id(raw, at)
-                known = raw[at:end]
-                priority = raw[end - 1] if raw[at] & 0x08 else 0
-            out[i - lo] = priority
-        return bytes(out)
+        found: i64 = 0
+        count: i64 = hi - lo
+        for i in range(count):
+            start: i64 = place(places, i)
+            at: i64 = start + OVERHEAD + u32(raw, start + 3) + 19
+            high: i64 = raw[at]
+            if not high & 0x08:
+                out.append(0)
+            elif not high & 0xE0:  # only delivery-mode may stand before it
+                out.append(raw[at + 3 if high & 0x10 else at + 2])
+            else:
+                if not known or not begins(raw, at, known):
+                    end: i64 = before_correlation_id(raw, at)
+                    known = raw[at:end]
+                    found = raw[end - 1]
+                out.append(found)
+        return out.getvalue()
 
     def ids(self, payload: Payload, lo: int, hi: int) -> list[str]:
         raw, cuts = _bytes_of(payload)
