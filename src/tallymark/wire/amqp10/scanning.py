@@ -23,8 +23,10 @@ from tallymark.wire.amqp10.outcomes import DeliveryState
 from tallymark.wire.amqp10.performatives import Disposition, Transfer
 from tallymark.wire.amqp10.reader import FREE_MAX, Reader
 from tallymark.wire.amqp10.serial import Serial
-from tallymark.wire.octets import begins, put_place, u32, unpacked
+from tallymark.wire.octets import alike, begins, put_place, u32, unpacked
 
+_TRANSFER: Final = b"\0\x53\x14"
+_DISPOSITION: Final = b"\0\x53\x15"
 KNOWN_MAX: Final = 256
 """Number of cached ends of transfers and dispositions, per connection. They have FRAME_MIN bytes at
 most, and no values without bytes, of which there might be very many."""
@@ -195,7 +197,7 @@ def _parse(
         or data[pos + 4] != 2
         or data[pos + 5] != AMQP
         or data[pos + 6] << 8 | data[pos + 7] != channel
-        or not data.startswith(b"\0\x53\x14", pos + 8)
+        or not begins(data, pos + 8, _TRANSFER)
     ):
         return None
     code = data[pos + 11]
@@ -311,7 +313,9 @@ def scan_dispositions(
     `known` holds ends of dispositions read before (a cache the caller only keeps).
     """
     found: Dispositions | None = None
-    said = b""  # count of fields, and the fields behind `last`
+    said: i64 = 0  # offset of the fields behind `last`, which are alike, as is their number
+    said_size: i64 = 0
+    said_count: i64 = 0
     while pos + 8 <= end:
         after: i64 = pos + u32(data, pos)
         if (
@@ -320,7 +324,7 @@ def scan_dispositions(
             or data[pos + 4] != 2
             or data[pos + 5] != AMQP
             or data[pos + 6] << 8 | data[pos + 7] != channel
-            or not data.startswith(b"\0\x53\x15", pos + 8)
+            or not begins(data, pos + 8, _DISPOSITION)
         ):
             break
         code: i64 = data[pos + 11]
@@ -330,13 +334,13 @@ def scan_dispositions(
         elif code == 0xD0:
             body_end = pos + 16 + u32(data, pos + 12)
             p = pos + 19
-            if not data.startswith(b"\0\0\0", pos + 16):
+            if not begins(data, pos + 16, b"\0\0\0"):
                 break
         else:
             break
         if body_end != after or p + 2 > after:
             break
-        count = data[p : p + 1]
+        count: i64 = data[p]
         role = data[p + 1] == 0x41
         if not role and data[p + 1] != 0x42:
             break
@@ -357,10 +361,11 @@ def scan_dispositions(
             p += 1 + width
         if (last - first) & 0xFFFF_FFFF >= 0x8000_0000:
             break
-        says = count + data[p:after]
         if found is not None:
             if (
-                says != said
+                count != said_count
+                or after - p != said_size
+                or not alike(data, said, p, said_size)
                 or role is not found.role
                 or first != (found.last + 1) & 0xFFFF_FFFF
                 or (last - found.first) & 0xFFFF_FFFF >= 0x8000_0000
@@ -368,11 +373,13 @@ def scan_dispositions(
                 break
             found.last = Serial(last)
         else:
-            meaning = _meaning(says, known)
+            meaning = _meaning(bytes((count,)) + data[p:after], known)
             if meaning is None:
                 break
             found = Dispositions(role, Serial(first), Serial(last), meaning[0], meaning[1])
-            said = says
+            said = p
+            said_size = after - p
+            said_count = count
         found.end = pos = after
     return found
 
