@@ -38,6 +38,9 @@ MEMBER = re.compile(r"^ +\w[^;(]*?(?:\(\*(CPy\w+)\)\(.*|(\bCPy\w+|\bgone_\d+));$
 EXTERN = re.compile(r"^extern [^;(]*?\b(CPy\w+)(?:\(.*|\[\d*\])?;\n", re.M)
 """Lines of generated C: the table that a library gives, where it is filled, what is called by one
 of another library, a member of a table, what a library declares for itself."""
+FLAGS_OF_MYPY = ["--follow-imports=silent"]
+"""Where pip builds, nothing is installed but what pyproject.toml names for that: a module that is
+compiled may import others, which import what is not there."""
 ATTEMPTS = 4
 """How often to translate until no text calls what is not there."""
 FLAGS = ["-fcommon", "-fvisibility=hidden"]
@@ -71,7 +74,7 @@ def translate(paths: list[str], libraries: list[tuple[list[str], str]]) -> list[
     for _ in range(ATTEMPTS):
         try:
             extensions = mypycify(
-                [f"--cache-dir={GENERATED.parent / 'mypy'}", *paths],
+                [f"--cache-dir={GENERATED.parent / 'mypy'}", *FLAGS_OF_MYPY, *paths],
                 debug_level="0",
                 multi_file=True,
                 separate=libraries,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -44,6 +45,34 @@ def test_each_listed_module_is_there_once_and_in_a_layer_that_may_be_compiled() 
     found = set(every_module())
     assert [module for module in LISTED if module not in found] == []
     assert {module.partition(".")[0] for module in LISTED} == set(LAYERS)
+
+
+def test_what_is_compiled_needs_nothing_that_pip_does_not_have_when_it_builds() -> None:
+    """Where pip builds by itself, the tools are installed and the dependencies are not. mypy then
+    refuses a module that imports one of them, and everything stays interpreted."""
+    tools = {"mypy_extensions", "librt", "typing_extensions"}
+    (ignored,) = (
+        one["module"] for one in PROJECT["tool"]["mypy"]["overrides"] if "uvloop.*" in one["module"]
+    )
+    known = tools | {name.removesuffix(".*") for name in ignored} | set(sys.stdlib_module_names)
+    wrong = [
+        (module, name)
+        for module in LISTED
+        for node in ast.walk(tree_of(module))
+        for name in imported(node)
+        if name not in known | {"tallymark"}
+    ]
+    assert wrong == []
+    assert "--follow-imports=silent" in (ROOT / "setup.py").read_text()
+
+
+def imported(node: ast.AST) -> set[str]:
+    """The packages that a statement imports from."""
+    if isinstance(node, ast.Import):
+        return {alias.name.partition(".")[0] for alias in node.names}
+    if isinstance(node, ast.ImportFrom):
+        return {(node.module or "").partition(".")[0]}
+    return set()
 
 
 def test_no_interpreted_class_extends_a_compiled_one() -> None:
