@@ -173,6 +173,16 @@ class Operations:
         """
         return self._broker.contents.purge(self.queue_to_read(name))
 
+    def pause_queue(self, name: str, paused: bool) -> Done:
+        """Stop the deliveries of a queue to all its consumers, or resume them [NQ-9].
+
+        Raises: AccessRefused, NotFound, ResourceLocked.
+        """
+        self._access.check(QUEUE, name, CONFIGURE)
+        queue = self.vhost.queue(name, self._connection.id)
+        self._broker.registry.pause(queue, paused)
+        return Done(queue.stored)
+
     # -- exchanges
 
     def use_exchange(self, name: str) -> None:

@@ -84,6 +84,10 @@ class Ring:
         place, width = max(bisect_right(self._slots, slot) - 1, 0), len(self.last)
         return self._values[place * width : (place + 1) * width]
 
+    def first(self) -> int:
+        """Return the oldest slot that is kept."""
+        return self._slots[0]
+
     def changed(self) -> int:
         """Return the slot in which the counts changed last."""
         return self._slots[-1]

@@ -13,6 +13,7 @@ from tallymark.server.page import (
     messages,
     nsq,
     overview,
+    queue,
     queues,
     streams,
 )
@@ -21,6 +22,7 @@ from tallymark.server.page.view import Page
 PAGES: Final[tuple[Page, ...]] = (
     overview.PAGE,
     queues.LIST,
+    queue.PAGE,
     messages.PAGE,
     deadletters.PAGE,
     deadletters.LETTERS,
