@@ -25,7 +25,7 @@ MOST_CLICKS = 3
 AXE = Path(__file__).parent / "axe" / "axe-4.14.1.min.js"
 SERIOUS = ("serious", "critical")
 PATHS = (
-    "/", "/ui/queues", "/ui/messages",
+    "/", "/ui/queues", "/ui/queues/%2F/jobs", "/ui/queues/%2F/parked", "/ui/messages",
     "/ui/messages?q=c-4711", "/ui/dead-letters", "/ui/dead-letters/%2F/parked", "/ui/consumers",
     "/ui/connections", "/ui/streams", "/ui/exchanges", "/ui/exchanges/%2F/orders", "/ui/policies",
     "/ui/users", "/ui/features", "/ui/nsq",

@@ -125,3 +125,10 @@ def test_a_stream_is_shown_with_the_lag_of_its_readers(browser: Browser) -> None
     text = words(browser, "/ui/streams")
     assert "events / 20 " in text
     assert "history" in text
+
+
+def test_of_two_tables_each_is_searched_by_itself(browser: Browser) -> None:
+    assert 'name="sq"' in browser.get("/ui/streams").text
+    text = words(browser, "/ui/streams?sq=none")
+    assert "Nothing found." in text
+    assert "history" in text

@@ -27,11 +27,14 @@ from tallymark.server.page.letters import Chosen, chosen_in, day_of, letters_in
 from tallymark.server.page.rendering import number, plural
 from tallymark.server.page.tables import Column, table_of
 from tallymark.server.page.view import Context, Form, Moved, Page, View, at
+from tallymark.server.parts import cut
 
 DRAWN: Final = 60
 """Queues in the drawing, those with the most deaths first."""
 LOOKED_AT: Final = 40_000
 """Slices, or packed messages, of all queues that are looked at for one view."""
+AT_ONCE: Final = 100
+"""Queues in one part of looking for ways."""
 NOWHERE: Final = "nowhere"
 WHY: Final = {
     MOVED: "go back",
@@ -134,11 +137,10 @@ async def show(view: View) -> Context:
     vhosts = view.routes.vhosts(view.request)
     ways: list[Way] = []
     for vhost in vhosts:
-        await view.part()
-        for queue in list(vhost.queues.values()):
-            way = way_of(vhost, queue)
-            if way is not None:
-                ways.append(way)
+        for some in cut(list(vhost.queues.values()), AT_ONCE):
+            await view.part()
+            found = [way_of(vhost, queue) for queue in some]
+            ways += [way for way in found if way is not None]
     groups, is_all = await _groups(view, [queue for way in ways for queue in way.targets])
     shown = sorted(ways, key=lambda way: -way.total)[:DRAWN]
     flows = _flows(shown, groups)
@@ -192,6 +194,8 @@ async def _groups(view: View, queues: list[Queue]) -> tuple[list[Group], bool]:
     for queue in dict.fromkeys(queues):
         if left <= 0:
             break
+        if not queue.ready:
+            continue
         await view.part()
         for letters in letters_in(queue, min(left, LOOKED_AT // 4)):
             death = letters.death

@@ -91,6 +91,8 @@ class Table:
     """Text in place of the rows, where there are none."""
     kept: dict[str, str] = field(default_factory=dict)
     """Parameters of the query that a search keeps."""
+    prefix: str = ""
+    """Prefix of its parameters, where a page has several tables."""
 
 
 async def table_of(
@@ -133,6 +135,7 @@ async def table_of(
         search, len(every), len(found), page, pages, to(page - 1), to(page + 1),
         hint if text is not None else "", empty,
         {k: v for k, v in view.request.query.items() if k not in (f"{prefix}q", f"{prefix}page")},
+        prefix,
     )  # fmt: skip
 
 
