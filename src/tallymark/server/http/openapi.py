@@ -15,7 +15,7 @@ from aiohttp import web
 from tallymark import __version__
 from tallymark.server.http.page import BELOW as BELOW_PAGE
 from tallymark.server.http.page import FIRST as PAGE
-from tallymark.server.http.requests import answer
+from tallymark.server.http.requests import OPEN, answer
 
 PATH: Final = "/api/tallymark/openapi.json"
 OWN: Final = "/api/tallymark/"
@@ -102,6 +102,8 @@ def _operation(path: str, route: web.AbstractRoute) -> dict[str, Any]:
             "default": {"$ref": "#/components/responses/Refused"},
         },
     }
+    if path in OPEN:
+        found["security"] = []
     if said:
         found["summary"] = " ".join(said.split("\n\n")[0].split()).split(". ")[0].rstrip(".")
     if route.method in ("PUT", "POST"):

@@ -20,6 +20,8 @@ from tallymark.server.parts import cut
 USER: Final = web.RequestKey("user", User)
 """Name of the user that sent the request. `user_of` tells what that user may do now."""
 NODE: Final = web.AppKey("node", Node)
+OPEN: Final = ("/healthz", "/readyz")
+"""Paths that need no login: a probe has none."""
 Body = TypeVar("Body")
 Thing = TypeVar("Thing")
 Row = TypeVar("Row")

@@ -38,7 +38,7 @@ from tallymark.server.http.guard import (
 from tallymark.server.http.line import HttpListener
 from tallymark.server.http.page import BELOW, PageRoutes, is_for_page
 from tallymark.server.http.paths import allowed_methods, answer_with_slash
-from tallymark.server.http.requests import NODE, USER, HttpContext, Refused, answer
+from tallymark.server.http.requests import NODE, OPEN, USER, HttpContext, Refused, answer
 from tallymark.server.logs import log_of
 from tallymark.server.node import Node
 from tallymark.server.turns import JournalFailed
@@ -59,8 +59,6 @@ OWN: Final = ("/api/tallymark/", BELOW)
 400, as its clients expect."""
 RABBITMQ_CHALLENGE: Final = 'Basic realm="RabbitMQ Management", charset="UTF-8"'
 """Header that asks for a password, for RabbitMQ's realm: some clients know theirs by it."""
-OPEN: Final = ("/healthz", "/readyz")
-"""Paths that need no login: a probe has none."""
 IDENTITY: Final = "identity"
 MAX_REQUEST: Final = 1 << 20
 
