@@ -96,6 +96,7 @@ def test_a_broker_that_nobody_asks_over_http_has_not_loaded_what_answers(tmp_pat
     """Until the first connection to an HTTP port. Then it answers, and that connection is not
     refused: the ports are listened on from the start."""
     barred = (*SPARK, *TYPER, *WEB, *SLOW, "tallymark.server.http.server", "prometheus_client")
+    barred += ("jinja2", "tallymark.server.page")
     assert imported(tmp_path, until_ready(tmp_path), barred) == []
 
 

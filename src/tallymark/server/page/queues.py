@@ -42,7 +42,11 @@ def columns_of(view: View) -> tuple[Column[Queue], ...]:
 
     return (
         Column("name", "Queue", lambda queue: queue.name, link=address_of, note=about),
-        Column("vhost", "Virtual host", lambda queue: queue.vhost),
+        Column(
+            "state", "State", lambda queue: flows.of(queue).rank, "state",
+            note=lambda queue: flows.of(queue).reason, tone=lambda queue: flows.of(queue).tone,
+            text=lambda queue: flows.of(queue).state,
+        ),
         Column("ready", "Ready", lambda queue: queue.ready, "number"),
         Column(
             "in_flight", "In flight", lambda queue: queue.acquired + queue.account.staged, "number"
@@ -50,12 +54,8 @@ def columns_of(view: View) -> tuple[Column[Queue], ...]:
         Column("in", "In /s", lambda queue: rate(queue, PUBLISH), "rate"),
         Column("out", "Settled /s", lambda queue: rate(queue, ACK), "rate"),
         Column("consumers", "Consumers", lambda queue: len(queue.consumers), "number"),
-        Column(
-            "state", "State", lambda queue: flows.of(queue).rank, "state",
-            note=lambda queue: flows.of(queue).reason, tone=lambda queue: flows.of(queue).tone,
-            text=lambda queue: flows.of(queue).state,
-        ),
         Column("since", "None left since", lambda queue: flows.of(queue).since_ms, "time"),
+        Column("vhost", "Virtual host", lambda queue: queue.vhost),
     )  # fmt: skip
 
 
