@@ -101,7 +101,7 @@ class Journal:
         self._folder = folder
         self._segment_bytes = segment_bytes
         self._stock = Stock(found)
-        self._spares = Spares(folder, files, segment_bytes, found.spares)
+        self._spares = Spares(folder, files, segment_bytes, found.spares, threads)
         self.signal = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         """Number of an eventfd that can be read once `synced` has grown, until `hear`. It is open
         until `close`."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from pathlib import Path
 from typing import Final, final
 
 from tallymark.journal.files import Files
+from tallymark.journal.threads import REAL, Threads
 from tallymark.stored.segment import spare_name
 
 WANTED: Final = 3
@@ -33,13 +33,20 @@ class Spares:
 
     __slots__ = ("_files", "_folder", "_guard", "_next", "asked", "bytes_each", "full", "names")
 
-    def __init__(self, folder: Path, files: Files, bytes_each: int, names: list[str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        files: Files,
+        bytes_each: int,
+        names: list[str],
+        threads: Threads = REAL,
+    ) -> None:
         self._folder = folder
         self._files = files
         self.names = list(names)
         """Names of the files that are ready."""
         self._next = 0
-        self._guard = threading.Lock()
+        self._guard = threads.lock()
         self.bytes_each = bytes_each
         self.asked = False
         """True while a requested `top_up` has not begun."""

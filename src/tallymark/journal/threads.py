@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
+from types import TracebackType
 from typing import Any, Final, Protocol, TypeVar, final
 
 T = TypeVar("T")
@@ -56,27 +57,44 @@ class Queue(Protocol[T]):
         """Return whether there is none."""
 
 
+class Lock(Protocol):
+    """A lock, held by a thread while it is in a `with` block."""
+
+    def __enter__(self) -> bool:
+        """Wait for the lock and hold it."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Let go of it."""
+
+
 def _thread(run: Callable[[], None], name: str) -> Worker:
     return threading.Thread(target=run, name=name, daemon=True)
 
 
 @final
 class Threads:
-    """Makers of threads, events and queues, one per attribute."""
+    """Makers of threads, locks, events and queues, one per attribute."""
 
-    __slots__ = ("event", "monotonic", "queue", "thread")
+    __slots__ = ("event", "lock", "monotonic", "queue", "thread")
 
     def __init__(
         self,
         thread: Callable[[Callable[[], None], str], Worker] = _thread,
         event: Callable[[], Event] = threading.Event,
         queue: Callable[[], Queue[Any]] = SimpleQueue,
+        lock: Callable[[], Lock] = threading.Lock,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.thread = thread
         """Makes a thread of what it runs, and its name."""
         self.event = event
         self.queue = queue
+        self.lock = lock
         self.monotonic = monotonic
         """Reads a clock that never goes back, in seconds."""
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -67,7 +66,7 @@ class Writer:
         self.jobs: JobQueue = self._timed or native or Jobs(signal, threads)
         self._pending: deque[Job] = deque()
         """Blocks handed over that may not be written yet."""
-        self._guard = threading.Lock()
+        self._guard = threads.lock()
         self._worker = threads.thread(self._run, "journal-writer")
         self._fd = -1
         self._synced_at = 0.0

@@ -1,0 +1,332 @@
+"""Clients of AMQP 0-9-1 and 1.0: tallymark.client, over the simulated network.
+
+Each is a coroutine that does what an application does: connect, publish or consume, settle in some
+order, come back when the connection is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from tallymark.client import (
+    ClientError,
+    CommitUncertain,
+    Message,
+    NotAccepted,
+    RollbackUncertain,
+    Session,
+    TimedOut,
+    connect,
+)
+from tallymark.simulation.history import Delivered, History, Line, Published, Violated
+from tallymark.simulation.network import End, Network
+from tallymark.simulation.plan import ConsumerPlan, Plan, PublisherPlan
+from tallymark.simulation.process import AMQP, Broker
+from tallymark.simulation.threads import Process
+from tallymark.simulation.world import SECOND_NS, SimulatedLoop, World
+
+FANOUT: Final = "fan"
+IDLE_MS: Final = 4000
+GONE: Final = (ClientError, OSError, TimeoutError)
+"""Errors of a connection that a client takes as a reason to connect again."""
+
+
+class Clients:
+    """Clients share these: the world, the loop on which they all run, what they saw."""
+
+    def __init__(
+        self, world: World, network: Network, broker: Broker, plan: Plan, history: History
+    ) -> None:
+        self.world = world
+        self.network = network
+        self.broker = broker
+        self.plan = plan
+        self.history = history
+        self.process = Process(world)
+        self.loop = self.process.loop = SimulatedLoop(world, self.process)
+        self.loop.set_exception_handler(lambda loop, context: None)
+        self.publishing = True
+        self.consuming = True
+        self.lines: dict[End, Line] = {}
+        """Lines by the client's end."""
+        self.tasks: list[asyncio.Task[None]] = []
+        self._works = 0
+
+    def is_publishing(self) -> bool:
+        """Return whether publishers are to go on."""
+        return self.publishing
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a client; what it raises ends the run of the world."""
+        task = self.loop.create_task(self._watched(work))
+        self.tasks.append(task)
+        return task
+
+    async def _watched(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Violated as error:
+            self.world.failures.append(str(error))
+        except Exception as error:
+            self.world.failures.append(f"a client failed: {type(error).__name__}: {error}")
+
+    async def pause(self, mean_s: float) -> None:
+        await asyncio.sleep(self.world.random.expovariate(1 / mean_s) if mean_s else 0)
+
+    async def steadily(
+        self,
+        name: str,
+        protocol: str,
+        goes_on: Callable[[], bool],
+        work: Callable[[Session, Line], Coroutine[Any, Any, None]],
+    ) -> None:
+        """Do the work on a connection, and again on another one when that is gone."""
+        while goes_on():
+            line: Line | None = None
+            try:
+                ends: list[End] = []
+                async with self._connect(protocol, ends) as connection:
+                    line = self.history.connected(name, self.broker.life)
+                    self.lines[ends[-1]] = line
+                    self.history.note(f"{name} connected, line {line.number}")
+                    if connection.is_closed:
+                        continue
+                    session = await connection.session()
+                    await work(session, line)
+                    self.history.disconnected(line)
+            except GONE as error:
+                self.history.note(f"{name} gone: {type(error).__name__}: {str(error)[:80]}")
+            finally:
+                if line is not None:
+                    self.history.disconnected(line)
+            await self.pause(0.05)
+
+    def _connect(self, protocol: str, ends: list[End]) -> Any:
+        async def opener(endpoint: Any, factory: Callable[[], Any]) -> Any:
+            end, made = await self.network.connect(self.loop, AMQP, factory)
+            ends.append(end)
+            return end, made
+
+        return connect(
+            f"{protocol}://guest:guest@broker", opener=opener, timeout=10, idle_timeout_ms=IDLE_MS
+        )
+
+    # -- the topology
+
+    async def declare(self) -> None:
+        """Declare all queues and bindings; again until it is done."""
+
+        async def work(session: Session, line: Line) -> None:
+            await session.declare_exchange(FANOUT, "fanout")
+            for queue in self.plan.queues:
+                if queue.dead_letters:
+                    await session.declare_queue(queue.dead)
+                await session.declare_queue(queue.name, type=queue.type, arguments=queue.arguments)
+                await session.bind_queue(queue.name, FANOUT, "")
+            done.append(True)
+
+        done: list[bool] = []
+        await self.steadily("setup", "amqp091", lambda: not done, work)
+
+    # -- publishers
+
+    async def publish(self, plan: PublisherPlan) -> None:
+        """Publish until told to end."""
+        address = f"/exchanges/{FANOUT}" if plan.target == "*" else f"/queues/{plan.target}"
+
+        async def work(session: Session, line: Line) -> None:
+            number = 0
+            async with session.sender(address) as sender:
+                while self.publishing:
+                    batch = [self._message(plan, line, number + n) for n in range(plan.batch)]
+                    number += plan.batch
+                    if plan.transactional:
+                        await self._in_transaction(session, sender, batch)
+                    else:
+                        await asyncio.gather(*[self._send(sender, one) for one in batch])
+                    await self.pause(plan.pause_s)
+
+        await self.steadily(plan.name, plan.protocol, lambda: self.publishing, work)
+
+    def _message(self, plan: PublisherPlan, line: Line, number: int) -> Published:
+        name = f"{plan.name}.{line.number}.{number}"
+        size = self.world.random.randint(0, plan.size)
+        queues = tuple(self.history.queues) if plan.target == "*" else (plan.target,)
+        return Published(
+            name, queues, name.encode() + b" " + b"x" * size, self.world.now_ns,
+            f"{plan.name}.{line.number}", number,
+        )  # fmt: skip
+
+    async def _send(self, sender: Any, one: Published) -> None:
+        self.history.publishes(one)
+        try:
+            await sender.send(Message(one.body, message_id=one.name), timeout=30)
+        except NotAccepted:
+            self.history.refused(one.name)
+        else:
+            self.history.confirmed(one.name)
+
+    async def _in_transaction(self, session: Any, sender: Any, batch: list[Published]) -> None:
+        work = self._work()
+        for one in batch:
+            one.work = work
+            self.history.publishes(one)
+        rolls_back = self.world.random.random() < 0.3
+        with self._ending(work) as ended:
+            async with session.transaction() as tx:
+                for one in batch:
+                    await sender.send(Message(one.body, message_id=one.name), timeout=30)
+                if rolls_back:
+                    await tx.rollback()
+            ended("rolled back" if rolls_back else "committed")
+
+    def _work(self) -> str:
+        self._works += 1
+        return f"tx{self._works}"
+
+    def _ending(self, work: str) -> _Ending:
+        return _Ending(self.history, work)
+
+    # -- consumers
+
+    async def consume(self, plan: ConsumerPlan) -> None:
+        """Consume until told to end."""
+
+        async def work(session: Session, line: Line) -> None:
+            async with session.receiver(f"/queues/{plan.queue}", credit=plan.credit) as receiver:
+                if plan.transactional:
+                    await self._consume_in_transactions(plan, session, receiver, line)
+                else:
+                    await self._consume(plan, receiver, line)
+
+        await self.steadily(plan.name, plan.protocol, lambda: self.consuming, work)
+
+    async def _consume(self, plan: ConsumerPlan, receiver: Any, line: Line) -> None:
+        random = self.world.random
+        held: list[tuple[int, Any, Delivered]] = []
+        while self.consuming or held:
+            try:
+                message = await receiver.receive(timeout=0.02 if held else 0.5)
+            except TimedOut:
+                pass
+            else:
+                delivery = self._delivered(plan.queue, message, line)
+                until = self.world.now_ns + int(random.expovariate(1 / (plan.hold_s + 1e-6)) * 1e9)
+                held.append((until, message, delivery))
+                if random.random() < plan.vanish:
+                    self.history.note(f"{plan.name} vanishes")
+                    self.vanish(line)
+            now = self.world.now_ns
+            due = [one for one in held if one[0] <= now or not self.consuming]
+            random.shuffle(due)
+            for one in due:
+                held.remove(one)
+                await self._answer(plan, one[1], one[2])
+
+    def vanish(self, line: Line) -> None:
+        """Cut a client's connection."""
+        for end, its in self.lines.items():
+            if its is line:
+                self.history.disconnected(line)
+                self.network.cut(end.link)
+
+    def _delivered(self, queue: str, message: Any, line: Line) -> Delivered:
+        is_flagged = not message.first_acquirer or message.delivery_count > 0
+        name = str(message.message_id)
+        body = bytes(message.body)
+        self.history.note(f"{line.client} got {name} from {queue}{' again' * is_flagged}")
+        return self.history.delivered(line, queue, name, body, is_flagged)
+
+    async def _answer(self, plan: ConsumerPlan, message: Any, delivery: Delivered) -> None:
+        drawn = self.world.random.random()
+        outcome = "accept"
+        for name, likely in (
+            ("reject", plan.reject), ("release", plan.release), ("fail", plan.fail),
+        ):  # fmt: skip
+            if drawn < likely:
+                outcome = name
+                break
+            drawn -= likely
+        self.history.answers(delivery, outcome)
+        self.history.note(f"{plan.name} {outcome}s {message.message_id}")
+        if outcome == "accept":
+            await message.accept()
+        elif outcome == "reject":
+            await message.reject()
+        elif outcome == "release":
+            await message.release()
+        else:
+            await message.modify()
+
+    async def _consume_in_transactions(
+        self, plan: ConsumerPlan, session: Any, receiver: Any, line: Line
+    ) -> None:
+        random = self.world.random
+        while self.consuming:
+            try:
+                first = await receiver.receive(timeout=0.5)
+            except TimedOut:
+                continue
+            batch = [first]
+            if plan.credit > 1:
+                more = random.randint(1, min(5, plan.credit - 1))
+                batch += await receiver.receive_batch(more, timeout=0.05)
+            deliveries = [self._delivered(plan.queue, one, line) for one in batch]
+            work = self._work()
+            rolls_back = random.random() < 0.3
+            with self._ending(work) as ended:
+                async with session.transaction() as tx:
+                    for message, delivery in zip(batch, deliveries, strict=True):
+                        self.history.answers(delivery, "accept", work)
+                        await message.accept()
+                    if rolls_back:
+                        await tx.rollback()
+                ended("rolled back" if rolls_back else "committed")
+
+    # -- the end
+
+    async def drain(self, queue: str) -> None:
+        """Take everything that a queue has, until it has nothing for a while."""
+        is_empty: list[bool] = []
+
+        async def work(session: Session, line: Line) -> None:
+            async with session.receiver(f"/queues/{queue}", credit=50) as receiver:
+                silent_since = self.world.now_ns
+                while self.world.now_ns - silent_since < 3 * SECOND_NS:
+                    try:
+                        message = await receiver.receive(timeout=1)
+                    except TimedOut:
+                        continue
+                    silent_since = self.world.now_ns
+                    delivery = self._delivered(queue, message, line)
+                    self.history.answers(delivery, "accept")
+                    await message.accept()
+            is_empty.append(True)
+
+        await self.steadily(f"drain {queue}", "amqp", lambda: not is_empty, work)
+
+
+class _Ending:
+    """A transaction under way: how it ended is told to the history, also where it raises."""
+
+    def __init__(self, history: History, work: str) -> None:
+        self._history = history
+        self._work = work
+        self._how = "unknown"
+
+    def __enter__(self) -> Callable[[str], None]:
+        self._history.works[self._work] = "open"
+
+        def ended(how: str) -> None:
+            self._how = how
+
+        return ended
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ClientError) and not isinstance(
+            error, (CommitUncertain, RollbackUncertain)
+        ):
+            self._how = "unknown"
+        self._history.ended_work(self._work, self._how)

@@ -1,0 +1,267 @@
+"""A disk that forgets what was not synced.
+
+The broker's calls go to a real folder, so that whatever reads files sees what an operating system
+would show. Beside it the disk keeps what would be there after a power cut: of each file the content
+of its last sync and the writes since, in pieces of a sector; of the folder its names at the last
+sync and the changes since. `image` draws which of those have reached the disk.
+
+What is not done through journal.files.Files (settings, users) is on the disk at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Final
+
+from tallymark.journal.files import Files
+from tallymark.simulation.threads import Crashed, Process
+
+SECTOR: Final = 512
+
+
+@dataclass
+class Faults:
+    """Chances per call, and latencies."""
+
+    write_s: float = 0.000_03
+    """Mean seconds of a write."""
+    sync_s: float = 0.001
+    """Mean seconds of a sync."""
+    stall: float = 0.0
+    """Chance that a call takes up to a second."""
+    write_error: float = 0.0
+    """Chance that a write fails with EIO."""
+    sync_error: float = 0.0
+    """Chance that a sync fails with EIO, and what it would have synced is lost."""
+    short_write: float = 0.0
+    """Chance that a write takes only part of what it is given."""
+    room_bytes: int = 1 << 40
+    """Bytes that files may have together."""
+    crash_at: tuple[int, ...] = ()
+    """Numbers of the calls, of those that change something, in which the power goes: one for each
+    life of the process, from the first on."""
+
+
+@dataclass
+class _File:
+    """One inode."""
+
+    durable: bytearray = field(default_factory=bytearray)
+    pending: list[tuple[int, bytes]] = field(default_factory=list)
+    """Writes since the last sync: offset and data; (size, b"") is a new size."""
+
+
+class Disk:
+    """The disk of one process, from a start to its end."""
+
+    def __init__(
+        self, folder: Path, process: Process, faults: Faults, random: Random, life: int
+    ) -> None:
+        self.folder = folder
+        self.faults = faults
+        self.calls = 0
+        """Calls so far that change something."""
+        self.fetches = 0
+        """Reads of the loop's thread so far: bodies that had left memory."""
+        self._process = process
+        self._random = random
+        self._crash_at = faults.crash_at[life - 1] if life <= len(faults.crash_at) else 0
+        self._inodes: dict[int, _File] = {}
+        self._names: dict[str, int] = {}
+        """Names on the disk, and their inodes."""
+        self._changes: list[tuple[str, str, int]] = []
+        """Changes to the folder since it was synced: ("name", name, inode), ("gone", name, 0)."""
+        self._known: set[str] = set()
+        """Names that were ever used through this disk."""
+        for path in folder.iterdir():
+            if path.is_file():
+                inode = path.stat().st_ino
+                self._inodes[inode] = _File(bytearray(path.read_bytes()))
+                self._names[path.name] = inode
+        self.files = Files(
+            pwritev=self._pwritev, pread=self._pread, fdatasync=self._fdatasync, fsync=self._fsync,
+            fallocate=self._fallocate, ftruncate=self._ftruncate, rename=self._rename,
+            unlink=self._unlink, free_bytes=self._free_bytes, open=self._open,
+            urandom=random.randbytes,
+        )  # fmt: skip
+
+    # -- calls
+
+    def _begin(self, seconds: float) -> None:
+        """Every call that changes something begins so. Raises Crashed."""
+        process = self._process
+        if process.is_dead or process.is_doomed:
+            raise Crashed
+        self.calls += 1
+        if self._chance(self.faults.stall):
+            process.spend(self._random.random())
+        process.spend(self._random.expovariate(1 / seconds) if seconds else 0.0)
+        if self.calls == self._crash_at:
+            process.is_doomed = True
+            process.spend(3600.0)  # a thread never comes back
+            raise Crashed
+
+    def _chance(self, chance: float) -> bool:
+        return chance > 0 and self._random.random() < chance
+
+    def _open(self, path: str, flags: int, mode: int) -> int:
+        name = os.path.basename(path)
+        is_new = flags & os.O_CREAT and not os.path.exists(path)
+        if is_new:
+            self._begin(0.0)
+        fd = os.open(path, flags, mode)
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode):
+            return fd
+        if is_new:
+            self._inodes[facts.st_ino] = _File()
+            self._changes.append(("name", name, facts.st_ino))
+            self._known.add(name)
+        elif flags & os.O_TRUNC:
+            self._inodes[facts.st_ino].pending.append((0, b""))
+        return fd
+
+    def _pwritev(self, fd: int, buffers: Sequence[bytes], offset: int) -> int:
+        self._begin(self.faults.write_s)
+        if self._chance(self.faults.write_error):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        data = b"".join(buffers)
+        if len(data) > 1 and self._chance(self.faults.short_write):
+            data = data[: self._random.randrange(1, len(data))]
+        facts = os.fstat(fd)
+        self._take(offset + len(data) - facts.st_size)
+        self._inodes[facts.st_ino].pending.append((offset, data))
+        return os.pwrite(fd, data, offset)
+
+    def _pread(self, fd: int, size: int, offset: int) -> bytes:
+        if self._process.running is None:
+            self.fetches += 1
+        return os.pread(fd, size, offset)
+
+    def _fdatasync(self, fd: int) -> None:
+        self._sync(fd)
+
+    def _fsync(self, fd: int) -> None:
+        self._sync(fd)
+
+    def _sync(self, fd: int) -> None:
+        facts = os.fstat(fd)
+        is_folder = stat.S_ISDIR(facts.st_mode)
+        file = None if is_folder else self._inodes[facts.st_ino]
+        covered = len(self._changes) if file is None else len(file.pending)
+        self._begin(self.faults.sync_s)
+        if self._chance(self.faults.sync_error):
+            if file is not None:  # the pages count as clean and are not on the disk
+                file.pending = file.pending[covered:]
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if file is None:
+            for change in self._changes[:covered]:
+                _change(self._names, change)
+            self._changes = self._changes[covered:]
+        else:
+            for offset, data in file.pending[:covered]:
+                _write(file.durable, offset, data)
+            file.pending = file.pending[covered:]
+
+    def _fallocate(self, fd: int, offset: int, size: int) -> None:
+        self._begin(self.faults.write_s)
+        facts = os.fstat(fd)
+        self._take(offset + size - facts.st_size)
+        os.ftruncate(fd, max(facts.st_size, offset + size))
+        self._inodes[facts.st_ino].pending.append((max(facts.st_size, offset + size), b""))
+
+    def _ftruncate(self, fd: int, size: int) -> None:
+        self._begin(self.faults.write_s)
+        os.ftruncate(fd, size)
+        self._inodes[os.fstat(fd).st_ino].pending.append((size, b""))
+
+    def _rename(self, source: str, target: str) -> None:
+        self._begin(self.faults.write_s)
+        inode = os.stat(source).st_ino
+        os.rename(source, target)
+        names = os.path.basename(source), os.path.basename(target)
+        self._changes.append(("gone", names[0], 0))
+        self._changes.append(("name", names[1], inode))
+        self._known.update(names)
+
+    def _unlink(self, path: str) -> None:
+        self._begin(self.faults.write_s)
+        os.unlink(path)
+        self._changes.append(("gone", os.path.basename(path), 0))
+        self._known.add(os.path.basename(path))
+
+    def _take(self, more: int) -> None:
+        if more > 0 and more > self._free_bytes(""):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _free_bytes(self, folder: str) -> int:
+        used = sum(path.stat().st_size for path in self.folder.iterdir())
+        return max(0, self.faults.room_bytes - used)
+
+    # -- the power cut
+
+    def image(self, target: Path, random: Random) -> None:
+        """Write what a power cut leaves into an empty folder."""
+        names = dict(self._names)
+        how = random.random()
+        if how < 0.3:
+            kept = []
+        elif how < 0.5:
+            kept = self._changes
+        else:
+            kept = self._changes[: random.randint(0, len(self._changes))]
+        for change in kept:
+            _change(names, change)
+        for path in self.folder.iterdir():  # what others wrote
+            if path.is_file() and path.name not in self._known and path.name not in names:
+                (target / path.name).write_bytes(path.read_bytes())
+        for name, inode in names.items():
+            (target / name).write_bytes(self._content(self._inodes[inode], random))
+
+    def _content(self, file: _File, random: Random) -> bytes:
+        """Return a file's content after a power cut: sectors of writes that were not synced may be
+        there or not, in any order."""
+        content = bytearray(file.durable)
+        if not file.pending:
+            return bytes(content)
+        how = random.random()
+        chance = 0.0 if how < 0.3 else 1.0 if how < 0.5 else random.random()
+        upto = len(file.pending) if how < 0.7 else random.randint(0, len(file.pending))
+        for offset, data in file.pending[:upto]:
+            if not data:
+                if random.random() < chance:
+                    _write(content, offset, data)
+                continue
+            at = 0
+            while at < len(data):
+                size = SECTOR - (offset + at) % SECTOR
+                if random.random() < chance:
+                    _write(content, offset + at, data[at : at + size])
+                at += size
+        return bytes(content)
+
+
+def _write(content: bytearray, offset: int, data: bytes) -> None:
+    if not data:  # a new size
+        if offset <= len(content):
+            del content[offset:]
+        else:
+            content.extend(bytes(offset - len(content)))
+        return
+    if offset > len(content):
+        content.extend(bytes(offset - len(content)))
+    content[offset : offset + len(data)] = data
+
+
+def _change(names: dict[str, int], change: tuple[str, str, int]) -> None:
+    kind, name, inode = change
+    if kind == "name":
+        names[name] = inode
+    else:
+        names.pop(name, None)

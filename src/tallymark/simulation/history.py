@@ -1,0 +1,244 @@
+"""What clients saw, and what must never be seen: checked as it happens, and at the end.
+
+Each rule is one that README or docs/guarantees.md promises to every client. Nothing here knows how
+a broker works; a message is known by the name that its publisher gave it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Final
+
+from tallymark.simulation.plan import NSQ_QUEUE, Plan, QueuePlan
+from tallymark.simulation.world import SECOND_NS, World
+
+CERTAIN_NS: Final = 5 * SECOND_NS
+"""A settlement has taken effect when its connection and the broker have lived on for so long."""
+NEVER: Final = 1 << 62
+
+
+class Violated(Exception):
+    """A promise was broken; the text says which, and by what."""
+
+
+@dataclass
+class Line:
+    """One connection of one client."""
+
+    client: str
+    number: int
+    life: int
+    """Number of the broker's life to which it was connected."""
+    down_ns: int = NEVER
+    """Time at which it was, or may have been, no more."""
+    last_first: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Number of the last message that came for the first time, by queue and publisher's line."""
+
+
+@dataclass
+class Published:
+    """One message as its publisher knows it."""
+
+    name: str
+    queues: tuple[str, ...]
+    body: bytes
+    at_ns: int
+    line: str
+    number: int
+    confirmed: bool = False
+    refused: bool = False
+    work: str = ""
+    """Name of its transaction; empty: none."""
+
+
+@dataclass
+class Delivered:
+    """One delivery of one message from one queue."""
+
+    at_ns: int
+    line: Line
+    is_flagged: bool
+    outcome: str = ""
+    """accept, reject, release, fail; empty: none yet."""
+    answered_ns: int = NEVER
+    work: str = ""
+
+
+class History:
+    """Everything that the clients of a world saw."""
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        self._world = world
+        self.queues: dict[str, QueuePlan] = {one.name: one for one in plan.queues}
+        self.published: dict[str, Published] = {}
+        self.deliveries: dict[tuple[str, str], list[Delivered]] = defaultdict(list)
+        self.lines: list[Line] = []
+        self.works: dict[str, str] = {}
+        """Transactions and how they ended: committed, rolled back, unknown."""
+        self.log: list[str] = []
+        self.life_ended_ns: dict[int, int] = {}
+        self.is_draining = False
+        self.seen: set[str] = set()
+        """Names of interesting states that were reached."""
+
+    def note(self, text: str) -> None:
+        """Write a line of the readable history."""
+        self.log.append(f"{self._world.now_s - 1000:10.6f}  {text}")
+
+    # -- what clients tell
+
+    def connected(self, client: str, life: int) -> Line:
+        """A client has a connection."""
+        line = Line(client, len(self.lines), life)
+        self.lines.append(line)
+        return line
+
+    def disconnected(self, line: Line) -> None:
+        """A connection is no more, for its client or for the broker."""
+        line.down_ns = min(line.down_ns, self._world.now_ns)
+
+    def life_ended(self, life: int) -> None:
+        """The broker has ended, in whatever way."""
+        self.life_ended_ns[life] = self._world.now_ns
+        for line in self.lines:
+            if line.life == life:
+                self.disconnected(line)
+
+    def publishes(self, message: Published) -> None:
+        """A message is sent."""
+        self.published[message.name] = message
+
+    def confirmed(self, name: str) -> None:
+        """The broker says that it has a message safely."""
+        self.published[name].confirmed = True
+
+    def refused(self, name: str) -> None:
+        """The broker says that it does not take a message."""
+        self.seen.add("publisher refused")
+        self.published[name].refused = True
+
+    def delivered(
+        self, line: Line, queue: str, name: str, body: bytes, is_flagged: bool
+    ) -> Delivered:
+        """A message came. Raises Violated."""
+        now = self._world.now_ns
+        message = self.published.get(name)
+        where = f"{name} from {queue} to {line.client}"
+        if message is None:
+            raise Violated(f"phantom: {where} was never published")
+        if body != message.body:
+            raise Violated(f"corrupt: {where} is {len(body)} bytes, not as published")
+        home = queue.removesuffix(".dead")
+        if home not in message.queues:
+            raise Violated(f"misrouted: {where}, published to {message.queues}")
+        if message.work and self.works.get(message.work) == "rolled back":
+            raise Violated(f"rolled back: {where} was published in {message.work}")
+        before = self.deliveries[queue, name]
+        delivery = Delivered(now, line, is_flagged)
+        for one in before:
+            if self._is_settled(one):
+                raise Violated(f"settled twice: {where} was {one.outcome}ed at {_s(one)}")
+            if not one.outcome and self._is_held(one):
+                raise Violated(f"delivered twice at once: {where}, held since {_s(one)}")
+        if before and not is_flagged:
+            raise Violated(f"no flag: {where} came before, at {_s(before[-1])}")
+        if before:
+            self.seen.add("redelivery")
+            if before[-1].line.life != line.life:
+                self.seen.add("redelivery after a crash")
+        if not before and not is_flagged:
+            self._check_order(line, queue, message, where)
+        if queue != home:
+            self.seen.add("dead letter delivered")
+        before.append(delivery)
+        return delivery
+
+    def _check_order(self, line: Line, queue: str, message: Published, where: str) -> None:
+        plan = self.queues.get(queue)
+        if plan is None or plan.priorities is not None:
+            return
+        key = (queue, message.line)
+        last = line.last_first.get(key, -1)
+        if message.number <= last:
+            raise Violated(f"out of order: {where} came behind number {last} of {message.line}")
+        line.last_first[key] = message.number
+
+    def answers(self, delivery: Delivered, outcome: str, work: str = "") -> None:
+        """A client settles what it was given."""
+        delivery.outcome = outcome
+        delivery.answered_ns = self._world.now_ns
+        delivery.work = work
+
+    def ended_work(self, work: str, how: str) -> None:
+        """A transaction has ended, or nobody knows."""
+        self.works[work] = how
+        self.seen.add(f"transaction {how}")
+        if how == "rolled back":
+            for found in self.deliveries.values():
+                for one in found:
+                    if one.work == work:
+                        one.outcome = "rollback"
+
+    # -- rules
+
+    def _lived_on_ns(self, delivery: Delivered) -> int:
+        """Return how long connection and broker lived after an answer."""
+        end = min(delivery.line.down_ns, self.life_ended_ns.get(delivery.line.life, NEVER))
+        return min(end, self._world.now_ns) - delivery.answered_ns
+
+    def _is_settled(self, delivery: Delivered) -> bool:
+        """Return whether this delivery has certainly ended the message in its queue."""
+        if delivery.outcome not in ("accept", "reject"):
+            return False
+        if delivery.work:
+            return self.works.get(delivery.work) == "committed"
+        return self._lived_on_ns(delivery) > CERTAIN_NS
+
+    def _is_held(self, delivery: Delivered) -> bool:
+        """Return whether the broker must still count this delivery as given to its consumer."""
+        return delivery.line.down_ns == NEVER and delivery.line.life not in self.life_ended_ns
+
+    def check_end(self) -> None:
+        """Check what must be so when every queue was emptied. Raises Violated."""
+        parts: dict[str, list[bool]] = defaultdict(list)
+        for message in self.published.values():
+            found = [self._is_found(message.name, queue) for queue in message.queues]
+            is_due = message.confirmed or self.works.get(message.work) == "committed"
+            if message.refused and any(found) and len(found) == 1:
+                raise Violated(f"refused, and there: {message.name}")
+            if message.work and self.works.get(message.work) == "rolled back":
+                is_due = False
+            for queue, is_found in zip(message.queues, found, strict=True):
+                if is_due and not message.refused and not is_found and not self._may_drop(queue):
+                    raise Violated(f"lost: {message.name}, confirmed, from {queue}")
+                if message.work and not self._may_drop(queue):
+                    parts[message.work].append(is_found)
+        for work, all_found in parts.items():
+            if any(all_found) and not all(all_found):
+                raise Violated(f"half a transaction: {work}, {sum(all_found)} of {len(all_found)}")
+
+    def _is_found(self, name: str, queue: str) -> bool:
+        """Return whether somebody has settled a message of a queue, or its dead letter."""
+
+        def has(queue: str, *outcomes: str) -> bool:
+            return any(one.outcome in outcomes for one in self.deliveries.get((queue, name), ()))
+
+        plan = self.queues.get(queue)
+        has_letters = plan is not None and plan.dead_letters
+        return (
+            has(queue, "accept")
+            or has(f"{queue}.dead", "accept", "reject")
+            or (not has_letters and has(queue, "reject"))
+        )
+
+    def _may_drop(self, queue: str) -> bool:
+        plan = self.queues.get(queue)
+        return plan is not None and plan.may_drop
+
+
+def _s(delivery: Delivered) -> str:
+    return f"{delivery.at_ns / SECOND_NS - 1000:.6f} on line {delivery.line.number}"
+
+
+__all__ = ["NSQ_QUEUE", "Delivered", "History", "Line", "Published", "Violated"]

@@ -1,0 +1,58 @@
+"""A crash in every call to the disk of one scripted world.
+
+The script has every feature once. It is played once to count the calls that change something, then
+once for each of them with a power cut in that call; with `twice` again, with a second power cut in
+a call of the recovery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from tallymark.simulation.disk import Faults
+from tallymark.simulation.plan import (
+    KIB,
+    NSQ_QUEUE,
+    ConsumerPlan,
+    Plan,
+    PublisherPlan,
+    QueuePlan,
+)
+from tallymark.simulation.run import Result, run
+
+SCRIPT: Final = Plan(
+    seed=7,
+    duration_s=0.6,
+    segment_size=8 * KIB,
+    checkpoint_every=16 * KIB,
+    queues=(
+        QueuePlan("plain", priorities=5),
+        QueuePlan("short", ttl_ms=200, max_length=10, dead_letters=True),
+        QueuePlan("tried", type="quorum", delivery_limit=2, dead_letters=True),
+    ),
+    publishers=(
+        PublisherPlan("p0", "amqp", "*", batch=5, size=300),
+        PublisherPlan("p1", "amqp091", "plain", batch=3, transactional=True),
+        PublisherPlan("p2", "nsq", NSQ_QUEUE, batch=4),
+    ),
+    consumers=(
+        ConsumerPlan("c0", "amqp091", "plain", transactional=True),
+        ConsumerPlan("c1", "amqp", "tried", credit=3, fail=0.5, reject=0.1),
+        ConsumerPlan("c2", "nsq", NSQ_QUEUE, fail=0.3),
+    ),
+    disk=Faults(short_write=0.1),
+)
+"""A world with all of it."""
+
+
+def points(every: int = 1, first: int = 1) -> Iterator[tuple[int, ...]]:
+    """Yield the calls of the script in which the power goes."""
+    calls = run(SCRIPT).disk_calls[0]
+    yield from ((number,) for number in range(first, calls + 1, every))
+
+
+def crash(at: tuple[int, ...]) -> Result:
+    """Play the script with power cuts in these calls, one for each life."""
+    return run(replace(SCRIPT, disk=replace(SCRIPT.disk, crash_at=at)))

@@ -1,0 +1,231 @@
+"""A plan: what is in a world and what befalls it, drawn from a seed.
+
+Each seed switches features and faults on and off (swarm testing [groce 2012]): a world without time
+to live and with much rollback finds other things than one with a little of everything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Final
+
+from tallymark.simulation.disk import Faults
+from tallymark.simulation.network import Weather
+
+KIB: Final = 1024
+PROTOCOLS: Final = ("amqp", "amqp091")
+NSQ_QUEUE: Final = "nsq"
+"""Name of NSQ's channel among the queues of a history."""
+
+POWER, KILL, STOP, CLOCK, CUT, CUT_ALL, HALF_OPEN = (
+    "power cut", "kill", "stop", "clock step", "cut", "cut all", "half open",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class QueuePlan:
+    """One queue. Its dead letters go to a queue of its own."""
+
+    name: str
+    type: str = "classic"
+    ttl_ms: int | None = None
+    max_length: int | None = None
+    rejects_publish: bool = False
+    delivery_limit: int | None = None
+    priorities: int | None = None
+    single_active: bool = False
+    dead_letters: bool = False
+
+    @property
+    def dead(self) -> str:
+        """Name of the queue for its dead letters."""
+        return f"{self.name}.dead"
+
+    @property
+    def arguments(self) -> dict[str, object]:
+        found: dict[str, object] = {}
+        if self.ttl_ms is not None:
+            found["x-message-ttl"] = self.ttl_ms
+        if self.max_length is not None:
+            found["x-max-length"] = self.max_length
+            if self.rejects_publish:
+                found["x-overflow"] = "reject-publish"
+        if self.delivery_limit is not None:
+            found["x-delivery-limit"] = self.delivery_limit
+        if self.priorities is not None:
+            found["x-max-priority"] = self.priorities
+        if self.single_active:
+            found["x-single-active-consumer"] = True
+        if self.dead_letters:
+            found["x-dead-letter-exchange"] = ""
+            found["x-dead-letter-routing-key"] = self.dead
+        return found
+
+    @property
+    def may_drop(self) -> bool:
+        """Return whether a message may end here without a consumer, and leave no letter."""
+        return not self.dead_letters and (
+            self.ttl_ms is not None
+            or (self.max_length is not None and not self.rejects_publish)
+            or self.delivery_limit is not None
+        )
+
+
+@dataclass(frozen=True)
+class PublisherPlan:
+    """A client that publishes."""
+
+    name: str
+    protocol: str
+    target: str
+    """Name of a queue; "*": the fanout exchange, to which all queues are bound."""
+    batch: int = 1
+    pause_s: float = 0.05
+    size: int = 100
+    transactional: bool = False
+
+
+@dataclass(frozen=True)
+class ConsumerPlan:
+    """A client that consumes."""
+
+    name: str
+    protocol: str
+    queue: str
+    credit: int = 10
+    hold_s: float = 0.02
+    reject: float = 0.0
+    release: float = 0.0
+    fail: float = 0.0
+    vanish: float = 0.0
+    """Chance, for each message, that the connection is cut with what is held."""
+    transactional: bool = False
+
+
+@dataclass(frozen=True)
+class FaultPlan:
+    """What happens at a time."""
+
+    at_s: float
+    kind: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A world before it begins."""
+
+    seed: int
+    duration_s: float
+    sync: str = "commit"
+    deliver_after: str = "written"
+    segment_size: int = 32 * KIB
+    checkpoint_every: int = 64 * KIB
+    max_memory: int = 128 * KIB * KIB
+    queues: tuple[QueuePlan, ...] = ()
+    publishers: tuple[PublisherPlan, ...] = ()
+    consumers: tuple[ConsumerPlan, ...] = ()
+    faults: tuple[FaultPlan, ...] = ()
+    disk: Faults = field(default_factory=Faults)
+    weather: Weather = field(default_factory=Weather)
+
+    def without(self, part: object) -> Plan:
+        """Return the plan with a client or a fault left out."""
+        return replace(
+            self,
+            publishers=tuple(one for one in self.publishers if one is not part),
+            consumers=tuple(one for one in self.consumers if one is not part),
+            faults=tuple(one for one in self.faults if one is not part),
+        )
+
+
+def draw(seed: int) -> Plan:
+    """Return the plan of a seed."""
+    random = Random(f"plan {seed}")
+    chance = random.random
+
+    def is_on(likely: float = 0.4) -> bool:
+        return chance() < likely
+
+    duration_s = random.choice([3.0, 6.0, 10.0])
+    features = {
+        name: is_on()
+        for name in ("ttl", "length", "limit", "priorities", "single", "dead", "tx", "fanout")
+    }
+    queues = tuple(_queue(f"q{n}", features, random) for n in range(random.randint(1, 3)))
+    consumed = [*queues]
+    publishers = []
+    for n in range(random.randint(1, 3)):
+        is_nsq = is_on(0.25)
+        target = "*" if features["fanout"] and is_on() else random.choice(queues).name
+        publishers.append(PublisherPlan(
+            f"p{n}", "nsq" if is_nsq else random.choice(PROTOCOLS),
+            NSQ_QUEUE if is_nsq else target,
+            batch=random.choice([1, 1, 5, 30]), pause_s=random.choice([0.01, 0.05, 0.3]),
+            size=random.choice([20, 300, 3000]),
+            transactional=not is_nsq and features["tx"] and is_on(),
+        ))  # fmt: skip
+    consumers = []
+    for n in range(random.randint(1, 4)):
+        is_nsq = any(one.protocol == "nsq" for one in publishers) and is_on(0.3)
+        consumers.append(ConsumerPlan(
+            f"c{n}", "nsq" if is_nsq else random.choice(PROTOCOLS),
+            NSQ_QUEUE if is_nsq else random.choice(consumed).name,
+            credit=random.choice([1, 3, 20, 100]), hold_s=random.choice([0.0, 0.01, 0.2]),
+            reject=random.choice([0.0, 0.1]), release=random.choice([0.0, 0.1]),
+            fail=random.choice([0.0, 0.1, 0.4]), vanish=random.choice([0.0, 0.0, 0.02]),
+            transactional=not is_nsq and features["tx"] and is_on(),
+        ))  # fmt: skip
+    kinds = [kind for kind, likely in (
+        (POWER, 0.6), (KILL, 0.4), (STOP, 0.3), (CLOCK, 0.3), (CUT, 0.4), (CUT_ALL, 0.2),
+        (HALF_OPEN, 0.2),
+    ) if is_on(likely)]  # fmt: skip
+    faults = tuple(sorted(
+        (FaultPlan(round(random.uniform(0.2, duration_s), 4), random.choice(kinds))
+         for _ in range(random.randint(1, 5)) if kinds),
+        key=lambda one: one.at_s,
+    ))  # fmt: skip
+    disk = Faults(
+        write_s=random.choice([0.000_02, 0.000_2]),
+        sync_s=random.choice([0.000_1, 0.001, 0.01]),
+        stall=random.choice([0.0, 0.0, 0.002]),
+        write_error=random.choice([0.0, 0.0, 0.0, 0.001]),
+        sync_error=random.choice([0.0, 0.0, 0.0, 0.001]),
+        short_write=random.choice([0.0, 0.0, 0.1]),
+    )
+    weather = Weather(
+        latency_s=random.choice([0.000_1, 0.001, 0.02]),
+        cuts=random.choice([0.0, 0.2, 0.9]),
+        stall=random.choice([0.0, 0.0, 0.005]),
+    )
+    is_unsafe = POWER in kinds or disk.write_error > 0 or disk.sync_error > 0
+    return Plan(
+        seed, duration_s,
+        # With an interval a confirm promises nothing of a power cut, or of a disk that fails.
+        sync="commit" if is_unsafe else random.choice(["commit", "interval", "never"]),
+        deliver_after=random.choice(["written", "written", "synced"]),
+        segment_size=random.choice([8 * KIB, 32 * KIB, 256 * KIB]),
+        checkpoint_every=random.choice([16 * KIB, 64 * KIB, 1024 * KIB]),
+        max_memory=random.choice([64 * KIB, 16 * KIB * KIB]),
+        queues=queues, publishers=tuple(publishers), consumers=tuple(consumers), faults=faults,
+        disk=disk, weather=weather,
+    )  # fmt: skip
+
+
+def _queue(name: str, features: dict[str, bool], random: Random) -> QueuePlan:
+    def has(feature: str) -> bool:
+        return features[feature] and random.random() < 0.5
+
+    has_limit = has("limit")
+    has_length = has("length")
+    return QueuePlan(
+        name,
+        type="quorum" if has_limit else "classic",
+        ttl_ms=random.choice([50, 500, 3000]) if has("ttl") else None,
+        max_length=random.choice([1, 10, 200]) if has_length else None,
+        rejects_publish=has_length and random.random() < 0.4,
+        delivery_limit=random.choice([0, 2, 5]) if has_limit else None,
+        priorities=5 if not has_limit and has("priorities") else None,
+        single_active=has("single"),
+        dead_letters=has("dead"),
+    )

@@ -1,0 +1,212 @@
+"""A broker as a process of the world: started, stopped, killed, and cut off from power.
+
+It runs `server.run._run`, as `tallymark serve` does: the same listeners, tasks and turns. Given to
+it are a loop, sockets that are ports of the simulated network, a disk and threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, cast
+
+from tallymark.server import run
+from tallymark.server.access.tls import Certificates
+from tallymark.server.clock import CLOCKS
+from tallymark.server.config.settings import Config
+from tallymark.server.listening import Bound
+from tallymark.server.node import Node
+from tallymark.server.opening import open_node
+from tallymark.simulation.disk import Disk, Faults
+from tallymark.simulation.network import Network
+from tallymark.simulation.threads import Crashed, Process
+from tallymark.simulation.world import SimulatedLoop, SimulatedSocket, World
+
+AMQP: Final = 5672
+HTTP: Final = 15672
+NSQ: Final = 4150
+NSQ_HTTP: Final = 4151
+CHECK_EVERY: Final = 64
+"""Rounds of the loop between two looks at the whole account."""
+
+
+class Broker:
+    """One broker over all its lives."""
+
+    def __init__(self, world: World, network: Network, folder: Path, config: Config) -> None:
+        self.world = world
+        self.network = network
+        self._folder = folder
+        self._config = config
+        self._life = 0
+        self.data_dir = folder / "life-0"
+        self.data_dir.mkdir(parents=True)
+        self.faults = Faults()
+        """Faults of the disk, from the next start on."""
+        self.disk_calls: list[int] = []
+        """Calls of the disk that changed something, of each life that is over."""
+        self.process: Process | None = None
+        self.disk: Disk | None = None
+        self.node: Node | None = None
+        self._loop: SimulatedLoop | None = None
+        self._task: asyncio.Task[int] | None = None
+        self._stop: asyncio.Future[int] | None = None
+        self.fetches = 0
+        """Bodies that were read back from the disk, of lives that are over."""
+        self._rounds = 0
+        self._graves: list[object] = []
+        """Tasks and nodes of ended processes: what they left undone is not to be finished."""
+
+    @property
+    def life(self) -> int:
+        """Number of its starts."""
+        return self._life
+
+    @property
+    def is_up(self) -> bool:
+        """Return whether clients can connect."""
+        loop = self._loop
+        return loop is not None and AMQP in loop.listeners
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the process is over, by itself or by a fault of its disk."""
+        process = self.process
+        return (
+            process is None or process.is_doomed or (self._task is not None and self._task.done())
+        )
+
+    def start(self) -> None:
+        """Start the process on what the disk has."""
+        assert self.process is None, "one process at a time has the folder"
+        self._life += 1
+        process = self.process = Process(self.world)
+        loop = self._loop = process.loop = SimulatedLoop(self.world, process)
+        loop.set_exception_handler(self._unexpected)
+        self.disk = Disk(self.data_dir, process, self.faults, self.world.random, self._life)
+        CLOCKS.set(self.world.monotonic_ns, self.world.wall_ns)
+        self._task = loop.create_task(self._serve(loop))
+
+    async def _serve(self, loop: SimulatedLoop) -> int:
+        assert self.disk is not None
+        assert self.process is not None
+        config = self._config_of(self.data_dir)
+        tls = Certificates(config)
+        node = self.node = open_node(config, loop, self.disk.files, self.process.threads)
+        node.broker.check()
+        gc.enable()
+        self._stop = loop.create_future()
+        # Its attributes are what a start binds.
+        bound = cast(Bound, _Ports())
+        return await run._run(node, self._stop, bound, tls)
+
+    def _config_of(self, data_dir: Path) -> Config:
+        return replace(self._config, data_dir=data_dir)
+
+    def _unexpected(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        error = context.get("exception")
+        if self.process is None or self.process.is_doomed or isinstance(error, Crashed):
+            return
+        self.world.failures.append(f"broker: {context.get('message')}: {error!r}")
+
+    def look(self) -> None:
+        """Look after the process between two rounds: check its account now and then."""
+        self._rounds += 1
+        node, process = self.node, self.process
+        if node is None or process is None or process.is_doomed or process.is_dead:
+            return
+        if self._rounds % CHECK_EVERY == 0 and not node.is_due:
+            try:
+                node.broker.check()
+            except AssertionError as error:
+                self.world.failures.append(f"account: {error!r}")
+
+    def end_of_task(self) -> str:
+        """Return why the process ended by itself; empty: it has not, or as it should."""
+        task = self._task
+        if task is None or not task.done() or (self.process and self.process.is_doomed):
+            return ""
+        if task.cancelled():
+            return "cancelled"
+        error = task.exception()
+        if error is None:
+            return "" if task.result() == run.STOPPED else f"exit code {task.result()}"
+        return "" if isinstance(error, Crashed) else f"{type(error).__name__}: {error}"
+
+    def stop(self) -> None:
+        """Ask the process to stop, as SIGTERM does."""
+        if self._stop is not None and not self._stop.done():
+            assert self._loop is not None
+            self._loop.call_soon(run._resolve, self._stop, 15)
+
+    def kill(self) -> None:
+        """End the process with everything that the operating system has (kill -9)."""
+        self._end(is_heard=True)
+        target = self._folder / f"life-{self._life}"
+        self.data_dir.rename(target)
+        self.data_dir = target
+
+    def power_cut(self) -> None:
+        """End the process with what the disk has."""
+        disk = self.disk
+        assert disk is not None
+        self._end(is_heard=False)
+        target = self._folder / f"life-{self._life}"
+        target.mkdir()
+        disk.image(target, self.world.random)
+        shutil.rmtree(self.data_dir)
+        self.data_dir = target
+
+    def ended(self) -> None:
+        """The process has ended by itself: let go of it."""
+        self._end(is_heard=True)
+
+    def _end(self, is_heard: bool) -> None:
+        process, loop = self.process, self._loop
+        assert process is not None
+        assert loop is not None
+        process.is_doomed = True
+        self.network.process_ended(loop, is_heard)
+        loop.leave()
+        process.end()
+        node = self.node
+        if self.disk is not None:
+            self.disk_calls.append(self.disk.calls)
+            self.fetches += self.disk.fetches
+        self.process = self._loop = self.node = self._task = self._stop = None
+        if node is not None:
+            with contextlib.suppress(OSError):
+                os.close(node.journal.signal)
+        _close_all(self.data_dir)
+        self._graves += [node, *asyncio.all_tasks(loop), *loop._ready, *loop._scheduled]  # type: ignore[attr-defined]
+        loop._ready.clear()  # type: ignore[attr-defined]
+        loop._scheduled.clear()  # type: ignore[attr-defined]
+        loop.close()
+        gc.unfreeze()
+
+
+class _Ports:
+    """What server.listening.Bound has: the ports, taken."""
+
+    def __init__(self) -> None:
+        self.amqp = [SimulatedSocket(AMQP)]
+        self.amqps: list[SimulatedSocket] = []
+        self.http = [SimulatedSocket(HTTP)]
+        self.https: list[SimulatedSocket] = []
+        self.nsq = [SimulatedSocket(NSQ)]
+        self.nsq_http = [SimulatedSocket(NSQ_HTTP)]
+        self.nsq_https: list[SimulatedSocket] = []
+
+
+def _close_all(folder: Path) -> None:
+    """Close what the process had open in its folder: its end does that."""
+    inside = str(folder) + "/"
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}").startswith((inside, str(folder))):
+                os.close(int(name))

@@ -1,0 +1,346 @@
+"""One world from its beginning to its end: `run` plays a plan and says what went wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import random
+import shutil
+import sys
+import tempfile
+import warnings
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from tallymark.journal.verify import verify
+from tallymark.server import logs
+from tallymark.server.config.settings import Config
+from tallymark.simulation.clients import Clients
+from tallymark.simulation.disk import Faults
+from tallymark.simulation.history import History, Violated
+from tallymark.simulation.network import Network, Weather
+from tallymark.simulation.nsq import NsqClients
+from tallymark.simulation.plan import (
+    CLOCK,
+    CUT,
+    CUT_ALL,
+    HALF_OPEN,
+    KILL,
+    NSQ_QUEUE,
+    POWER,
+    STOP,
+    ConsumerPlan,
+    FaultPlan,
+    Plan,
+    draw,
+)  # fmt: skip
+from tallymark.simulation.process import Broker
+from tallymark.simulation.world import SECOND_NS, Stuck, World
+
+LIMIT_S: Final = 300.0
+"""Simulated seconds for everything that must come to an end by itself."""
+FAILED_DISK: Final = ("exit code 4", "OSError: [Errno 5] Input/output error")
+"""Ways in which a broker ends when its disk fails: while it serves, and at its start."""
+SHARED_MEMORY: Final = Path("/dev/shm")
+STATES: Final = (
+    "power cut", "kill", "stop", "clock step", "cut", "cut all", "half open", "journal failed",
+    "stopped", "power cut in a recovery", "segment sealed", "segment stripped", "checkpoint",
+    "message back from disk", "redelivery", "redelivery after a crash", "dead letter delivered",
+    "dead letter pending at a crash", "transaction committed", "transaction rolled back",
+    "transaction unknown", "transaction open at a crash", "deferred at a crash", "held at a crash",
+    "publisher refused",
+)  # fmt: skip
+"""Names of interesting states: a set of seeds that misses one is too thin."""
+
+
+@dataclass
+class Result:
+    """What came of a world."""
+
+    plan: Plan
+    failure: str = ""
+    """Which promise was broken; empty: none."""
+    simulated_s: float = 0.0
+    published: int = 0
+    delivered: int = 0
+    lives: int = 0
+    disk_calls: list[int] = field(default_factory=list)
+    """Calls of the disk that changed something, of each life."""
+    steps: int = 0
+    seen: set[str] = field(default_factory=set)
+    log: list[str] = field(default_factory=list)
+
+
+def run(plan: Plan) -> Result:
+    """Play a plan."""
+    parent = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+    folder = Path(tempfile.mkdtemp(prefix="tallymark-world-", dir=parent))
+    chance = random.Random(f"system {plan.seed}")
+    drawn = random._urandom  # type: ignore[attr-defined]
+    random._urandom = chance.randbytes  # type: ignore[attr-defined]
+    random.seed(plan.seed)
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None  # of coroutines that never end
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            logs.configure("error", {}, "text")
+            try:
+                return _Run(plan, folder).play()
+            finally:
+                gc.collect()
+    finally:
+        random._urandom = drawn  # type: ignore[attr-defined]
+        sys.unraisablehook = hook
+        shutil.rmtree(folder, ignore_errors=True)
+        gc.enable()
+
+
+def play(seed: int) -> Result:
+    """Play the plan of a seed, and leave its history out of the result."""
+    result = run(draw(seed))
+    result.log = []
+    return result
+
+
+class _Run:
+    """One world under way."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self.plan = plan
+        world = self.world = World(plan.seed)
+        self.network = Network(world, plan.weather)
+        config = Config(
+            data_dir=folder, nsq=True, sync=plan.sync, deliver_after=plan.deliver_after,
+            segment_size=plan.segment_size, checkpoint_every=plan.checkpoint_every,
+            max_memory=plan.max_memory, heartbeat_s=4, disk_free_limit=0,
+        )  # fmt: skip
+        self.broker = Broker(world, self.network, folder, config)
+        self.history = History(world, plan)
+        self.clients = Clients(world, self.network, self.broker, plan, self.history)
+        self.nsq = NsqClients(self.clients)
+        self.has_nsq = any(one.protocol == "nsq" for one in plan.publishers)
+        self._due = list(plan.faults)
+        self._faults_from = 0
+        """Time from which the times of faults count."""
+
+    def play(self) -> Result:
+        failure = ""
+        try:
+            self._play()
+        except (Violated, Stuck) as error:
+            failure = f"{type(error).__name__}: {error}"
+        if self.world.failures:
+            failure = self.world.failures[0]
+        world, history = self.world, self.history
+        names = {path.suffix for path in self.broker.data_dir.iterdir()}
+        if ".ledger" in names:
+            history.seen.add("segment stripped")
+        if ".checkpoint" in names:
+            history.seen.add("checkpoint")
+        if len([*self.broker.data_dir.glob("0*.segment")]) > 1:
+            history.seen.add("segment sealed")
+        if self.broker.process is not None:
+            self.broker.kill()
+        if self.broker.fetches:
+            history.seen.add("message back from disk")
+        result = Result(
+            self.plan, failure, world.now_s - 1000, len(history.published),
+            sum(map(len, history.deliveries.values())), self.broker.life, self.broker.disk_calls,
+            world.steps, history.seen, history.log,
+        )  # fmt: skip
+        self.clients.loop.leave()
+        for task in self.clients.tasks:
+            task.cancel()
+        return result
+
+    def _play(self) -> None:
+        self.broker.faults = self.plan.disk
+        self._start()
+        clients = self.clients
+        ready = [clients.begin(clients.declare())]
+        if self.has_nsq:
+            ready.append(clients.begin(self.nsq.declare()))
+        self._until(lambda: all(one.done() for one in ready), "the topology is declared", False)
+        began_ns = self.world.now_ns
+        self._faults_from = began_ns
+        for publisher in self.plan.publishers:
+            by = self.nsq if publisher.protocol == "nsq" else clients
+            clients.begin(by.publish(publisher))
+        for consumer in self.plan.consumers:
+            by = self.nsq if consumer.protocol == "nsq" else clients
+            clients.begin(by.consume(consumer))
+        end_ns = began_ns + int(self.plan.duration_s * SECOND_NS)
+        self._until(lambda: self.world.now_ns >= end_ns, "the time is over")
+        self._heal()
+        clients.publishing = False
+        clients.consuming = False
+        self._until(lambda: all(one.done() for one in clients.tasks), "the clients are done")
+        self._drain()
+        self.history.check_end()
+        self._stop_and_look()
+
+    def _start(self) -> None:
+        self.broker.start()
+        self.history.note(f"broker starts, life {self.broker.life}")
+        self._until(lambda: self.broker.is_up, "the broker is up", has_faults=False)
+
+    def _until(self, is_done: Any, what: str, has_faults: bool = True) -> None:
+        """Run the world until that holds, with the faults that are due, and start the broker again
+        where it has ended. Raises Stuck, Violated."""
+        world, broker = self.world, self.broker
+        end_ns = world.now_ns + int((LIMIT_S + self.plan.duration_s) * SECOND_NS)
+        while not is_done():
+            if world.failures:
+                raise Violated(world.failures[0])
+            if world.now_ns > end_ns:
+                raise Stuck(f"{what}: not after {LIMIT_S} simulated seconds")
+            if has_faults and self._due:
+                due_ns = self._faults_from + int(self._due[0].at_s * SECOND_NS)
+                if world.now_ns >= due_ns:
+                    self._befall(self._due.pop(0))
+                    continue
+            if broker.process is not None and broker.has_ended:
+                self._ended()
+                continue
+            world.step()
+            broker.look()
+
+    def _ended(self) -> None:
+        """The broker has ended by itself, or the power went: start it again."""
+        broker = self.broker
+        reason = broker.end_of_task()
+        assert broker.process is not None
+        if broker.process.is_doomed:
+            self._power_cut()
+        else:
+            is_allowed = self.plan.disk.write_error or self.plan.disk.sync_error
+            if reason and not (is_allowed and reason in FAILED_DISK):
+                raise Violated(f"the broker ended: {reason}")
+            self.history.note(f"broker ended: {reason or 'stopped'}")
+            self.history.seen.add("journal failed" if reason else "stopped")
+            self.history.life_ended(broker.life)
+            broker.ended()
+        self._start()
+
+    def _power_cut(self) -> None:
+        self._look_before_the_end()
+        self.history.seen.add("power cut")
+        self.history.life_ended(self.broker.life)
+        self.broker.power_cut()
+
+    def _look_before_the_end(self) -> None:
+        """Note in which interesting states the broker is when it ends."""
+        seen, node = self.history.seen, self.broker.node
+        if node is None:
+            seen.add("power cut in a recovery")
+            return
+        broker = node.broker
+        found = {
+            "dead letter pending at a crash": any(
+                one.account.pending for one in broker.queues.values()
+            ),
+            "transaction open at a crash": any(
+                one.account.staged for one in broker.queues.values()
+            ),
+            "deferred at a crash": any(one.account.deferred for one in broker.queues.values()),
+            "held at a crash": any(one.acquired for one in broker.queues.values()),
+        }
+        seen.update(name for name, is_so in found.items() if is_so)
+
+    def _befall(self, fault: FaultPlan) -> None:
+        """Do what the plan has at this time."""
+        self.history.note(fault.kind)
+        self.history.seen.add(fault.kind)
+        broker = self.broker
+        if fault.kind == POWER:
+            self._power_cut()
+            self._start()
+        elif fault.kind == KILL:
+            self._look_before_the_end()
+            self.history.life_ended(broker.life)
+            broker.kill()
+            self._start()
+        elif fault.kind == STOP:
+            broker.stop()
+        elif fault.kind == CLOCK:
+            step_s = self.world.random.choice([-3600, -2, 2, 3600])
+            self.world.wall_ahead_ns += step_s * SECOND_NS
+        else:
+            links = [one for one in self.network.links if not one.client.is_closing()]
+            if links and fault.kind != CUT_ALL:
+                links = [self.world.random.choice(links)]
+            for link in links:
+                line = self.clients.lines.get(link.client)
+                if line is not None:
+                    self.history.disconnected(line)
+                if fault.kind == HALF_OPEN:
+                    self.network.half_open(link)
+                else:
+                    assert fault.kind in (CUT, CUT_ALL)
+                    self.network.cut(link)
+
+    def _heal(self) -> None:
+        """Let nothing more befall the world."""
+        self._due.clear()
+        self.broker.faults = Faults()
+        if self.broker.disk is not None:
+            self.broker.disk.faults = self.broker.faults
+        self.network.weather = Weather()
+
+    def _drain(self) -> None:
+        clients = self.clients
+        queues = self.plan.queues
+        names = [one.name for one in queues] + [one.dead for one in queues if one.dead_letters]
+        tasks = [clients.begin(clients.drain(name)) for name in names]
+        if self.has_nsq:
+            last = ConsumerPlan("drain nsq", "nsq", NSQ_QUEUE, credit=50, hold_s=0.0)
+            tasks.append(clients.begin(self.nsq.consume(last, until_silent=True)))
+        self._until(lambda: all(one.done() for one in tasks), "the queues are empty")
+
+    def _stop_and_look(self) -> None:
+        """Stop the broker, look at what it leaves, and start it once more."""
+        for _ in range(2):
+            broker = self.broker
+            assert broker.node is not None
+            left = {
+                queue.name: queue.ready + queue.acquired
+                for queue in broker.node.broker.queues.values()
+            }
+            waiting = {name: count for name, count in left.items() if count}
+            if waiting:
+                raise Violated(f"left behind in queues that were emptied: {waiting}")
+            broker.stop()
+            self._until_ended()
+            reason = broker.end_of_task()
+            if reason:
+                raise Violated(f"the broker ended: {reason}")
+            broker.ended()
+            report = verify(broker.data_dir)
+            if not report.is_sound:
+                raise Violated(f"the journal is not sound: {report}")
+            self._start()
+
+    def _until_ended(self) -> None:
+        world = self.world
+        end_ns = world.now_ns + int(LIMIT_S * SECOND_NS)
+        while not self.broker.has_ended:
+            if world.now_ns > end_ns:
+                raise Stuck("the broker does not stop")
+            world.step()
+
+
+def shrunk(plan: Plan, fails: Any) -> Plan:
+    """Return a smaller plan that still fails: parts are left out as long as it does."""
+    is_smaller = True
+    while is_smaller:
+        is_smaller = False
+        for part in [*plan.faults, *plan.consumers, *plan.publishers]:
+            candidate = plan.without(part)
+            if fails(candidate):
+                plan, is_smaller = candidate, True
+        shorter = replace(plan, duration_s=plan.duration_s / 2)
+        if plan.duration_s > 0.5 and fails(shorter):
+            plan, is_smaller = shorter, True
+    return plan

@@ -1,0 +1,96 @@
+"""The simulated disk forgets what was not synced, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tallymark.simulation.disk import SECTOR, Disk, Faults
+from tallymark.simulation.threads import Crashed, Process
+from tallymark.simulation.world import World
+
+
+def disk_on(folder: Path, faults: Faults | None = None) -> Disk:
+    folder.mkdir()
+    return Disk(folder, Process(World(1)), faults or Faults(), Random(1), 1)
+
+
+def images(disk: Disk, folder: Path, count: int = 60) -> list[dict[str, bytes]]:
+    """What so many power cuts leave."""
+    found = []
+    for number in range(count):
+        target = folder / f"image-{number}"
+        target.mkdir()
+        disk.image(target, Random(number))
+        found.append({path.name: path.read_bytes() for path in target.iterdir()})
+    return found
+
+
+def test_what_was_synced_is_there_after_every_power_cut(tmp_path: Path) -> None:
+    disk = disk_on(tmp_path / "disk")
+    files = disk.files
+    fd = files.open(str(disk.folder / "a"), os.O_CREAT | os.O_RDWR)
+    files.write_all(fd, [b"one", b"two"], 0)
+    files.fdatasync(fd)
+    files.sync_folder(disk.folder)
+    assert all(image == {"a": b"onetwo"} for image in images(disk, tmp_path))
+
+
+def test_a_name_that_was_not_synced_may_be_missing_and_the_old_one_there(tmp_path: Path) -> None:
+    disk = disk_on(tmp_path / "disk")
+    files = disk.files
+    fd = files.open(str(disk.folder / "a"), os.O_CREAT | os.O_RDWR)
+    files.fsync(fd)
+    files.sync_folder(disk.folder)
+    files.rename(str(disk.folder / "a"), str(disk.folder / "b"))
+    names = {frozenset(image) for image in images(disk, tmp_path)}
+    assert {frozenset({"a"}), frozenset({"b"})} <= names
+    files.sync_folder(disk.folder)
+    after = tmp_path / "after"
+    after.mkdir()
+    assert {frozenset(image) for image in images(disk, after)} == {frozenset({"b"})}
+
+
+def test_writes_that_were_not_synced_are_torn_by_sectors_in_any_order(tmp_path: Path) -> None:
+    disk = disk_on(tmp_path / "disk")
+    files = disk.files
+    fd = files.open(str(disk.folder / "a"), os.O_CREAT | os.O_RDWR)
+    files.fallocate(fd, 0, 4 * SECTOR)
+    files.fsync(fd)
+    files.sync_folder(disk.folder)
+    files.write_all(fd, [b"x" * 4 * SECTOR], 0)
+    found = {
+        tuple(image["a"][n * SECTOR] == ord("x") for n in range(4))
+        for image in images(disk, tmp_path)
+    }
+    assert (False,) * 4 in found
+    assert (True,) * 4 in found
+    assert any(first < second for kept in found for first, second in zip(kept, kept[1:], strict=False))
+
+
+def test_what_others_wrote_is_there(tmp_path: Path) -> None:
+    disk = disk_on(tmp_path / "disk")
+    (disk.folder / "users.json").write_bytes(b"{}")
+    assert all(image == {"users.json": b"{}"} for image in images(disk, tmp_path))
+
+
+def test_the_power_goes_in_the_call_that_was_named(tmp_path: Path) -> None:
+    disk = disk_on(tmp_path / "disk", Faults(crash_at=(2,)))
+    files = disk.files
+    fd = files.open(str(disk.folder / "a"), os.O_CREAT | os.O_RDWR)  # the first call
+    with pytest.raises(Crashed):
+        files.write_all(fd, [b"x"], 0)
+    with pytest.raises(Crashed):  # and nothing after it counts
+        files.fsync(fd)
+    assert all(image in ({}, {"a": b""}) for image in images(disk, tmp_path))
+
+
+def test_a_disk_that_is_full_says_so(tmp_path: Path) -> None:
+    disk = disk_on(tmp_path / "disk", Faults(room_bytes=1000))
+    fd = disk.files.open(str(disk.folder / "a"), os.O_CREAT | os.O_RDWR)
+    disk.files.fallocate(fd, 0, 900)
+    with pytest.raises(OSError, match="No space left"):
+        disk.files.fallocate(fd, 900, 200)

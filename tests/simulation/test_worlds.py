@@ -1,0 +1,59 @@
+"""Whole worlds: seeds that must hold, the same run each time, a crash in every call to the disk."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tallymark
+from tests.support.long import LONG
+from tests.support.patience import PATIENCE_S
+
+SRC = Path(tallymark.__file__).parents[1]
+
+
+def simulated(*arguments: str) -> str:
+    """Run the command; returns what it printed. It must not fail."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tallymark.simulation", *arguments],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(SRC)},
+        timeout=40 * PATIENCE_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_some_worlds_hold() -> None:
+    said = simulated("--seeds", "4", "--jobs", "1")
+    assert "4 worlds, 0 failed" in said
+
+
+def test_a_seed_gives_the_same_history_each_time() -> None:
+    """In processes of their own: nothing of the machine is in it."""
+    first, second = simulated("--seed", "3"), simulated("--seed", "3")
+    assert first == second
+    assert len(first.splitlines()) > 100
+
+
+@pytest.mark.long
+def test_many_worlds_hold_and_reach_the_interesting_states() -> None:
+    count = 60 if LONG == "ci" else 1000
+    fresh = 20 if LONG == "ci" else 1000
+    said = simulated("--seeds", str(count), "--fresh", str(fresh), "--jobs", "2")
+    print(said)  # the numbers of the fresh ones
+    assert f"{count + fresh} worlds, 0 failed" in said
+    assert "never reached" not in said, said
+
+
+@pytest.mark.long
+def test_a_crash_in_every_call_to_the_disk_loses_nothing() -> None:
+    every = 12 if LONG == "ci" else 1
+    said = simulated("--matrix", "--every", str(every), "--jobs", "2")
+    worlds = re.search(r"(\d+) worlds, 0 failed", said)
+    assert worlds, said
+    assert int(worlds[1]) * every > 300
