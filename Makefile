@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup install test test-pure test-installed test-long test-timings timings check format \
-	bench instructions siege soak churn build site demo fuzz figures interop constraints audit clean
+	bench instructions siege simulate soak churn build site demo fuzz figures interop constraints audit clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -126,6 +126,11 @@ test-timings: install  ## where `make test` spends its CPU, file by file
 	TALLYMARK_TIMINGS=$(VENV)/timings.jsonl $(BIN)/python $(PYTEST) -p tests.support.timings \
 	-n $(WORKERS) tests
 	$(BIN)/python -m tests.support.timings $(VENV)/timings.jsonl
+
+# From src: worlds are played interpreted, whatever is installed.
+simulate: setup  ## whole brokers in one process, a seed each: docs/simulation.md (SEEDS=n TIME=s)
+	PYTHONPATH=src $(BIN)/python -m tallymark.simulation --seeds $(or $(SEEDS),1000) \
+	$(if $(TIME),--time $(TIME))
 
 soak: install  ## an hour of all protocols, kill -9 each minute, Spark landing (MINUTES=n)
 	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -68,7 +69,7 @@ def test_writes_that_were_not_synced_are_torn_by_sectors_in_any_order(tmp_path: 
     }
     assert (False,) * 4 in found
     assert (True,) * 4 in found
-    assert any(first < second for kept in found for first, second in zip(kept, kept[1:], strict=False))
+    assert any(first < second for kept in found for first, second in pairwise(kept))
 
 
 def test_what_others_wrote_is_there(tmp_path: Path) -> None:

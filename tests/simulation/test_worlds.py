@@ -8,11 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import tallymark
-from tests.support.long import LONG
-from tests.support.patience import PATIENCE_S
+from tests.support.long import long, sized
 
 SRC = Path(tallymark.__file__).parents[1]
 
@@ -22,7 +19,6 @@ def simulated(*arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "tallymark.simulation", *arguments],
         capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(SRC)},
-        timeout=40 * PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -40,19 +36,18 @@ def test_a_seed_gives_the_same_history_each_time() -> None:
     assert len(first.splitlines()) > 100
 
 
-@pytest.mark.long
+@long
 def test_many_worlds_hold_and_reach_the_interesting_states() -> None:
-    count = 60 if LONG == "ci" else 1000
-    fresh = 20 if LONG == "ci" else 1000
+    count, fresh = sized(0, 60, 1000), sized(0, 10, 1000)
     said = simulated("--seeds", str(count), "--fresh", str(fresh), "--jobs", "2")
     print(said)  # the numbers of the fresh ones
     assert f"{count + fresh} worlds, 0 failed" in said
     assert "never reached" not in said, said
 
 
-@pytest.mark.long
+@long
 def test_a_crash_in_every_call_to_the_disk_loses_nothing() -> None:
-    every = 12 if LONG == "ci" else 1
+    every = sized(0, 16, 1)
     said = simulated("--matrix", "--every", str(every), "--jobs", "2")
     worlds = re.search(r"(\d+) worlds, 0 failed", said)
     assert worlds, said

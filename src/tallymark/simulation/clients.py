@@ -21,11 +21,12 @@ from tallymark.client import (
     connect,
 )
 from tallymark.simulation.history import Delivered, History, Line, Published, Violated
+from tallymark.simulation.loop import SimulatedLoop
 from tallymark.simulation.network import End, Network
 from tallymark.simulation.plan import ConsumerPlan, Plan, PublisherPlan
 from tallymark.simulation.process import AMQP, Broker
 from tallymark.simulation.threads import Process
-from tallymark.simulation.world import SECOND_NS, SimulatedLoop, World
+from tallymark.simulation.world import SECOND_NS, World
 
 FANOUT: Final = "fan"
 IDLE_MS: Final = 4000

@@ -1,4 +1,4 @@
-"""What clients saw, and what must never be seen: checked as it happens, and at the end.
+"""The history of a world: observations of its clients, checked as they happen and at the end.
 
 Each rule is one that README or docs/guarantees.md promises to every client. Nothing here knows how
 a broker works; a message is known by the name that its publisher gave it.
@@ -14,12 +14,12 @@ from tallymark.simulation.plan import NSQ_QUEUE, Plan, QueuePlan
 from tallymark.simulation.world import SECOND_NS, World
 
 CERTAIN_NS: Final = 5 * SECOND_NS
-"""A settlement has taken effect when its connection and the broker have lived on for so long."""
+"""Time for which connection and broker live on after a settlement until it has taken effect."""
 NEVER: Final = 1 << 62
 
 
 class Violated(Exception):
-    """A promise was broken; the text says which, and by what."""
+    """Report of a broken promise: which, and by what."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Delivered:
 
 
 class History:
-    """Everything that the clients of a world saw."""
+    """Record of what the clients of a world saw."""
 
     def __init__(self, world: World, plan: Plan) -> None:
         self._world = world
@@ -89,39 +89,39 @@ class History:
     # -- what clients tell
 
     def connected(self, client: str, life: int) -> Line:
-        """A client has a connection."""
+        """Note that a client has a connection."""
         line = Line(client, len(self.lines), life)
         self.lines.append(line)
         return line
 
     def disconnected(self, line: Line) -> None:
-        """A connection is no more, for its client or for the broker."""
+        """Note that a connection is no more, for its client or for the broker."""
         line.down_ns = min(line.down_ns, self._world.now_ns)
 
     def life_ended(self, life: int) -> None:
-        """The broker has ended, in whatever way."""
+        """Note that the broker has ended, in whatever way."""
         self.life_ended_ns[life] = self._world.now_ns
         for line in self.lines:
             if line.life == life:
                 self.disconnected(line)
 
     def publishes(self, message: Published) -> None:
-        """A message is sent."""
+        """Note that a message is sent."""
         self.published[message.name] = message
 
     def confirmed(self, name: str) -> None:
-        """The broker says that it has a message safely."""
+        """Note that the broker says that it has a message safely."""
         self.published[name].confirmed = True
 
     def refused(self, name: str) -> None:
-        """The broker says that it does not take a message."""
+        """Note that the broker does not take a message."""
         self.seen.add("publisher refused")
         self.published[name].refused = True
 
     def delivered(
         self, line: Line, queue: str, name: str, body: bytes, is_flagged: bool
     ) -> Delivered:
-        """A message came. Raises Violated."""
+        """Check a delivery, and note it. Raises Violated."""
         now = self._world.now_ns
         message = self.published.get(name)
         where = f"{name} from {queue} to {line.client}"
@@ -165,13 +165,13 @@ class History:
         line.last_first[key] = message.number
 
     def answers(self, delivery: Delivered, outcome: str, work: str = "") -> None:
-        """A client settles what it was given."""
+        """Note that a client settles what it was given."""
         delivery.outcome = outcome
         delivery.answered_ns = self._world.now_ns
         delivery.work = work
 
     def ended_work(self, work: str, how: str) -> None:
-        """A transaction has ended, or nobody knows."""
+        """Note how a transaction has ended, as far as its client knows."""
         self.works[work] = how
         self.seen.add(f"transaction {how}")
         if how == "rolled back":

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
-from tallymark.simulation.world import SECOND_NS, SimulatedLoop, World
+from tallymark.simulation.loop import SimulatedLoop
+from tallymark.simulation.world import SECOND_NS, World
 
 WINDOW: Final = 64 * 1024
 """Bytes that may be under way to an end that does not read."""
@@ -45,7 +46,7 @@ class Network:
     ) -> tuple[End, Any]:
         """Connect a client of `loop` to who listens on a port. Raises ConnectionRefusedError."""
         await asyncio.sleep(self._latency_s())
-        for loop_of_port in self.world.loops:
+        for loop_of_port in self._loops():
             if port in loop_of_port.waiting:  # its code is loaded when somebody comes
                 loop_of_port.call_soon(loop_of_port.waiting[port])
         deadline = self.world.now_ns + 5 * SECOND_NS
@@ -65,14 +66,17 @@ class Network:
         link.client.begin()
         return link.client, protocol
 
+    def _loops(self) -> list[SimulatedLoop]:
+        return [one for one in self.world.loops if isinstance(one, SimulatedLoop)]
+
     def _listening(self, port: int) -> SimulatedLoop | None:
-        for loop in self.world.loops:
+        for loop in self._loops():
             if port in loop.listeners and not loop.process.is_doomed:
                 return loop
         return None
 
     def _is_coming(self, port: int) -> bool:
-        return any(port in loop.waiting or loop.is_opening(port) for loop in self.world.loops)
+        return any(port in loop.waiting or loop.is_opening(port) for loop in self._loops())
 
     def _latency_s(self) -> float:
         return self.world.random.expovariate(1 / self.weather.latency_s)
@@ -95,7 +99,7 @@ class Network:
         link.server.reset_in(self._latency_s())
 
     def half_open(self, link: Link) -> None:
-        """Nothing arrives any more in either direction, and nobody is told."""
+        """Lose whatever is sent from now on, in both directions, and tell nobody."""
         link.client.is_deaf = link.server.is_deaf = True
 
     def forget(self, link: Link) -> None:

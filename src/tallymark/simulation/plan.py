@@ -105,7 +105,7 @@ class ConsumerPlan:
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """What happens at a time."""
+    """A fault and its time."""
 
     at_s: float
     kind: str

@@ -23,9 +23,10 @@ from tallymark.server.listening import Bound
 from tallymark.server.node import Node
 from tallymark.server.opening import open_node
 from tallymark.simulation.disk import Disk, Faults
+from tallymark.simulation.loop import SimulatedLoop, SimulatedSocket
 from tallymark.simulation.network import Network
 from tallymark.simulation.threads import Crashed, Process
-from tallymark.simulation.world import SimulatedLoop, SimulatedSocket, World
+from tallymark.simulation.world import World
 
 AMQP: Final = 5672
 HTTP: Final = 15672
@@ -191,7 +192,7 @@ class Broker:
 
 
 class _Ports:
-    """What server.listening.Bound has: the ports, taken."""
+    """Ports as in server.listening.Bound, taken."""
 
     def __init__(self) -> None:
         self.amqp = [SimulatedSocket(AMQP)]

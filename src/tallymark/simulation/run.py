@@ -57,11 +57,11 @@ STATES: Final = (
 
 @dataclass
 class Result:
-    """What came of a world."""
+    """Outcome of a world."""
 
     plan: Plan
     failure: str = ""
-    """Which promise was broken; empty: none."""
+    """Promise that was broken; empty: none."""
     simulated_s: float = 0.0
     published: int = 0
     delivered: int = 0

@@ -11,12 +11,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from queue import Empty
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from tallymark.journal.threads import Threads
-
-if TYPE_CHECKING:
-    from tallymark.simulation.world import SimulatedLoop, World
+from tallymark.simulation.world import World
 
 T = TypeVar("T")
 
@@ -29,10 +27,20 @@ class Deadlock(Exception):
     """The loop's thread waits for a thread that waits, too."""
 
 
-class Process:
-    """What all threads of one simulated process share."""
+class Timers(Protocol):
+    """The process's event loop, as its threads need it."""
 
-    loop: SimulatedLoop
+    is_poked: bool
+    """True when descriptors are to be looked at."""
+
+    def call_later(self, delay: float, callback: Callable[..., object], *args: object) -> object:
+        """Call it after so many seconds."""
+
+
+class Process:
+    """Scheduler of the threads of one simulated process."""
+
+    loop: Timers
 
     def __init__(self, world: World) -> None:
         self.world = world
