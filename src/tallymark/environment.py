@@ -1,4 +1,4 @@
-"""Environment variables that name the TLS files of whoever asks a broker over HTTPS.
+"""Environment variables of whoever asks a broker over HTTP: TLS files, and the user.
 
 The command line sets them from its options, and Spark's workers inherit them.
 """
@@ -10,3 +10,5 @@ from typing import Final
 CA_FILE: Final = "TALLYMARK_CA_FILE"
 CERT_FILE: Final = "TALLYMARK_CERT_FILE"
 KEY_FILE: Final = "TALLYMARK_KEY_FILE"
+USER: Final = "TALLYMARK_USER"
+"""`NAME:PASSWORD`."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tallymark.spark.batch_folders import WRITTEN, rename_run
+from tests.support.long import long
 from tests.support.patience import until
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def held(run: str, marks: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator
 
 
 @pytest.mark.spark
+@long  # in `make test` without Spark: the tests above
 def test_runs_of_one_batch_do_not_mix(spark: SparkSession, tmp_path: Path) -> None:
     """The driver that hung goes on when another runs its batch: A has written one of two parts when
     B ends."""

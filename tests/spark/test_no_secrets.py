@@ -3,17 +3,23 @@ checkpoints, texts of errors."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from tallymark.environment import USER
 from tallymark.spark.client import Endpoint
 from tallymark.spark.land import land
 from tallymark.spark.options import SourceOptions
 from tests.server.management import FULL, done
-from tests.spark.rig import publish
+from tests.spark.rig import publish, python_path
+from tests.support.long import long
 from tests.support.patience import until
 from tests.support.process import BrokerProcess
 
@@ -61,3 +67,94 @@ def test_neither_plan_nor_checkpoint_nor_description_has_it(
         if path.is_file():
             assert SECRET.encode() not in path.read_bytes(), path
     assert SECRET not in broker.log()
+
+
+LOUD = """
+import json, sys
+import urllib.request
+from pathlib import Path
+from pyspark.sql import SparkSession
+from tallymark.spark import register
+from tallymark.spark.java import use_java
+from tallymark.spark.session import LOGGING
+from tallymark.spark.starting import begin
+
+given, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
+use_java()
+logging = folder / "log4j2.properties"
+logging.write_text(LOGGING.format(level="info"))
+spark = (
+    SparkSession.builder.config(
+        "spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile=file:{logging}"
+    ).master("local[2,4]").appName("loud")
+    .config("spark.ui.enabled", "true").config("spark.ui.port", "0")
+    .config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+    .config("spark.eventLog.enabled", "true").config("spark.eventLog.dir", str(folder / "events"))
+    .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+    .config("spark.sql.shuffle.partitions", "1").getOrCreate()
+)
+spark.sparkContext.setLogLevel("INFO")
+register(spark)
+said = []
+for way, options in given.items():
+    frame = spark.read.format("tallymark").options(**options).load()
+    frame.explain("extended")
+    said.append(str(frame.count()))
+    frame.selectExpr("body").write.format("tallymark").options(**options).mode("append").save()
+    stream = spark.readStream.format("tallymark").options(**options, subscription=way).load()
+    writer = stream.writeStream.format("parquet").option("path", str(folder / way))
+    writer = writer.option("checkpointLocation", str(folder / way / "c")).trigger(availableNow=True)
+    query = begin(writer.start)
+    query.awaitTermination()
+    query.explain(True)
+    said.append(str(query.lastProgress))
+    wrong = {**options, "queue": "nowhere"}
+    try:
+        spark.read.format("tallymark").options(**wrong).load().count()
+    except Exception as error:
+        said.append(str(error))
+ui = spark.sparkContext.uiWebUrl
+app = spark.sparkContext.applicationId
+pages = ["/jobs/", "/stages/", "/environment/", "/executors/", "/SQL/", "/StreamingQuery/"]
+pages += [f"/SQL/execution/?id={n}" for n in range(8)]
+pages += [f"/api/v1/applications/{app}/{what}" for what in ("jobs", "environment", "sql", "stages")]
+for page in pages:
+    with urllib.request.urlopen(ui + page) as answer:
+        said.append(answer.read().decode())
+(folder / "ui.txt").write_text("\\n".join(said))
+spark.stop()
+"""
+
+
+@long(ci=False)  # a session of its own, which says and keeps all it can
+def test_neither_log_nor_event_log_nor_ui_has_it(broker: BrokerProcess, tmp_path: Path) -> None:
+    done(broker, "PUT", "users/ann", {"password": SECRET, "tags": ""})
+    done(broker, "PUT", "permissions/%2F/ann", FULL)
+    publish(broker, "loud", 0, 10)
+    (tmp_path / "events").mkdir()
+    file = tmp_path.parent / f"{tmp_path.name}.password"
+    file.write_text(SECRET)
+    named = {"url": broker.url, "user": "ann", "queue": "loud"}
+    address = f"127.0.0.1:{broker.http_port}"
+    given = {
+        "option": {**named, "password": SECRET},
+        "file": {**named, "passwordFile": str(file)},
+        "url": {"url": f"http://ann:{SECRET}@{address}", "queue": "loud"},
+        "environment": {"url": broker.url, "queue": "loud"},
+    }
+    command = [sys.executable, "-c", LOUD, json.dumps(given), str(tmp_path)]
+    ran = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, check=False,
+        env={
+            **os.environ, "PYTHONPATH": python_path(), "PYSPARK_PYTHON": sys.executable,
+            USER: f"ann:{SECRET}",
+        },
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert "INFO" in ran.stderr, "it says all it can"
+    assert list((tmp_path / "events").iterdir())
+    assert "loud" in (tmp_path / "ui.txt").read_text()
+    assert SECRET not in ran.stdout + ran.stderr + broker.log()
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            assert SECRET.encode() not in path.read_bytes(), path

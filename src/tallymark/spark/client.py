@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -78,6 +79,10 @@ class Endpoint:
     tls: bool = False
     user: str = "guest"
     password: str = field(default="guest", repr=False)
+    token: str = field(default="", repr=False)
+    """OAuth 2 token, in place of user and password."""
+    token_file: str = ""
+    """File that has the token, read at each call: who renews it writes it there."""
     retry_ms: int = 60_000
     """Milliseconds for which a call is repeated while the broker cannot be reached."""
     ca_file: str = field(default_factory=lambda: os.environ.get(CA_FILE, ""))
@@ -85,6 +90,8 @@ class Endpoint:
     cert_file: str = field(default_factory=lambda: os.environ.get(CERT_FILE, ""))
     """With https: the certificate to show; empty: none. Its key may be in the same file."""
     key_file: str = field(default_factory=lambda: os.environ.get(KEY_FILE, ""))
+    verify: bool = True
+    """With https: whether the broker has to show a certificate that was signed so, of its host."""
     timeout_ms: int = 30_000
     """Milliseconds for one answer; a long poll has its own time on top."""
 
@@ -119,6 +126,9 @@ class Endpoint:
             context = ssl.create_default_context(cafile=self.ca_file or None)
         except OSError as error:  # ssl.SSLError is an OSError
             raise WrongFile(f"ca_file {self.ca_file!r}: {error}") from error
+        if not self.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
         if self.cert_file:
             try:
                 context.load_cert_chain(self.cert_file, self.key_file or None)
@@ -128,6 +138,15 @@ class Endpoint:
         return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=context)
 
     def authorization(self) -> str:
+        """Return the header that says who asks. Raises WrongFile."""
+        if self.token_file:
+            try:
+                token = Path(self.token_file).read_text(encoding="utf-8").strip()
+            except (OSError, UnicodeDecodeError) as error:
+                raise WrongFile(f"token_file {self.token_file!r}: {error}") from error
+            return f"Bearer {token}"
+        if self.token:
+            return f"Bearer {self.token}"
         pair = f"{self.user}:{self.password}".encode()
         return "Basic " + base64.b64encode(pair).decode("ascii")
 

@@ -5,15 +5,28 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tallymark.spark import schema
-from tallymark.spark.client import DEFAULT_PORT, Endpoint, shown_url
+from tallymark.spark.broker_options import DEFAULT_ENDPOINT, OF_BROKER, endpoints_of
+from tallymark.spark.client import Endpoint
+from tallymark.spark.formats.format_options import (
+    AUTO,
+    COLUMN,
+    CORRUPT,
+    DATA,
+    OF_FORMATS,
+    REJECT,
+    FormatOptions,
+)
+from tallymark.spark.option_values import duration_ms, milliseconds, number, truth
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 DEFAULT_MAX_ROWS: Final = 50_000
 """Rows of a batch by default: half of what a subscription may hold unsettled."""
@@ -25,18 +38,12 @@ STREAM_MAX_ROWS: Final = 1_000_000
 STREAM_MAX_BYTES: Final = 1024 * 1024 * 1024
 """A stream's reader holds nothing in the broker; a micro-batch costs 0.2 s whatever is in it."""
 DEFAULT_WAIT_MS: Final = 1_000
-DEFAULT_ENDPOINT: Final = Endpoint()
 FEWEST_ROWS: Final = 2_000
 """A partition of fewer rows costs more in its start than it saves."""
 
 # Name as documented -> meaning. Spark hands names over in lower case.
 KNOWN: Final = {
-    "url": "http://[user:password@]host:port of the broker's HTTP interface",
-    "host": "its host, where no url is given (127.0.0.1)",
-    "port": f"its port, where no url is given ({DEFAULT_PORT})",
-    "user": "user of the broker (guest)",
-    "password": "its password (guest)",
-    "vhost": "virtual host (/)",
+    **OF_BROKER,
     "urls": "several brokers, comma-separated, in place of url",
     "queue": "the queue to read",
     "subscribe": "several queues, comma-separated, in place of queue",
@@ -45,6 +52,7 @@ KNOWN: Final = {
     "streams": "several streams, comma-separated, in place of stream",
     "subscription": "of a queue: name of the durable subscription; required for readStream",
     "columns": "comma-separated columns to make (all)",
+    **OF_FORMATS,
     "startingOffsets": "of a stream: earliest, latest or an offset (earliest; readStream: latest)",
     "startingTimestamp": "of a stream: messages arrived then or later; ISO 8601, or ms since 1970",
     "endingOffsets": "of a stream read as a batch: latest, or the offset to end before (latest)",
@@ -60,7 +68,6 @@ KNOWN: Final = {
     "maxTriggerDelay": "how long a micro-batch waits for minRowsPerBatch, such as 30s (15m)",
     "waitMs": f"how long an idle stream waits for messages at a time ({DEFAULT_WAIT_MS})",
     "partitions": "most tasks that read at the same time (number of processors)",
-    "retryMs": "how long a broker that cannot be reached is tried again (60000)",
     "ledger": "a data folder: read the journal's rows instead of a queue",
     "upto": "of the ledger, the position of the checkpoint to read up to (the newest)",
     "asyncProgressTrackingEnabled": "refused: it would settle messages before their commit",
@@ -105,8 +112,6 @@ OF_STREAMS: Final = (
 WHAT: Final = ("stream", "streams", "queue", "subscribe", "subscribePattern", "ledger")
 """Options that say what is read, of which one is given."""
 DEFAULT_TRIGGER_DELAY: Final = "15m"
-_DURATION: Final = re.compile(r"([0-9]+)\s*(ms|s|m|h)")
-_UNIT_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +138,9 @@ class SourceOptions:
     fail_on_data_loss: bool = True
     read_segments: bool = False
     columns: tuple[str, ...] = schema.ALL
+    bodies: FormatOptions | None = None
+    data_type: str = ""
+    """Type of the column of bodies as data, in Spark's JSON; "": not known yet."""
     max_rows: int = DEFAULT_MAX_ROWS
     max_bytes: int = DEFAULT_MAX_BYTES
     max_rows_each: int = 0
@@ -154,11 +162,14 @@ class SourceOptions:
             options.get("columns"), schema.ALL_OF_STREAM if of_streams else schema.ALL
         )
         queue, stream = options.get("queue", ""), options.get("stream", "")
-        endpoints = _endpoints(options)
+        endpoints = endpoints_of(options)
         names = _names(options, "streams" if of_streams else "subscribe")
         if len(endpoints) > 1 and (queue or stream):
             names, queue, stream = (queue or stream,), "", ""
         least = number(options, "minRowsPerBatch", 1, 1)
+        bodies = FormatOptions.parse(options)
+        if bodies is not None and bodies.bad == REJECT and of_streams:
+            raise ValueError("option badBodies=reject: of a stream, no message can be rejected")
         ledger = options.get("ledger")
         rows, size = DEFAULT_MAX_ROWS, DEFAULT_MAX_BYTES
         if of_streams:
@@ -184,6 +195,7 @@ class SourceOptions:
             fail_on_data_loss=truth(options, "failOnDataLoss", True),
             read_segments=truth(options, "readSegments", False),
             columns=columns,
+            bodies=bodies,
             max_rows=rows,
             max_bytes=number(options, "maxBytesPerBatch", size, 1),
             max_rows_each=number(options, "maxRowsPerQueue", 0, 1),
@@ -199,6 +211,30 @@ class SourceOptions:
     def is_of_several(self) -> bool:
         """Return whether queues or streams are named by list or pattern, or on several brokers."""
         return bool(self.names or self.pattern)
+
+    @property
+    def read_columns(self) -> tuple[str, ...]:
+        """Names of the columns to make of messages, before bodies are read."""
+        needed = ["body"] if self.bodies else []
+        if self.bodies and self.bodies.format == AUTO:
+            needed.append("content_type")
+        return (*self.columns, *(name for name in needed if name not in self.columns))
+
+    def ddl(self) -> str:
+        """Return Spark's schema of the rows. Raises ValueError."""
+        own = schema.ddl(self.columns)
+        if self.bodies is None:
+            return own
+        from tallymark.spark.formats.readers import ddl_of
+
+        corrupt = f", `{CORRUPT}` string" if self.bodies.bad == COLUMN else ""
+        return f"{own}, `{DATA}` {ddl_of(self.bodies)}{corrupt}"
+
+    def with_type(self, rows: StructType) -> SourceOptions:
+        """Return the options with the type of bodies, as Spark has understood it."""
+        if self.bodies is None:
+            return self
+        return replace(self, data_type=rows[DATA].dataType.json())
 
     @property
     def shown(self) -> str:
@@ -314,20 +350,6 @@ def _pattern(options: Mapping[str, str]) -> str:
     return text
 
 
-def duration_ms(name: str, text: str) -> int:
-    """Return milliseconds, given as `500ms`, `30s`, `15m` or `1h`.
-
-    >>> duration_ms("maxTriggerDelay", "15m")
-    900000
-
-    Raises ValueError.
-    """
-    found = _DURATION.fullmatch(text.strip())
-    if found is None:
-        raise ValueError(f"option {name}={text!r}: expected a time such as 500ms, 30s, 15m or 1h")
-    return int(found[1]) * _UNIT_MS[found[2]]
-
-
 def _place(options: Mapping[str, str], which: str, words: tuple[str, ...]) -> str:
     """A query's words for an offset: `at=...` or `time=...`; "": nothing was said."""
     offsets, timestamp = options.get(f"{which}Offsets"), options.get(f"{which}Timestamp")
@@ -345,76 +367,3 @@ def _place(options: Mapping[str, str], which: str, words: tuple[str, ...]) -> st
             f"option {which}Offsets={offsets!r}: expected {' or '.join(words)}, or an offset"
         )
     return f"at={int(word)}"
-
-
-def milliseconds(name: str, text: str) -> int:
-    """Return milliseconds since 1970, given as a number or as a time in ISO 8601 with its zone.
-
-    >>> milliseconds("startingTimestamp", "1970-01-01T00:00:02Z")
-    2000
-
-    Raises ValueError.
-    """
-    said = text.strip()
-    if said.isascii() and said.isdigit():
-        return int(said)
-    try:
-        time = datetime.fromisoformat(said)
-    except ValueError:
-        time = None
-    if time is None or time.tzinfo is None or time.timestamp() < 0:
-        raise ValueError(
-            f"option {name}={text!r}: expected ms since 1970, or a time such as "
-            "2026-01-31T12:00:00Z or 2026-01-31T12:00:00+01:00"
-        )
-    return int(time.timestamp() * 1000)
-
-
-def truth(options: Mapping[str, str], name: str, default: bool) -> bool:
-    """An option that is true or false. Raises ValueError."""
-    text = options.get(name)
-    if text is None:
-        return default
-    if text.lower() not in ("true", "false"):
-        raise ValueError(f"option {name}={text!r}: expected true or false")
-    return text.lower() == "true"
-
-
-def _endpoints(options: Mapping[str, str]) -> tuple[Endpoint, ...]:
-    """The brokers, of which only `urls` names several. Raises ValueError."""
-    if not (urls := options.get("urls")):
-        return (_endpoint(options),)
-    rest = {name: value for name, value in options.items() if name != "urls"}
-    found = tuple(_endpoint({**rest, "url": url.strip()}) for url in urls.split(","))
-    addresses = [f"{one.host}:{one.port}" for one in found]
-    if len(set(addresses)) != len(addresses):
-        raise ValueError(f"option urls: expected each broker once, got {', '.join(addresses)}")
-    return found
-
-
-def _endpoint(options: Mapping[str, str]) -> Endpoint:
-    retry_ms = number(options, "retryMs", 60_000, 0)
-    if url := options.get("url"):
-        if "host" in options or "port" in options:
-            raise ValueError(f"url {shown_url(url)} says host and port: leave these options out")
-        user, password = options.get("user"), options.get("password")
-        return Endpoint.from_url(url, retry_ms=retry_ms, user=user, password=password)
-    port = number(options, "port", DEFAULT_PORT, 1)
-    host = options.get("host", "127.0.0.1")
-    user = options.get("user", DEFAULT_ENDPOINT.user)
-    password = options.get("password", DEFAULT_ENDPOINT.password)
-    return Endpoint(host=host, port=port, retry_ms=retry_ms, user=user, password=password)
-
-
-def number(options: Mapping[str, str], name: str, default: int, least: int) -> int:
-    """An option that is a whole number. Raises ValueError."""
-    text = options.get(name)
-    if text is None:
-        return default
-    try:
-        value = int(text)
-    except ValueError:
-        value = least - 1
-    if value < least:
-        raise ValueError(f"option {name}={text!r}: expected a whole number of at least {least}")
-    return value

@@ -8,23 +8,13 @@ from difflib import get_close_matches
 from typing import Final
 from uuid import uuid4
 
+from tallymark.spark.broker_options import DEFAULT_ENDPOINT, OF_BROKER, endpoints_of
 from tallymark.spark.client import Endpoint
-from tallymark.spark.options import (
-    DEFAULT_ENDPOINT,
-    OF_A_TABLE,
-    SourceOptions,
-    number,
-    own_options,
-    truth,
-)
+from tallymark.spark.option_values import number, truth
+from tallymark.spark.options import OF_A_TABLE, own_options
 
 KNOWN: Final = {
-    "url": "http://[user:password@]host:port of the broker's HTTP interface",
-    "host": "its host, where no url is given (127.0.0.1)",
-    "port": "its port, where no url is given (15672)",
-    "user": "user of the broker (guest)",
-    "password": "its password (guest)",
-    "vhost": "virtual host (/)",
+    **OF_BROKER,
     "queue": "the queue to publish to; or",
     "exchange": "the exchange to publish to",
     "routingKey": "the routing key of all rows (the column routing_key)",
@@ -33,13 +23,10 @@ KNOWN: Final = {
     "checkpoint": "names the one writer of the sink, new with each new checkpoint; required for "
     "streams",
     "batchId": "of a batch: its number; the same one again does nothing",
-    "retryMs": "how long a broker that cannot be reached, or holds publishers back, is tried again "
-    "(60000)",
     "expireMs": "ms after which the broker drops what a killed job staged (21600000)",
 }
 _SPELLING: Final = {name.lower(): name for name in KNOWN}
 _SPARKS_OWN: Final = ("path", "checkpointlocation")
-_OF_SOURCES: Final = ("url", "host", "port", "user", "password", "vhost", "retryMs")
 ONCE_FORGET_MS: Final = 3_600_000
 """Milliseconds for which the broker remembers a write without batchId: for so long its commit may
 be repeated."""
@@ -66,8 +53,6 @@ class SinkOptions:
         """Parse the options. Raises ValueError for an unknown option (naming the nearest known
         one), for a value out of range and for options that do not go together."""
         options = _spelled(given)
-        shared = {name: value for name, value in options.items() if name in _OF_SOURCES}
-        source = SourceOptions.parse(shared)
         queue, exchange = options.get("queue", ""), options.get("exchange", "")
         key = options.get("routingKey")
         if bool(queue) == bool(exchange):
@@ -78,8 +63,8 @@ class SinkOptions:
         if queue and key is not None:
             raise ValueError("option routingKey goes with exchange, not with queue")
         return SinkOptions(
-            endpoint=source.endpoint,
-            vhost=source.vhost,
+            endpoint=endpoints_of(options)[0],
+            vhost=options.get("vhost", "/"),
             exchange=exchange,
             routing_key=queue or key,
             mandatory=truth(options, "mandatory", True),

@@ -30,9 +30,9 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from tallymark.spark import schema
 from tallymark.spark.admission import Admission, Tail
 from tallymark.spark.client import Client, Json, api_path
+from tallymark.spark.formats.format_options import REJECT
 from tallymark.spark.options import SUBSCRIPTION_BYTES, SUBSCRIPTION_ROWS, SourceOptions
 from tallymark.spark.reading import ANSWER_BYTES, limits, shared_client
 
@@ -60,10 +60,12 @@ class TallymarkDataSource(DataSource):
             from tallymark.spark import ledger
 
             return ledger.DDL
-        return schema.ddl(options.columns)
+        return options.ddl()
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        options = SourceOptions.parse(self.options)
+        options = SourceOptions.parse(self.options).with_type(schema)
+        if options.bodies is not None and options.bodies.bad == REJECT:
+            raise ValueError("option badBodies=reject: a browse takes nothing and rejects nothing")
         if options.ledger is not None:
             from tallymark.spark.ledger_reader import LedgerReader
 
@@ -75,7 +77,7 @@ class TallymarkDataSource(DataSource):
         return _table_of(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        options = SourceOptions.parse(self.options)
+        options = SourceOptions.parse(self.options).with_type(schema)
         if options.is_of_several:
             from tallymark.spark.several import SeveralStreams
 
@@ -280,7 +282,7 @@ class QueueStream(Tail):
         """Yield the messages of one span. A task tried again yields the same rows; a span settled
         meanwhile is an error, never fewer rows."""
         assert isinstance(partition, Span)
-        return read_leased(self._options, partition, self._path("read"))
+        return read_leased(self._options, partition, self._path("read"), self._path("verdicts"))
 
     # -- inside
 
@@ -373,10 +375,16 @@ class QueueBrowser(DataSourceReader):
         return read_browsed(self._options, partition, path)
 
 
-def read_leased(options: SourceOptions, span: Span, path: str) -> Iterator[pa.RecordBatch]:
-    """The rows of a span of leases, an answer at a time. Raises LookupError if the broker gives
-    others."""
+def read_leased(
+    options: SourceOptions, span: Span, path: str, verdicts: str
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a span of leases, an answer at a time. Messages whose bodies are to be rejected
+    are left out; the broker has their verdicts on disk before the rows behind them are given.
+    Raises LookupError if the broker gives others."""
     from tallymark.spark.decode import decode_answer
+    from tallymark.spark.formats.shaping import shape_of
+
+    shape = shape_of(options.bodies, options.data_type, options.columns)
 
     # Batches go on as they come: a task that fails later is tried again from its beginning.
     client = shared_client(options.endpoint)
@@ -387,14 +395,18 @@ def read_leased(options: SourceOptions, span: Span, path: str) -> Iterator[pa.Re
     while low < span.end:
         answer, headers = client.fetch(path, {**query, "from": low})
         end, at = int(headers["Tallymark-Next"]), low
-        for found in decode_answer(answer, options.shown, options.columns, span.fence):
+        for found in decode_answer(answer, options.shown, options.read_columns, span.fence):
             if not is_dense(found.lease_sequences, at):
                 raise LookupError(
                     f"{options.endpoint}{path}: lease sequences from {at} on were asked for, the "
                     f"answer has {found.lease_sequences[:3].tolist()}..."
                 )
             at += found.batch.num_rows
-            yield found.batch
+            shaped = shape(found.batch)
+            if shaped.rejected:
+                bad = [(int(found.lease_sequences[row]), 1, "rejected") for row in shaped.rejected]
+                client.call("POST", verdicts, {"fence": span.fence, "verdicts": bad})
+            yield shaped.batch
         if not low < end <= span.end or at != end:
             raise LookupError(
                 f"{options.endpoint}{path}: asked for rows {low} to {end - 1}, got {at - low} rows"
@@ -405,15 +417,19 @@ def read_leased(options: SourceOptions, span: Span, path: str) -> Iterator[pa.Re
 def read_browsed(options: SourceOptions, span: Span, path: str) -> Iterator[pa.RecordBatch]:
     """The rows of a span of a browse plan, READ_ROWS at a time. Raises LookupError as above."""
     from tallymark.spark.decode import decode_answer
+    from tallymark.spark.formats.shaping import shape_of
 
-    client = shared_client(options.endpoint)
+    client, shape = (
+        shared_client(options.endpoint),
+        shape_of(options.bodies, options.data_type, options.columns),
+    )
     for low in range(span.first, span.end, READ_ROWS):
         high = min(low + READ_ROWS, span.end)
         at = low
         answer = client.get(path, {"from": low, "to": high})
-        for found in decode_answer(answer, options.shown, options.columns):
+        for found in decode_answer(answer, options.shown, options.read_columns):
             at += found.batch.num_rows
-            yield found.batch
+            yield shape(found.batch).batch
         if at != high:
             raise LookupError(
                 f"{options.endpoint}{path}: asked for rows {low} to {high - 1}, got {at - low} rows"

@@ -305,9 +305,11 @@ def read_stretch(options: SourceOptions, stretch: Stretch) -> Iterator[pa.Record
     """
     from tallymark.spark.blocks import Segments
     from tallymark.spark.decode import decode_offsets
+    from tallymark.spark.formats.shaping import shape_of
 
     # Batches go on as they come: a task that fails later is tried again from its beginning.
     client = shared_client(options.endpoint)
+    shape = shape_of(options.bodies, options.data_type, options.columns)
     segments = Segments() if options.read_segments else None
     path = stream_path(options, "read" if segments is None else "places")
     query: dict[str, object] = {
@@ -337,5 +339,6 @@ def read_stretch(options: SourceOptions, stretch: Stretch) -> Iterator[pa.Record
                 f"answer ends before {end}"
             )
         raw = None if segments is None else segments.of_answer(headers["Tallymark-Segments"])
-        yield from decode_offsets(answer, low, end, options.shown, options.columns, raw)
+        for batch in decode_offsets(answer, low, end, options.shown, options.read_columns, raw):
+            yield shape(batch).batch
         low = end

@@ -39,13 +39,15 @@ def send_verdicts(
     user: str | None = None,
     password: str | None = None,
     vhost: str | None = None,
+    options: dict[str, str] | None = None,
 ) -> dict[str, int]:
     """Send the broker the outcome of each of these messages (columns `lease_sequence`,
     `lease_fence` and `outcome`); they are on the broker's disk when this returns. Return the
     number of each outcome.
 
     The messages must be of a batch that is not committed yet; those without an outcome are
-    accepted. The three columns are gathered on the driver: 20 bytes a message, about.
+    accepted. The three columns are gathered on the driver: 20 bytes a message, about. options: more
+    options of the source, such as `tokenFile` and `caFile`.
 
     Raises:
         ValueError: a column is missing or of another type, a row has no outcome or none of
@@ -55,18 +57,19 @@ def send_verdicts(
     """
     _check(messages, outcome)
     given = {"url": url, "user": user, "password": password, "vhost": vhost}
-    options = SourceOptions.parse({name: value for name, value in given.items() if value})
+    named = {name: value for name, value in given.items() if value}
+    parsed = SourceOptions.parse({**named, **(options or {})})
     table = messages.select(*OF_LEASES, messages[outcome].alias("outcome")).toArrow()
     fence = _fence_of(table.column("lease_fence"))
     found = ranges(table.column("lease_sequence"), table.column("outcome"), outcome)
     counts = dict.fromkeys(OUTCOMES, 0)
     for _, count, said in found:
         counts[said] += count
-    client = Client(options.endpoint)
+    client = Client(parsed.endpoint)
     try:
 
         def path(operation: str) -> str:
-            return api_path("subscriptions", options.vhost, queue, subscription, operation)
+            return api_path("subscriptions", parsed.vhost, queue, subscription, operation)
 
         for at in range(0, len(found), AT_A_TIME):
             body = {"fence": fence, "verdicts": found[at : at + AT_A_TIME]}

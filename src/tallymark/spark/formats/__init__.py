@@ -1,0 +1,1 @@
+"""Bodies as data: JSON, CSV, MessagePack, Avro and Protobuf as columns of Arrow."""

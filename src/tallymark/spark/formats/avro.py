@@ -1,0 +1,156 @@
+"""Avro: bodies by the table's own schema, or by the one that a schema registry has under the number
+in front of each body.
+
+The registry's wire format is a zero, the schema's number in four bytes (big-endian), and the
+message in Avro's binary encoding without a file's header.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import urllib.request
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from tallymark.spark.formats.decoding import Corrupt, NotInstalled, Read
+
+MAGIC: Final = 0
+HEAD: Final = struct.Struct(">BI")
+ANSWER_S: Final = 30
+_PRIMITIVE: Final = {
+    "boolean": "boolean",
+    "int": "int",
+    "long": "bigint",
+    "float": "float",
+    "double": "double",
+    "bytes": "binary",
+    "string": "string",
+    "enum": "string",
+    "fixed": "binary",
+}
+_LOGICAL: Final = {
+    "timestamp-millis": "timestamp",
+    "timestamp-micros": "timestamp",
+    "local-timestamp-millis": "timestamp",
+    "local-timestamp-micros": "timestamp",
+    "date": "date",
+    "uuid": "string",
+}
+
+
+def parsed(text: str) -> Any:
+    """Return an Avro schema as fastavro knows it. Raises ValueError, NotInstalled."""
+    _fastavro()
+    from fastavro.schema import SchemaParseException, UnknownType, parse_schema
+
+    try:
+        return parse_schema(json.loads(text))
+    except (ValueError, KeyError, TypeError, SchemaParseException, UnknownType) as error:
+        raise ValueError(f"avroSchema: {type(error).__name__}: {error}") from None
+
+
+def ddl_of(schema: Any) -> str:
+    """Return the type of an Avro schema in Spark's words.
+
+    >>> ddl_of({"type": "record", "fields": [{"name": "id", "type": ["null", "long"]}]})
+    'struct<`id`:bigint>'
+
+    Raises ValueError: a union of several types, or a type within itself.
+    """
+    named: dict[str, Any] = {}
+    return _ddl(schema, named, ())
+
+
+def _ddl(schema: Any, named: dict[str, Any], within: tuple[str, ...]) -> str:
+    if isinstance(schema, list):
+        some = [one for one in schema if one != "null"]
+        if len(some) != 1:
+            raise ValueError(f"avroSchema: a union of {some}, expected one type, or it and null")
+        return _ddl(some[0], named, within)
+    if isinstance(schema, str):
+        if schema in _PRIMITIVE:
+            return _PRIMITIVE[schema]
+        if schema in within or schema not in named:
+            raise ValueError(f"avroSchema: {schema!r} is within itself, or is not known")
+        return _ddl(named[schema], named, within)
+    kind = schema["type"]
+    if isinstance(kind, dict | list):
+        return _ddl(kind, named, within)
+    if "name" in schema:
+        named[schema["name"]] = schema
+        within = (*within, schema["name"])
+    logical = schema.get("logicalType")
+    if logical == "decimal":
+        return f"decimal({schema['precision']},{schema.get('scale', 0)})"
+    if logical in _LOGICAL:
+        return _LOGICAL[logical]
+    if kind == "record":
+        fields = [f"`{one['name']}`:{_ddl(one['type'], named, within)}" for one in schema["fields"]]
+        return f"struct<{','.join(fields)}>"
+    if kind == "array":
+        return f"array<{_ddl(schema['items'], named, within)}>"
+    if kind == "map":
+        return f"map<string,{_ddl(schema['values'], named, within)}>"
+    return _ddl(kind, named, within)
+
+
+def read_avro(text: str, registry: str = "") -> Read:
+    """text: schema of the table. registry: `http[s]://host:port[/path]` of a schema registry, or
+    the folder `file:///...` with files `<number>.avsc`; "": bodies have no number in front, and are
+    written by the table's schema."""
+    from fastavro import schemaless_reader
+
+    wanted = parsed(text)
+    if not registry:
+        return lambda body: _whole(schemaless_reader, BytesIO(body), wanted, None)
+    known: dict[int, Any] = {}
+
+    def read(body: bytes) -> object:
+        if len(body) < HEAD.size or body[0] != MAGIC:
+            raise Corrupt("no number of a schema in front, as a registry's wire format has it")
+        number = HEAD.unpack_from(body)[1]
+        if number not in known:
+            known[number] = parsed(_schema(registry, number))
+        return _whole(schemaless_reader, BytesIO(body[HEAD.size :]), known[number], wanted)
+
+    return read
+
+
+def _whole(read: Callable[..., Any], data: BytesIO, writer: Any, reader: Any) -> object:
+    found: object = read(data, writer, reader)
+    if data.read(1):
+        raise Corrupt("bytes are left behind the message")
+    return found
+
+
+def _schema(registry: str, number: int) -> str:
+    """Raises OSError, ValueError: nothing can be read without it, so the task fails."""
+    parts = urlsplit(registry)
+    try:
+        if parts.scheme == "file":
+            return (Path(unquote(parts.path)) / f"{number}.avsc").read_text()
+        url = f"{registry.rstrip('/')}/schemas/ids/{number}"
+        with urllib.request.urlopen(url, timeout=ANSWER_S) as answer:
+            return str(json.load(answer)["schema"])
+    except (OSError, ValueError, KeyError) as error:
+        raise NoRegistry(f"schema {number} of {parts.hostname or registry}: {error}") from error
+
+
+class NoRegistry(NotInstalled):
+    """A schema cannot be had. No body is corrupt for it."""
+
+
+def _fastavro() -> None:
+    try:
+        import fastavro  # noqa: F401
+    except ImportError:
+        raise NotInstalled(
+            "format avro needs: pip install 'tallymark[formats]', on every machine"
+        ) from None
+
+
+__all__ = ["NoRegistry", "ddl_of", "parsed", "read_avro"]
