@@ -11,7 +11,6 @@ import pytest
 
 from tests.page.browser import Browser
 from tests.server.management import FULL, connect, done
-from tests.support.patience import until
 from tests.support.process import BrokerProcess
 
 
@@ -97,14 +96,11 @@ def test_a_queue_whose_consumers_are_at_their_limit_says_so(
         channel.basic_consume("q007", lambda *_: None)
         for _ in range(3):
             channel.basic_publish("", "q007", b"x")
-        until(
-            lambda: (
-                "at its prefetch limit, with 2 unsettled" in browser.get("/ui/queues?q=q007").text
-            )
-        )
-    channel_less = "no consumer"
-    until(lambda: channel_less in browser.get("/ui/queues?q=q007").text)
-    assert names(browser.get(f"/ui/queues?state={quote(channel_less)}").text) == ["q007"]
+        with browser.live("/ui/queues?q=q007") as live:
+            live.until("at its prefetch limit, with 2 unsettled")
+    with browser.live("/ui/queues?q=q007") as live:
+        live.until("No consumer takes its messages.")
+    assert names(browser.get("/ui/queues?state=no+consumer").text) == ["q007"]
     done(broker, "DELETE", "queues/%2F/q007/contents")
 
 
@@ -121,4 +117,6 @@ def test_confirms_are_counted(broker: BrokerProcess, browser: Browser) -> None:
         return confirmed
 
     # Samples are five seconds apart; whatever slots they fall into, three were confirmed.
-    until(lambda: round(sum(rate or 0 for rate in rates()) * 5) == 3)
+    with browser.live("/") as live:  # an update for each slot: it has the time
+        while round(sum(rate or 0 for rate in rates()) * 5) != 3:
+            assert live.next()[0] == "live"

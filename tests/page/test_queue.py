@@ -137,7 +137,8 @@ def test_a_queue_is_paused_and_goes_on(broker: BrokerProcess, browser: Browser) 
     with connect(broker) as connection:
         channel = connection.channel()
         channel.basic_consume("paused", lambda *found: got.append(found[3]), auto_ack=True)
-        until(lambda: "Paused by an operator" in browser.get(page).text)
+        with browser.live(page) as live:
+            live.until("Paused by an operator")
         assert not got
         browser.act(page, "resume")
         until(lambda: connection.process_data_events(0.1) or got)
@@ -190,4 +191,6 @@ def test_the_chart_of_a_queue(broker: BrokerProcess, browser: Browser) -> None:
         assert all(len(one) == len(found["times"]) for one in found["values"])
         return bool(found["values"][0][-1] == 3)
 
-    until(drawn)
+    with browser.live(page) as live:  # an update for each slot: it has the time
+        while not drawn():
+            assert live.next()[0] == "live"
