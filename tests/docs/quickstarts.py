@@ -37,6 +37,10 @@ def run_all(page: Page, broker: BrokerProcess, wants_spark: bool) -> None:
     if wants_spark:
         page.declare("spark")
         page.fill("spark", b"1", b"2")
+        from tallymark.spark.java import find_java
+
+        os.environ["PYSPARK_PYTHON"] = sys.executable  # as in an environment that is activated
+        os.environ["JAVA_HOME"] = str(find_java().home)
         names: dict[str, object] = {}
         page.run(landing, names)
         assert list((page.folder / "lake/spark").glob("*.parquet"))

@@ -84,6 +84,17 @@ def test_the_examples_with_spark_run_as_printed(page: str) -> None:
     run_page(page, "--spark")
 
 
+@long  # programs of nine clients, of which some are not installed for `make test`
+def test_the_quick_starts_run_as_printed() -> None:
+    run_page("docs/quickstarts.md")
+
+
+@long(ci=False)  # a JVM for one program more; README.md's does the same in CI
+@pytest.mark.spark
+def test_the_quick_starts_run_as_printed_with_spark() -> None:
+    run_page("docs/quickstarts.md", "--spark")
+
+
 # Imports
 
 

@@ -49,6 +49,14 @@ def sdist(dist: Path) -> Path:
     return build(dist, "sdist")
 
 
+@pytest.fixture(scope="module")
+def environment(pure: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """One in which the pure wheel is installed, without extras."""
+    found = Environment(tmp_path_factory.mktemp("pure"))
+    found.install(pure)
+    return found
+
+
 class Installed(BrokerProcess):
     """A broker that runs with the Python of an environment."""
 
@@ -85,9 +93,9 @@ def test_the_sdist_has_every_file_among_the_sources_and_what_builds_them(sdist: 
     assert not [name for name in found if name.endswith(MADE)]
 
 
-def test_what_the_pure_wheel_names_is_enough_to_serve(pure: Path, tmp_path: Path) -> None:
-    environment = Environment(tmp_path / "empty")
-    environment.install(pure)
+def test_what_the_pure_wheel_names_is_enough_to_serve(
+    environment: Environment, tmp_path: Path
+) -> None:
     command = str(environment.python.parent / "tallymark")
     assert tallymark.__version__ in environment.run(command, "--version")
     assert "(pure)" in environment.run(command, "--version")
@@ -110,17 +118,13 @@ def test_what_is_built_of_the_sdist_serves(sdist: Path, tmp_path: Path) -> None:
     ids=" ".join,
 )
 def test_a_command_names_the_extra_that_it_needs(
-    pure: Path, tmp_path: Path, words: tuple[str, ...], extra: str
+    environment: Environment, words: tuple[str, ...], extra: str
 ) -> None:
-    environment = Environment(tmp_path / "empty")
-    environment.install(pure)
     said = environment.fails("-m", "tallymark", *words)
     assert f"pip install 'tallymark[{extra}]'" in said
 
 
-def test_a_setting_names_the_extra_that_it_needs(pure: Path, tmp_path: Path) -> None:
-    environment = Environment(tmp_path / "empty")
-    environment.install(pure)
+def test_a_setting_names_the_extra_that_it_needs(environment: Environment, tmp_path: Path) -> None:
     settings = tmp_path / "tallymark.toml"
     settings.write_text(
         f'data_dir = "{tmp_path / "data"}"\n[auth_oauth2]\nresource_server_id = "tallymark"\n'
@@ -130,6 +134,7 @@ def test_a_setting_names_the_extra_that_it_needs(pure: Path, tmp_path: Path) -> 
     assert "pip install 'tallymark[oauth]'" in said
 
 
+@long(ci=False)  # half a minute, where everything was compiled before
 @pytest.mark.skipif(
     not tallymark.is_compiled() or not (ROOT / "build" / "stable").exists(),
     reason="tallymark is not compiled here: nothing to build it from quickly (make install)",
