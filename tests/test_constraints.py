@@ -69,3 +69,13 @@ def test_all_extras_are_in_a_target(requirements: ModuleType) -> None:
     ]
     asked = {r for found in extras.values() for r in found if not r.startswith("tallymark")}
     assert asked <= set(requirements.every_requirement())
+
+
+def test_every_extra_of_users_is_in_the_readme() -> None:
+    extras = tomllib.loads((HERE / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    ours = {"dev", "peers", "site", "long"}
+    """What only this repository's own targets install."""
+    named = set(re.findall(r"^\| `'\.\[(\w+)\]'` \|", (HERE / "README.md").read_text(), re.M))
+    assert named == set(extras) - ours

@@ -57,6 +57,7 @@ def test_it_is_small_and_plain(thin: Path) -> None:
 READS = """
 import json, sys
 import pyspark_tallymark, tallymark.spark.verdicts, tallymark.spark.bodies
+import tallymark.spark.formats.functions
 from tallymark.spark.source import TallymarkDataSource
 
 def rows(**options):
