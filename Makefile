@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup install test test-pure test-installed test-long test-timings timings check format \
-	bench instructions siege simulate soak churn build site demo fuzz figures interop constraints audit clean
+	bench instructions siege simulate soak churn build site demo fuzz figures pictures interop constraints audit clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -159,6 +159,9 @@ instructions: install  ## instructions per message beside their budget, by callg
 
 figures: $(VENV)/.dependencies  ## files, lines, largest class, import circles, files a publish crosses
 	$(BIN)/python tools/figures.py
+
+pictures: $(VENV)/.dependencies  ## the pictures of docs/page.md, by Debian's Chromium
+	PYTHONPATH=src $(BIN)/python tools/pictures.py
 
 siege: install  ## hostile behaviours beside another client: docs/siege.md is written (ARGS=--both)
 	$(BIN)/python bench/siege.py --out docs/siege.md $(ARGS)

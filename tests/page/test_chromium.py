@@ -100,8 +100,8 @@ def test_the_one_stuck_queue_is_found_and_why(operator: Operator) -> None:
     operator.menu("Queues")
     operator.click(operator.page.get_by_role("link", name="Ready", exact=True))
     operator.sees_first("jobs")
-    operator.menu("Consumers")
-    operator.sees_first("worker-1")
+    operator.click(operator.page.get_by_role("row").nth(1).get_by_role("link"))
+    operator.sees("Its consumer is at its prefetch limit, with 10 unsettled messages")
 
 
 def test_a_message_is_found_by_its_correlation_id(operator: Operator) -> None:
