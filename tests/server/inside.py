@@ -28,7 +28,7 @@ async def with_broker(
     node = open_node(Config(data_dir=folder, sync="interval", auto_create_queues="^churn$"), loop)
     service = NsqService(node, None)
     [amqp], http, nsq, nsq_http = bound(), bound(), bound(), bound()
-    listener = await run._listen(node, run._settings(node), amqp, None)
+    listener = await run._listen(node, run.amqp_settings(node), amqp, None)
     server = HttpServer(node)
     ports = {
         "amqp_port": amqp.getsockname()[1],
