@@ -121,6 +121,11 @@ test-long: install $(VENV)/.long  ## what is too long for `make test`, and more 
 	TALLYMARK_LONG=$(or $(LONG),all) $(BIN)/python $(PYTEST) -n 2 \
 	--timeout $(if $(filter ci,$(LONG)),1200,36000) tests
 
+# What is skipped where something is missing says so on the page.
+.PHONY: nightly
+nightly: install $(VENV)/.long  ## test-long whole, and Spark on clusters; the result goes to docs/nightly.md
+	$(BIN)/python tools/nightly.py $(ARGS)
+
 test-timings: install  ## where `make test` spends its CPU, file by file
 	rm -f $(VENV)/timings.jsonl
 	TALLYMARK_TIMINGS=$(VENV)/timings.jsonl $(BIN)/python $(PYTEST) -p tests.support.timings \

@@ -506,6 +506,8 @@ def pipelines(page: Page) -> None:
 
 PAGES["docs/spark.md"] = spark
 PAGES["docs/pipelines.md"] = pipelines
+ELSEWHERE: Final = {"docs/streaming.md": "tests/spark/test_streaming.py"}
+"""Pages whose examples other tests run as they are printed."""
 WITH_SPARK: Final = (
     "README.md",
     "docs/quickstarts.md",

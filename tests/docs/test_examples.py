@@ -18,7 +18,7 @@ import pytest
 import typer
 
 from tallymark.cli.app import build
-from tests.docs.page import AMQP, HTTP, NSQ, PAGES, ROOT, WITH_SPARK, examples
+from tests.docs.page import AMQP, ELSEWHERE, HTTP, NSQ, PAGES, ROOT, WITH_SPARK, examples
 from tests.support.long import long
 from tests.support.patience import PATIENCE_S
 
@@ -69,7 +69,9 @@ def run_page(page: str, *flags: str) -> None:
 
 
 def test_every_page_with_examples_is_run() -> None:
-    assert {page for page in DOCUMENTS if examples(page)} == set(PAGES)
+    assert {page for page in DOCUMENTS if examples(page)} == {*PAGES, *ELSEWHERE}
+    for page, tests in ELSEWHERE.items():
+        assert page in (ROOT / tests).read_text()
 
 
 @pytest.mark.parametrize("page", sorted(set(PAGES) - set(ONLY_LONG)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import re
 from html.parser import HTMLParser
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -12,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.spark.report import charts, findings, graph, pathmap, words
+from tallymark.spark.report import charts, depths, findings, graph, pathmap, words
 from tallymark.spark.report.graph import cycles, layers
 from tallymark.spark.report.page import CHAPTERS, html
+from tallymark.spark.report.script import SCRIPT
 from tallymark.spark.report.terminal import show
 
 NAMES = st.sampled_from("abcdef")
@@ -33,6 +35,22 @@ def data(**more: Any) -> dict[str, Any]:
     return {
         "version": 1, "from": "2026-01-01T00:00:00Z", "to": "2026-01-01T02:00:00Z",
         "as_of": "2026-01-01T02:00:01Z", "bucket_ms": HOUR, "stalled_ms": 600_000,
+        "account": {
+            "balanced": False, "position": 64,
+            "queues": [{"queue": MALICE, "entered": 9, "there": 1, "settled": 7, "dead_lettered": 0,
+                        "dropped": 0, "difference": 1}],
+            "faults": [{"queue": MALICE, "first": 2, "last": 3, "fault": MALICE,
+                        "message_id": 7}],
+        },
+        "verdict": {"text": "1 queue needs a look", "good": False,
+                    "queues": [{"queue": MALICE, "why": [MALICE, "b", "c", "d"]}]},
+        "depth": [{"queue": MALICE, "entered": 30, "ended": 10, "deepest": 20, "depth": 20,
+                   "grew": 20, "points": [[0, 10, 5, 5], [2 * HOUR, 20, 5, 20]]}],
+        "latency_over_time": [
+            {"at_ms": at, "count": 4, "p50_ms": 0.0, "p90_ms": 20.0, "p95_ms": 30.0,
+             "p99_ms": 1500.0, "p999_ms": 1600.0, "longest_ms": 90_000.0}
+            for at in (0, 2 * HOUR)
+        ],
         "totals": {"entered": 1234, "acquired": 5, "settled": 4, "returned": 3, "deferred": 2,
                    "unsure": 6,
                    "dead_lettered": 1, "dropped": 7, "drops": {"expired": 7}},
@@ -78,7 +96,8 @@ def empty() -> dict[str, Any]:
     full = data(paths={"edges": [], "drops": [], "cycles": []})
     nothing = {key: [] for key, value in full.items() if isinstance(value, list)}
     totals = {**dict.fromkeys(full["totals"], 0), "drops": {}}
-    return {**full, **nothing, "from": "", "to": "", "as_of": "", "totals": totals}
+    well = {"account": {}, "verdict": {"text": "nothing stands out", "good": True, "queues": []}}
+    return {**full, **nothing, **well, "from": "", "to": "", "as_of": "", "totals": totals}
 
 
 class Seen(HTMLParser):
@@ -109,12 +128,15 @@ def test_the_page_needs_nothing_else_and_no_name_escapes_into_it(found: dict[str
     page = html(found, MALICE)
     seen = Seen(page)
     kinds = {tag for tag, _ in seen.tags}
-    assert not kinds & {"script", "link", "img", "iframe", "object", "embed", "base", "form"}
+    assert page.count("<script") == page.count(f"<script>{SCRIPT}</script>") == 1
+    assert not kinds & {"link", "img", "iframe", "object", "embed", "base", "form"}
     for _, attributes in seen.tags:
         assert not attributes.keys() & {"src", "action", "onclick", "onload", "data"}
         assert str(attributes.get("href", "#")).startswith("#")
     assert "@import" not in page
-    assert "url(" not in page.replace("url(#way)", "").replace("url(#round)", "")
+    assert "url(" not in re.sub(r"url\(#(way|round|clip)", "", page)
+    loads = ("fetch", "XMLHttp", "import", "WebSocket", "http:", "https:", "eval", "storage")
+    assert not [word for word in loads if word in SCRIPT.replace("http://www.w3.org/2000/svg", "")]
 
 
 def test_every_chapter_stands_on_the_page_and_is_linked() -> None:
@@ -136,10 +158,80 @@ def test_each_plot_is_sound_xml_within_its_box() -> None:
                 assert -1 <= float(part.attrib.get(name, 0)) <= limit + 1, part.attrib
 
 
-def test_a_chapter_without_rows_says_so() -> None:
+def test_a_question_without_an_answer_is_left_out_and_named() -> None:
     page = html(empty())
-    assert page.count('class="none"') == len(CHAPTERS)
+    assert "<section" not in page
     assert "<svg" not in page
+    assert "<nav></nav>" in page
+    assert page.count("Nothing to say of") == 1
+    assert all(name in page for _, name, _ in CHAPTERS)
+    page = html(data(credit=[], duplicates=[]))
+    assert page.count("<section") == len(CHAPTERS) - 2
+    assert "Nothing to say of: Does anybody hold messages" in page
+
+
+def test_the_verdict_stands_on_top_with_reasons() -> None:
+    page = html(data())
+    assert page.index("1 queue needs a look") < page.index("<section")
+    assert "c; 1 more" in page
+
+
+STALLED = {"queue": "a", "link": "consumer 7", "held": 3, "state": "stalled"}
+
+
+@pytest.mark.parametrize(
+    ("more", "text", "named"),
+    [
+        ({}, "all balanced", []),
+        ({"account": {}}, "nothing stands out", []),
+        ({"credit": [STALLED]}, "1 queue needs a look", ["a"]),
+        ({"credit": [{**STALLED, "state": "leased"}]}, "all balanced", []),
+        ({"paths": {"cycles": [["a", "b"]]}, "credit": [STALLED]}, "2 queues need a look",
+         ["a", "b"]),
+        ({"depth": [{"queue": "q", "entered": 1500, "grew": 1000}]}, "1 queue needs a look", ["q"]),
+        ({"depth": [{"queue": "q", "entered": 1500, "grew": 999}]}, "all balanced", []),
+        ({"account": {"queues": [{"queue": "q", "difference": 3}], "faults": [
+            {"queue": "r", "first": 1, "last": 2, "fault": "lost"}]}},
+         "2 queues need a look", ["q", "r"]),
+        ({"slow_consumers": [{"queue": "q", "consumer": 1, "event": "recovered"}]},
+         "all balanced", []),
+    ],
+)  # fmt: skip
+def test_which_queues_need_a_look(more: dict[str, Any], text: str, named: list[str]) -> None:
+    well = {
+        "account": {"queues": [{"queue": "q", "difference": 0}], "faults": []}, "credit": [],
+        "paths": {"cycles": []}, "slow_consumers": [], "depth": [],
+    }  # fmt: skip
+    found = depths.verdict({**well, **more})
+    assert found["text"] == text
+    assert [one["queue"] for one in found["queues"]] == named
+    assert found["good"] is (not named)
+
+
+def test_depths_are_counted_back_from_what_is_there() -> None:
+    """100 were there before the ledger begins; the first hour is not asked for."""
+    happened = [(1, 0, "entered", 5), (1, HOUR, "settled", 15), (1, HOUR, "entered", 2),
+                (2, HOUR, "dropped", 4)]  # fmt: skip
+    traffic = [SimpleNamespace(**dict(zip(("queue_id", "bucket", "kind"), row, strict=False)))
+               for row in happened]  # fmt: skip
+    for row, told in zip(traffic, happened, strict=True):
+        row.__dict__["count"] = told[3]
+    rows = [Traffic(row) for row in traffic]
+    there = [Traffic(SimpleNamespace(queue_id=1, count=92))]
+    (one, two) = depths.depths(lambda id: f"q{id}", rows, there, lambda at: at >= HOUR)
+    assert (one["queue"], one["points"]) == ("q1", [[HOUR, 2, 15, 92]])
+    assert (one["deepest"], one["depth"], one["grew"]) == (92, 92, -13)
+    assert (two["points"], two["grew"]) == ([[HOUR, 0, 4, 0]], -4)
+
+
+class Traffic:
+    """A row as Spark gives it: by name and as an attribute."""
+
+    def __init__(self, values: SimpleNamespace) -> None:
+        self.__dict__.update(vars(values))
+
+    def __getitem__(self, name: str) -> Any:
+        return self.__dict__[name]
 
 
 def test_more_rows_than_fit_unfold() -> None:

@@ -156,6 +156,13 @@ def report(
     stalled_after: Annotated[
         float, typer.Option(help="Seconds unsettled after which credit is leaked or stalled.")
     ] = 600.0,
+    queue: Annotated[
+        list[str] | None, typer.Option(help="Only this queue; several times for several.")
+    ] = None,
+    begin: Annotated[
+        str | None, typer.Option(help="Only what happened then or later: 2026-01-01T08:00Z.")
+    ] = None,
+    end: Annotated[str | None, typer.Option(help="Only what happened before.")] = None,
     user: Login = LOGIN,
     master: Master = MASTER,
     json: Json = False,
@@ -168,7 +175,11 @@ def report(
     if stalled_after <= 0:
         fail(f"--stalled-after is {stalled_after:g}, expected a number of seconds above 0", 2)
     stalled_ms = round(stalled_after * 1000)
-    _run(lambda: main(data_dir, to, url, name, password, master, json, stalled_ms))
+    _run(
+        lambda: main(
+            data_dir, to, url, name, password, master, json, stalled_ms, queue or (), begin, end
+        )
+    )
 
 
 @app.command()

@@ -13,6 +13,7 @@ from tallymark.stored.records import LIVE_ACQUIRED, UNSURE
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+ENTRY_AND_ENDS: Final = ("entered", "settled", "dead_lettered", "dropped")
 FLOWS: Final = ("entered", "settled", "returned", "dead_lettered", "dropped")
 
 
@@ -44,6 +45,27 @@ def flow(rows: DataFrame, bucket_ms: int) -> DataFrame:
         .groupBy(bucket.alias("bucket"), "kind")
         .agg(f.sum("count").alias("count"))
     )
+
+
+def traffic(rows: DataFrame, bucket_ms: int) -> DataFrame:
+    """(queue_id, bucket, kind, count) of what entered each queue and what ended there, moves from
+    queue to queue as well."""
+    from pyspark.sql import functions as f
+
+    bucket = f.floor(f.unix_millis("time") / bucket_ms) * bucket_ms
+    return (
+        rows.where((f.col("source") == "journal") & f.col("kind").isin(*ENTRY_AND_ENDS))
+        .groupBy("queue_id", bucket.alias("bucket"), "kind")
+        .agg(f.sum("count").alias("count"))
+    )
+
+
+def there(rows: DataFrame) -> DataFrame:
+    """(queue_id, count) of what is in each queue at the checkpoint, in whatever state."""
+    from pyspark.sql import functions as f
+
+    state = rows.where("source = 'checkpoint' and kind in ('live', 'leased', 'pending')")
+    return state.groupBy("queue_id").agg(f.sum("count").alias("count"))
 
 
 def deliveries(rows: DataFrame) -> DataFrame:

@@ -28,7 +28,7 @@ def lines(points: Sequence[Mapping[str, Any]], names: Mapping[str, str], bucket_
     shown = [key for key in names if any(point[key] for point in points)]
     if not points or not shown:
         return ""
-    left, right, top, height = 64, 16, 16, 240
+    left, right, top, height = 64, 24, 16, 240
     first = int(points[0]["at_ms"])
     last = int(points[-1]["at_ms"]) + bucket_ms
     most = max(point[key] for point in points for key in shown)
@@ -41,8 +41,9 @@ def lines(points: Sequence[Mapping[str, Any]], names: Mapping[str, str], bucket_
     def y(value: float) -> float:
         return top + height - value / ceiling * height
 
-    out = [_grid(ceiling, step, y, left, WIDTH - right)]
-    out += _times(first, last, x, top + height)
+    grid = [_grid(ceiling, step, y, left, WIDTH - right)]
+    ticks = _times(first, last, x, top + height)
+    out: list[str] = []
     filled = {point["at_ms"]: point for point in points}
     for number, key in enumerate(shown):
         path, at = [f"M{x(first):.1f},{y(0):.1f}"], first
@@ -60,7 +61,79 @@ def lines(points: Sequence[Mapping[str, Any]], names: Mapping[str, str], bucket_
             f'width="{max(bucket_ms * across, 1):.1f}"><title>{_moment(point["at_ms"])}: {said}'
             "</title></rect>"
         )
-    return _legend([names[key] for key in shown]) + _svg(WIDTH, top + height + 30, out)
+    plot = _svg(
+        WIDTH, top + height + 30, [*grid, _ticks(ticks), _pane(out)], "plot time",
+        _window(first, last, left, WIDTH - right, top, top + height),
+    )  # fmt: skip
+    return _legend([names[key] for key in shown]) + plot
+
+
+def _window(first: int, last: int, left: float, right: float, top: float, bottom: float) -> str:
+    """Attributes by which script.py knows the time that a plot shows, and where."""
+    values = {"first": first, "last": last, "left": left, "right": right, "top": top}
+    given = {**values, "bottom": bottom}
+    return "".join(f' data-{name}="{value:g}"' if isinstance(value, float)
+                   else f' data-{name}="{value}"' for name, value in given.items())  # fmt: skip
+
+
+def _pane(parts: Sequence[str]) -> str:
+    """Return a group that moves when a part of the time is looked at."""
+    return f'<g class="pane">{"".join(parts)}</g>'
+
+
+def _ticks(parts: Sequence[str]) -> str:
+    return f'<g class="ticks">{"".join(parts)}</g>'
+
+
+def durations(points: Sequence[Mapping[str, Any]], names: Mapping[str, str], bucket_ms: int) -> str:
+    """Durations over time on a logarithmic axis, a line for each of `names` (key -> label); points
+    have `at_ms`. Where nothing was settled there is a gap."""
+    if not points:
+        return ""
+    left, right, top, height = 72, 24, 16, 220
+    first, last = int(points[0]["at_ms"]), int(points[-1]["at_ms"]) + bucket_ms
+    values = [point[key] for point in points for key in names]
+    marks = [m for m in MARKS_MS if min(values) / 10 < m < max(values) * 10] or list(MARKS_MS[:2])
+    low, high = math.log(marks[0]), math.log(max(marks[-1], *values, marks[0] * 10))
+    across = (WIDTH - left - right) / max(last - first, 1)
+
+    def x(at: float) -> float:
+        return left + (at - first) * across
+
+    def y(ms: float) -> float:
+        share = (math.log(ms) - low) / (high - low) if ms > 0 else 0.0
+        return top + height - min(max(share, 0.0), 1.0) * height
+
+    grid = []
+    for mark in marks:
+        at = y(mark)
+        grid.append(
+            f'<line class="grid" x1="{left}" x2="{WIDTH - right}" y1="{at:.1f}" y2="{at:.1f}"/>'
+        )
+        label = words.duration(mark)
+        grid.append(f'<text class="label" x="{left - 10}" y="{at + 4:.1f}">{label}</text>')
+    out = []
+    for number, key in enumerate(names):
+        path, before = [], None
+        for point in points:
+            at = int(point["at_ms"])
+            step = "V" if at == before else f"M{x(at):.1f},"
+            path.append(f"{step}{y(point[key]):.1f}H{x(at + bucket_ms):.1f}")
+            before = at + bucket_ms
+        out.append(f'<path class="line {SERIES[number]}" d="{"".join(path)}"/>')
+    for point in points:
+        said = ", ".join(f"{names[key]} {words.duration(point[key])}" for key in names)
+        out.append(
+            f'<rect class="hover" x="{x(point["at_ms"]):.1f}" y="{top}" height="{height}" '
+            f'width="{max(bucket_ms * across, 1):.1f}"><title>{_moment(point["at_ms"])}: {said}, '
+            f"{words.count(point['count'])} messages</title></rect>"
+        )
+    plot = _svg(
+        WIDTH, top + height + 30,
+        [*grid, _ticks(_times(first, last, x, top + height)), _pane(out)], "plot time",
+        _window(first, last, left, WIDTH - right, top, top + height),
+    )  # fmt: skip
+    return _legend(list(names.values())) + plot
 
 
 def ranges(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -134,7 +207,25 @@ def bars(rows: Sequence[tuple[str, Sequence[float], str]], legend: Sequence[str]
     return (_legend(legend) if legend else "") + _svg(WIDTH, top + row_height * len(rows), out)
 
 
-def spark(points: Sequence[Sequence[int]], first: int, last: int, bucket_ms: int) -> str:
+def depth(points: Sequence[Sequence[int]], first: int, last: int, bucket_ms: int) -> str:
+    """A small area of (time, ..., depth): between two points a depth stays what it was."""
+    held, filled = 0, []
+    depths = {int(point[0]): int(point[-1]) for point in points}
+    held = int(points[0][-1] - points[0][1] + points[0][2]) if points else 0
+    for at in range(first, last + 1, bucket_ms):
+        held = depths.get(at, held)
+        filled.append((at, held))
+    return spark(filled, first, last, bucket_ms, "s1", "depth at most")
+
+
+def spark(
+    points: Sequence[Sequence[int]],
+    first: int,
+    last: int,
+    bucket_ms: int,
+    colour: str = "s2",
+    title: str = "",
+) -> str:
     """A small area of one series of (time, count); first, last: of all series beside it."""
     width, height = 320, 64
     most = max((count for _, count in points), default=0) or 1
@@ -147,18 +238,21 @@ def spark(points: Sequence[Sequence[int]], first: int, last: int, bucket_ms: int
         end = x + bucket_ms * across
         path.append(f"V{height - count / most * (height - 4):.1f}H{end:.1f}")
     path.append(f"V{height}")
-    title = f"<title>at most {words.count(most)} in {words.duration(bucket_ms)}</title>"
-    shape = f'<path class="line s2 area" d="{"".join(path)}"/>'
+    said = f"{title or 'at most'} {words.count(most)} in {words.duration(bucket_ms)}"
+    shape = _pane([f'<path class="line {colour} area" d="{"".join(path)}"/>'])
     base = f'<line class="axis" x1="0" x2="{width}" y1="{height}" y2="{height}"/>'
-    return _svg(width, height + 1, [title, shape, base], "spark")
+    window = _window(first, last + bucket_ms, 0, width, 0, height)
+    return _svg(width, height + 1, [f"<title>{said}</title>", shape, base], "spark time", window)
 
 
 # -- parts
 
 
-def _svg(width: float, height: float, parts: Sequence[str], kind: str = "plot") -> str:
+def _svg(
+    width: float, height: float, parts: Sequence[str], kind: str = "plot", more: str = ""
+) -> str:
     return (
-        f'<svg class="{kind}" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
+        f'<svg class="{kind}"{more} viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
         f'preserveAspectRatio="xMinYMin meet">{"".join(parts)}</svg>'
     )
 

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from tallymark.spark.account import Reconciliation
 from tallymark.spark.report import chapters, graph
-from tallymark.spark.report.journeys import consumption, journeys, latency, topics_of
+from tallymark.spark.report.depths import account_of, depths, verdict
+from tallymark.spark.report.journeys import (
+    consumption,
+    journeys,
+    latency,
+    latency_over_time,
+    topics_of,
+)
 from tallymark.spark.transitions import transitions
 from tallymark.stored.records import UNSURE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-VERSION: Final = 1
+VERSION: Final = 2
 STALLED_MS: Final = 10 * 60 * 1000
 BUCKETS_MS: Final = (
     100, 500, 1_000, 5_000, 15_000, 60_000, 300_000, 900_000, 3_600_000, 21_600_000, 86_400_000,
@@ -39,12 +47,64 @@ class Names:
         return self.queues.get(id, f"(id {id})")
 
 
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Subject of a report: some queues, and some time."""
+
+    queues: Sequence[str] = ()
+    """Names; none: all of them."""
+    begin: datetime | None = None
+    end: datetime | None = None
+    """Both with a zone; end: exclusive."""
+
+    def rows_of(self, rows: DataFrame) -> DataFrame:
+        """Return the rows about these queues. Raises ValueError for a queue that is not there."""
+        if not self.queues:
+            return rows
+        names = names_of(rows).queues
+        ids = [id for id, name in names.items() if name in self.queues]
+        unknown = sorted(set(self.queues) - set(names.values()))
+        if unknown:
+            raise ValueError(
+                f"queue {unknown[0]!r} is not in the ledger, expected one of "
+                f"{', '.join(sorted(names.values())) or 'none'}"
+            )
+        about = f"queue_id in ({', '.join(map(str, ids))})"
+        return rows.where(f"{about} or kind in ('payload', 'definition')")
+
+    def rows_in(self, rows: DataFrame) -> DataFrame:
+        """Return the rows of what happened in that time, and those that tell of no time."""
+        from pyspark.sql import functions as f
+
+        in_time = f.lit(True)
+        if self.begin is not None:
+            in_time &= f.col("time") >= f.lit(self.begin)
+        if self.end is not None:
+            in_time &= f.col("time") < f.lit(self.end)
+        timeless = (f.col("source") != "journal") | f.col("kind").isin("payload", "definition")
+        return rows.where(timeless | in_time)
+
+    def shows(self, at_ms: int, bucket_ms: int) -> bool:
+        """Return whether a stretch of time is part of it."""
+        after = self.begin is None or at_ms + bucket_ms > _ms(self.begin)
+        return after and (self.end is None or at_ms < _ms(self.end))
+
+
+ALL: Final = Scope()
+
+
 def collect(
-    rows: DataFrame, as_of: datetime | None = None, stalled_ms: int = STALLED_MS
+    rows: DataFrame,
+    as_of: datetime | None = None,
+    stalled_ms: int = STALLED_MS,
+    scope: Scope = ALL,
+    outcome: Reconciliation | None = None,
 ) -> dict[str, Any]:
     """Every chapter of the ledger's `rows`. as_of: of the checkpoint among them; None: when the
     last thing happened. stalled_ms: how long a delivery may stay unsettled before its credit counts
-    as leaked or stalled. docs/pipelines.md describes the outcome."""
+    as leaked or stalled. outcome: the account. docs/pipelines.md describes what is returned."""
+    whole = scope.rows_of(rows)
+    rows = scope.rows_in(whole)
     happened = chapters.totals(rows).collect()
     sums = [(row.queue_id, row.kind, row.reason, row["count"]) for row in happened]
     begin = min((row["first"] for row in happened), default=None)
@@ -52,9 +112,11 @@ def collect(
     last = as_of or end
     bucket_ms = bucket_of(_ms(begin), _ms(end))
     names = names_of(rows)
-    stays = journeys(rows, topics_of(rows)).cache()
+    # A message may have entered before the time that is looked at.
+    stays = journeys(rows.unionAll(_entered_before(whole, scope)), topics_of(rows)).cache()
     try:
         quantiles = latency(stays).collect()
+        slowness = latency_over_time(stays, bucket_ms).collect()
         consumed = consumption(stays, bucket_ms).collect()
     finally:
         stays.unpersist()
@@ -62,8 +124,17 @@ def collect(
     attempts = chapters.deliveries(rows).collect()
     given = _deliveries(names, attempts, sums)
     held = _credit(names, rows, _ms(last), stalled_ms)
-    return {
+    deep = depths(
+        names.queue,
+        chapters.traffic(whole, bucket_ms).collect(),
+        chapters.there(whole).collect(),
+        lambda at_ms: scope.shows(at_ms, bucket_ms),
+    )
+    data = {
         "version": VERSION,
+        "account": account_of(outcome),
+        "depth": deep,
+        "latency_over_time": _latency_over_time(slowness),
         "from": _iso(begin),
         "to": _iso(end),
         "as_of": _iso(last),
@@ -81,6 +152,15 @@ def collect(
         "duplicates": _duplicates(given, names, sums),
         "inversions": _inversions(names, chapters.inversions(rows).collect()),
     }
+    return {**data, "verdict": verdict(data)}
+
+
+def _entered_before(whole: DataFrame, scope: Scope) -> DataFrame:
+    if scope.begin is None:
+        return whole.where("false")
+    from pyspark.sql import functions as f
+
+    return whole.where("kind = 'entered'").where(f.col("time") < f.lit(scope.begin))
 
 
 def bucket_of(first_ms: int, last_ms: int) -> int:
@@ -152,6 +232,18 @@ def _latency(names: Names, found: Iterable[Any]) -> Rows:
         for row in found
     ]
     return sorted(out, key=lambda one: -one["p99_ms"])
+
+
+def _latency_over_time(found: Iterable[Any]) -> Rows:
+    out = [
+        {
+            "at_ms": int(row.bucket),
+            "count": row["count"],
+            **dict(zip(PERCENTILES, map(float, row.quantiles), strict=True)),
+        }
+        for row in found
+    ]
+    return sorted(out, key=lambda one: int(one["at_ms"]))
 
 
 def _topics(names: Names, found: Iterable[Any], bucket_ms: int) -> Rows:

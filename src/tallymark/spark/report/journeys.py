@@ -114,6 +114,25 @@ def latency(found: DataFrame) -> DataFrame:
     )
 
 
+def latency_over_time(found: DataFrame, bucket_ms: int) -> DataFrame:
+    """(bucket, count, quantiles) as `latency` has them, of all queues together, by when the
+    messages were settled."""
+    from pyspark.sql import functions as f
+
+    count = f.col("high") - f.col("low")
+    took = f.greatest(f.col("ended_ms") - f.col("entered_ms"), f.lit(0))
+    bucket = f.floor(f.col("ended_ms") / bucket_ms) * bucket_ms
+    return (
+        found.where(f.col("ended") == CONSUMED)
+        .select(bucket.alias("bucket"), count.alias("n"), took.alias("ms"))
+        .groupBy("bucket")
+        .agg(
+            f.sum("n").alias("count"),
+            f.percentile("ms", list(QUANTILES), f.col("n")).alias("quantiles"),
+        )
+    )
+
+
 def consumption(found: DataFrame, bucket_ms: int) -> DataFrame:
     """(topic, queue_id, bucket, count) of the messages that consumers settled in each stretch of
     bucket_ms; bucket is its beginning, in milliseconds since 1970."""

@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing else: style and plots are in it, no script is."""
+"""The report as one HTML page that needs nothing else: style, plots and a script are in it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tallymark import __version__
 from tallymark.spark.report import charts, words
 from tallymark.spark.report.findings import STATES
 from tallymark.spark.report.pathmap import draw
+from tallymark.spark.report.script import SCRIPT
 from tallymark.spark.report.style import STYLE
 from tallymark.stored.records import UNSURE
 
@@ -19,6 +20,10 @@ MOST_ROWS: Final = 12
 MOST_FOLDED: Final = 1000
 """Rows that unfold: short-lived consumers come in any number, and a browser holds the page."""
 MOST_BARS: Final = 15
+MOST_WHYS: Final = 3
+"""Reasons of a queue that stand beside its name."""
+OVER_TIME: Final = {"p50_ms": "p50", "p95_ms": "p95", "p99_ms": "p99"}
+ACCOUNTED: Final = ("entered", "there", "settled", "dead_lettered", "dropped", "difference")
 SHOWN: Final = ("p50", "p90", "p95", "p99", "p999", "longest")
 FLOW: Final = {
     "entered": "Published",
@@ -31,20 +36,51 @@ FLOW: Final = {
 
 def html(data: Data, title: str = "What became of the messages") -> str:
     """Return the page that shows the result of findings.collect."""
+    written = [(key, name, write(data)) for key, name, write in CHAPTERS]
+    told = [one for one in written if one[2]]
     body = "".join(
-        f'<section id="{key}"><h2>{escape(name)}</h2>{write(data)}</section>'
-        for key, name, write in CHAPTERS
+        f'<section id="{key}"><h2>{escape(name)}</h2>{text}</section>' for key, name, text in told
     )
-    links = "".join(f'<a href="#{key}">{escape(name)}</a>' for key, name, _ in CHAPTERS)
+    links = "".join(f'<a href="#{key}">{escape(name)}</a>' for key, name, _ in told)
+    silent = [name for _, name, text in written if not text]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>"
-        f"<header><h1>{escape(title)}</h1>{_lead(data)}<nav>{links}</nav></header>"
-        f"{_tiles(data)}{body}"
+        f"<header><h1>{escape(title)}</h1>{_lead(data)}</header>"
+        f"{_verdict(data)}{_tiles(data)}<nav>{links}</nav>{WINDOW}{body}{_silent(silent)}"
         f"<footer>Tallymark {escape(__version__)}, from the ledger, which is the journal itself"
-        "</footer></main></body></html>\n"
+        f"</footer></main><script>{SCRIPT}</script></body></html>\n"
     )
+
+
+WINDOW: Final = (
+    '<p id="window" hidden>Shown: <span></span> <button type="button">all of the time</button></p>'
+)
+"""A line that is there while a part of the time is looked at."""
+
+
+def _verdict(data: Data) -> str:
+    found = data["verdict"]
+    kind = "good" if found["good"] else "bad"
+    told = "".join(
+        f"<li><b>{escape(one['queue'])}</b>: {escape('; '.join(one['why'][:MOST_WHYS]))}"
+        f"{_more(len(one['why']) - MOST_WHYS)}</li>"
+        for one in found["queues"][:MOST_ROWS]
+    )
+    rest = _more(len(found["queues"]) - MOST_ROWS)
+    listed = f"<ul>{told}</ul>{rest}" if told else ""
+    return f'<div class="verdict {kind}"><b>{escape(found["text"])}</b>{listed}</div>'
+
+
+def _more(count: int) -> str:
+    return f"; {words.count(count)} more" if count > 0 else ""
+
+
+def _silent(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    return f'<p class="lead">Nothing to say of: {escape(", ".join(names))}</p>'
 
 
 def _lead(data: Data) -> str:
@@ -76,9 +112,84 @@ def _tiles(data: Data) -> str:
 # -- chapters
 
 
+def _account(data: Data) -> str:
+    found = data["account"]
+    if not found:
+        return ""
+    lead = (
+        '<p class="lead">Every message that entered a queue is there, settled, dead-lettered '
+        "or dropped. The difference is what these do not add up to; "
+        "<code>tallymark pipeline reconcile</code> has the details.</p>"
+    )
+    columns = (
+        ("queue", _text("queue")),
+        *((name.replace("_", "-"), _number(name)) for name in ACCOUNTED),
+    )
+    shown = lead + _table(found["queues"], columns)
+    if not found["faults"]:
+        return shown
+    faults = (
+        ("queue", _text("queue")),
+        ("sequences", lambda r: f"{r['first']:,} to {r['last']:,}"),
+        ("what", _text("fault")),
+        ("message id", lambda r: "-" if r["message_id"] is None else str(r["message_id"])),
+    )
+    return f"{shown}<h3>What breaks it</h3>{_table(found['faults'], faults)}"
+
+
+def _depth(data: Data) -> str:
+    rows = data["depth"]
+    if not rows:
+        return ""
+    every = data["bucket_ms"]
+    first = min(row["points"][0][0] for row in rows)
+    last = max(row["points"][-1][0] for row in rows)
+    cards = [
+        f'<div class="topic"><p><b>{escape(row["queue"])}</b> <span class="figures">'
+        f"{words.count(row['depth'])} at the end, {words.count(row['deepest'])} at most</span></p>"
+        f"{charts.depth(row['points'], first, last, every)}</div>"
+        for row in sorted(rows, key=lambda one: -one["deepest"])[:MOST_ROWS]
+        if row["deepest"]
+    ]
+    columns = (
+        ("queue", _text("queue")),
+        ("at the end", _number("depth")),
+        ("at most", _number("deepest")),
+        ("grew by", _number("grew")),
+    )
+    lead = '<p class="lead">Messages in each queue, in whatever state, deepest first.</p>'
+    deepest = sorted(rows, key=lambda one: (-one["depth"], one["queue"]))
+    return (
+        lead + f'<div class="topics">{"".join(cards)}</div>' + _table(deepest, columns, fold=True)
+    )
+
+
+def _traffic(data: Data) -> str:
+    rows = data["depth"]
+    if not rows:
+        return ""
+    every = data["bucket_ms"]
+    first = min(row["points"][0][0] for row in rows)
+    last = max(row["points"][-1][0] for row in rows)
+    cards = [
+        f'<div class="topic"><p><b>{escape(row["queue"])}</b> <span class="figures">'
+        f"{words.count(row['entered'])} in, {words.count(row['ended'])} out</span></p>"
+        f"{charts.spark([(p[0], p[1]) for p in row['points']], first, last, every)}</div>"
+        for row in rows[:MOST_ROWS]
+    ]
+    columns = (
+        ("queue", _text("queue")),
+        ("entered", _number("entered")),
+        ("left", _number("ended")),
+    )
+    lead = f"Messages that entered each queue in each {words.duration(every)}, busiest first."
+    shown = f'<p class="lead">{lead}</p><div class="topics">{"".join(cards)}</div>'
+    return _flow(data) + "<h3>Queue by queue</h3>" + shown + _table(rows, columns, fold=True)
+
+
 def _flow(data: Data) -> str:
     if not data["flow"]:
-        return _none("Nothing was published or consumed.")
+        return ""
     every = words.duration(data["bucket_ms"])
     return (
         f'<p class="lead">Messages in each {every}. What the broker moved from queue to queue is '
@@ -89,23 +200,25 @@ def _flow(data: Data) -> str:
 def _latency(data: Data) -> str:
     rows = data["latency"]
     if not rows:
-        return _none("No consumer settled anything that entered within the ledger.")
+        return ""
     lead = (
-        '<p class="lead">From entering a queue, or an NSQ channel, to being settled by its '
-        "consumer, each message counted; slowest first by p99.</p>"
+        '<p class="lead">End-to-end latency: from entering a queue, or an NSQ channel, to being '
+        "settled by its consumer, each message counted. Over time of all queues, then of each, "
+        "slowest first by p99.</p>"
     )
     columns = (
         ("queue", _text("queue")),
         ("messages", lambda r: words.count(r["count"])),
         *((p.replace("999", "99.9"), _took(f"{p}_ms")) for p in SHOWN),
     )
-    return lead + charts.ranges(rows[:MOST_BARS]) + _table(rows, columns)
+    over_time = charts.durations(data["latency_over_time"], OVER_TIME, data["bucket_ms"])
+    return lead + over_time + charts.ranges(rows[:MOST_BARS]) + _table(rows, columns)
 
 
 def _topics(data: Data) -> str:
     topics = data["topics"]
     if not topics:
-        return _none("Nothing was consumed.")
+        return ""
     first = min(t["points"][0][0] for t in topics)
     last = max(t["points"][-1][0] for t in topics)
     cards = []
@@ -135,7 +248,7 @@ def _topics(data: Data) -> str:
 def _deliveries(data: Data) -> str:
     rows = [row for row in data["deliveries"] if row["deliveries"]]
     if not rows:
-        return _none("Nothing was delivered.")
+        return ""
     again = [row for row in rows if row["redelivered"] or row["timed_out"]]
     lead = (
         '<p class="lead">Deliveries that were not the first of their message, and those that '
@@ -149,7 +262,7 @@ def _deliveries(data: Data) -> str:
         )
         for row in again[:MOST_BARS]
     ]
-    plot = charts.bars(bars) if bars else _none("Every delivery was the first of its message.")
+    plot = charts.bars(bars)
     columns = (
         ("queue", _text("queue")),
         ("deliveries", lambda r: words.count(r["deliveries"])),
@@ -165,7 +278,7 @@ def _deliveries(data: Data) -> str:
 def _paths(data: Data) -> str:
     paths = data["paths"]
     if not paths["edges"] and not paths["drops"]:
-        return _none("Nothing died, and nothing was dropped.")
+        return ""
     lead = (
         '<p class="lead">Which way messages went that died in a queue, and why; and what was '
         "redriven.</p>"
@@ -200,7 +313,7 @@ def _paths(data: Data) -> str:
 def _consumers(data: Data) -> str:
     rows = data["consumers"]
     if not rows:
-        return _none("No consumer was given anything.")
+        return ""
     held = [row for row in rows if row["p95_ms"] is not None]
     bars = [
         (
@@ -252,7 +365,7 @@ def _credit(data: Data) -> str:
         "nothing since.</p>"
     )
     if not rows:
-        return lead + _none("No link held anything.")
+        return ""
     colours = dict(zip(STATES, ("bad", "warn", "", "good"), strict=True))
     columns = (
         ("queue", _text("queue")),
@@ -272,7 +385,7 @@ def _duplicates(data: Data) -> str:
         "deduplicating queue passed over because it knew their id.</p>"
     )
     if not rows:
-        return lead + _none("Nothing came twice.")
+        return ""
     columns = (
         ("queue", _text("queue")),
         ("handed out again", lambda r: words.count(r["seen_again"])),
@@ -299,7 +412,7 @@ def _inversions(data: Data) -> str:
         "(priorities, deferral, filters).</p>"
     )
     if not rows:
-        return lead + _none("Every queue was handed out in its order.")
+        return ""
     columns = (
         ("queue", _text("queue")),
         ("after a return", lambda r: words.count(r["after_return"])),
@@ -318,16 +431,20 @@ def _inversions(data: Data) -> str:
 
 
 CHAPTERS: Final[tuple[tuple[str, str, Callable[[Data], str]], ...]] = (
-    ("flow", "Traffic over time", _flow),
-    ("latency", "End-to-end latency", _latency),
-    ("topics", "Consumption by topic", _topics),
-    ("deliveries", "Redeliveries and time-outs", _deliveries),
-    ("paths", "Dead-letter paths", _paths),
-    ("consumers", "Consumers, slowest first", _consumers),
-    ("credit", "Credit", _credit),
-    ("duplicates", "Duplicates", _duplicates),
-    ("inversions", "Out of order", _inversions),
+    ("account", "Is every message accounted for?", _account),
+    ("depth", "Is a backlog growing?", _depth),
+    ("flow", "How much goes through?", _traffic),
+    ("latency", "How long do messages take?", _latency),
+    ("consumers", "Which consumers are slow?", _consumers),
+    ("credit", "Does anybody hold messages and not settle them?", _credit),
+    ("deliveries", "What is delivered again?", _deliveries),
+    ("paths", "Where do messages die, and where do they go?", _paths),
+    ("topics", "What is consumed of each topic?", _topics),
+    ("duplicates", "What came twice?", _duplicates),
+    ("inversions", "What came out of order?", _inversions),
 )
+"""Questions that an operator asks, those first that cannot wait; one that has no answer in this
+ledger is left out."""
 
 
 # -- parts
@@ -372,6 +489,10 @@ def _rows(rows: Sequence[dict[str, Any]], columns: Sequence[Column], raw: Sequen
         f'<div class="wide"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(body)}</tbody></table></div>"
     )
+
+
+def _number(key: str) -> Callable[[dict[str, Any]], str]:
+    return lambda row: words.count(row[key])
 
 
 def _text(key: str) -> Callable[[dict[str, Any]], str]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tallymark.spark.ledger_rows import over_ledger
-from tallymark.spark.report.findings import STALLED_MS, collect
+from tallymark.spark.reconcile import run as reconcile
+from tallymark.spark.report.findings import STALLED_MS, Scope, collect
 from tallymark.spark.report.page import html
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from rich.console import Console
+
+    from tallymark.spark.account import Reconciliation
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +43,30 @@ class Report:
 
 
 def report(
-    rows: DataFrame, *, as_of: datetime | None = None, stalled_ms: int = STALLED_MS
+    rows: DataFrame,
+    *,
+    as_of: datetime | None = None,
+    stalled_ms: int = STALLED_MS,
+    queues: Sequence[str] = (),
+    begin: datetime | None = None,
+    end: datetime | None = None,
+    account: Reconciliation | None = None,
 ) -> Report:
     """Work every chapter out from rows of the ledger (`read_ledger`).
 
-    as_of: the moment that ages are counted to, by default when the last thing happened.
+    as_of: the moment that ages are counted to, by default when the last thing happened. queues:
+    names of those that the report is about, by default all. begin, end: the time that it is about,
+    both with a zone, by default all. account: of `reconcile`, for the verdict.
     stalled_ms: how long a delivery may stay unsettled before its credit counts as leaked or
     stalled. The rows are read several times: `cache()` them, or not, as their number asks for.
     Raises ValueError.
     """
     if stalled_ms <= 0:
         raise ValueError(f"stalled_ms is {stalled_ms}, expected 1 or more milliseconds")
-    return Report(collect(rows, as_of, stalled_ms))
+    for name, time in (("begin", begin), ("end", end)):
+        if time is not None and time.tzinfo is None:
+            raise ValueError(f"{name} is {time.isoformat()}, expected a time with a zone")
+    return Report(collect(rows, as_of, stalled_ms, Scope(queues, begin, end), account))
 
 
 def main(
@@ -62,17 +78,25 @@ def main(
     master: str = "local[*]",
     as_json: bool = False,
     stalled_ms: int = STALLED_MS,
+    queues: Sequence[str] = (),
+    begin: str | None = None,
+    end: str | None = None,
 ) -> int:
     """`tallymark pipeline report`: write the page, and say where it is and what is in it; as_json:
-    print the figures, and write the page all the same.
+    print the figures, and write the page all the same. begin, end: in ISO 8601, with a zone.
 
     Returns 0, or 1 with the reason on stderr. Raises ValueError, FileNotFoundError and the like for
     arguments that cannot be right.
     """
     check_target(to)
+    first, last = (_time(name, text) for name, text in (("--begin", begin), ("--end", end)))
 
     def work(rows: DataFrame, as_of: datetime) -> None:
-        found = report(rows.cache(), as_of=as_of, stalled_ms=stalled_ms)
+        account = reconcile(None, data_dir, None)
+        found = report(
+            rows.cache(), as_of=as_of, stalled_ms=stalled_ms, queues=queues, begin=first, end=last,
+            account=account,
+        )  # fmt: skip
         found.data["source"] = str(data_dir)
         write(to, found.html())
         if as_json:
@@ -82,6 +106,19 @@ def main(
             print(f"the page is {to}")
 
     return over_ledger(data_dir, url, user, password, master, "report", work)
+
+
+def _time(name: str, text: str | None) -> datetime | None:
+    """Raises ValueError."""
+    if text is None:
+        return None
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        time = None
+    if time is None or time.tzinfo is None:
+        raise ValueError(f"{name} is {text!r}, expected ISO 8601 with a zone, as 2026-01-01T08:00Z")
+    return time
 
 
 def check_target(to: Path) -> None:

@@ -16,18 +16,27 @@ STYLE: Final = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink);
   font: 15px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
-main { max-width: 1136px; margin: 0 auto; padding: 40px 24px 80px; }
+main { max-width: 1240px; margin: 0 auto; padding: 40px 24px 80px; }
 h1 { font-size: 30px; line-height: 1.2; margin: 0 0 6px; letter-spacing: -0.01em; }
 h2 { font-size: 19px; margin: 0 0 4px; letter-spacing: -0.005em; }
 h3 { font-size: 14px; margin: 22px 0 6px; color: var(--soft); }
 p { margin: 0 0 14px; } .lead { color: var(--soft); max-width: 76ch; }
 header { margin-bottom: 26px; } header .lead { margin: 0; }
-nav { display: flex; flex-wrap: wrap; gap: 6px 8px; margin: 20px 0 0; }
+nav { display: flex; flex-wrap: wrap; gap: 6px 8px; margin: 0 0 20px; }
 nav a { color: var(--soft); text-decoration: none; font-size: 13px; padding: 3px 11px;
   border: 1px solid var(--rule); border-radius: 99px; background: var(--card); }
 nav a:hover, nav a:focus-visible { color: var(--ink); border-color: var(--faint); }
 section { background: var(--card); border: 1px solid var(--rule); border-radius: 12px;
   padding: 24px 28px 26px; margin: 0 0 20px; scroll-margin-top: 12px; }
+.verdict { border-radius: 12px; padding: 16px 22px; margin: 0 0 16px; background: var(--card);
+  border: 1px solid var(--rule); border-left: 6px solid currentColor; }
+.verdict > b { font-size: 20px; } .verdict ul { margin: 8px 0 0; padding-left: 20px; }
+.verdict li { color: var(--ink); margin: 2px 0; overflow-wrap: anywhere; }
+#window { position: sticky; top: 8px; z-index: 1; background: var(--card); border-radius: 8px;
+  padding: 8px 14px; border: 1px solid var(--faint); }
+#window button { font: inherit; margin-left: 10px; cursor: pointer; }
+svg.time { cursor: crosshair; touch-action: pan-y; user-select: none; }
+.pane path { vector-effect: non-scaling-stroke; } .brush { fill: var(--s1); fill-opacity: .15; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px;
   margin: 0 0 20px; }
 .tile { background: var(--card); border: 1px solid var(--rule); border-radius: 12px;
