@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 
 from tallymark.cli.app import build
 from tallymark.spark import ledger, pipelines
+from tallymark.spark.report import reporting
 from tallymark.spark.transitions import write_table
+from tests.support.long import long
 
 pytestmark = pytest.mark.spark
 
@@ -110,6 +112,43 @@ def found(spark: SparkSession) -> dict[str, Any]:
         return pipelines.report(rows, as_of=START + timedelta(minutes=21)).data
     finally:
         rows.unpersist()
+
+
+def test_a_report_of_a_wrong_queue_or_time_is_refused(spark: SparkSession) -> None:
+    rows = spark.createDataFrame(tell().rows, ledger.DDL)
+    with pytest.raises(ValueError, match=r"queue 'wrok' is not in the ledger, expected one of"):
+        pipelines.report(rows, queues=["wrok"])
+    with pytest.raises(ValueError, match=r"begin is 2026-01-01T00:00:00, expected .* with a zone"):
+        pipelines.report(rows, begin=START.replace(tzinfo=None))
+    with pytest.raises(ValueError, match="--end is 'noon', expected ISO 8601 with a zone"):
+        reporting.main(Path(), Path("report.html"), end="noon")
+
+
+@long  # a second report; of everything there is one above
+def test_a_report_of_some_queues_and_some_time(spark: SparkSession) -> None:
+    rows = spark.createDataFrame(tell().rows, ledger.DDL).cache()
+    begin, end = START + timedelta(milliseconds=900), START + timedelta(milliseconds=5500)
+    some = pipelines.report(rows, queues=["work", "retry"], begin=begin, end=end).data
+    rows.unpersist()
+    assert {one["queue"] for one in some["depth"]} == {"work", "retry"}
+    totals = some["totals"]
+    assert (totals["entered"], totals["settled"], totals["dead_lettered"]) == (2, 4, 2)
+    (latency,) = some["latency"]
+    assert (latency["count"], latency["p50_ms"]) == (4, 1000.0), "they entered before the begin"
+    assert some["duplicates"] == [
+        {"queue": "work", "passed_over": 0, "seen_again": 2, "most_deliveries": 2}
+    ]
+
+
+def test_depth_and_latency_over_time(found: dict[str, Any]) -> None:
+    work = by(found["depth"], "queue", "work")
+    assert (work["entered"], work["depth"], work["deepest"]) == (12, 3, 10)
+    assert by(found["depth"], "queue", "retry")["depth"] == 0
+    assert sum(point["count"] for point in found["latency_over_time"]) == sum(
+        one["count"] for one in found["latency"]
+    )
+    assert found["verdict"]["text"] == "2 queues need a look"
+    assert found["account"] == {}
 
 
 def by(found: list[dict[str, Any]], key: str, value: object) -> dict[str, Any]:
