@@ -98,6 +98,22 @@ def land(
 
 
 @app.command()
+def optimize(
+    table: Annotated[Path, typer.Argument(help="Folder of a Delta table that was landed.")],
+    target_mib: Annotated[int, typer.Option(help="Size of a file to come near, in MiB.")] = 256,
+    vacuum: Annotated[
+        bool, typer.Option("--vacuum", help="Remove files that no version of a week has.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Make few files of many small ones; the table may be read and landed in meanwhile."""
+    require("deltalake", "pyarrow", extra="delta")
+    from tallymark.spark import optimize as work
+
+    _run(lambda: work.main(table, target_mib, vacuum, as_json))
+
+
+@app.command()
 def reconcile(
     data_dir: DataDir = DATA_DIR,
     url: LiveUrl = None,

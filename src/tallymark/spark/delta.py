@@ -1,7 +1,7 @@
 """Delta tables through delta-rs: each batch in one commit, once.
 
-Spark itself writes Delta only with jars that have to be fetched; `deltalake` is a wheel. A batch is
-gathered on the driver, and its commit carries (application, batch): the application is the query,
+Spark itself writes Delta only with jars that have to be fetched; `deltalake` is a wheel. The commit
+of a batch carries (application, batch): the application is the query,
 by the id in its checkpoint, which is new where the checkpoint is. A batch that Spark runs again
 after a crash finds itself in the table's log and is not written again.
 """
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from deltalake import DeltaTable
+    from deltalake import DeltaTable, Schema
+    from deltalake.transaction import AddAction
     from pyspark.sql import DataFrame, SparkSession
 
 NO_VERSION: Final = -1
@@ -100,8 +101,65 @@ def append_once(
 def append_batch(
     batch: DataFrame, number: int, table: str, query: QueryId, partition_by: list[str] | None
 ) -> bool:
-    """Append a batch of foreachBatch once; see append_once."""
+    """Append a batch of foreachBatch once, see append_once. Its tasks write the files; the driver
+    gets their names, and makes them part of the table in one commit.
+
+    The batch is gathered on the driver where the table has to be given columns, or values of other
+    types, and where its folder is an address.
+    """
+    import pyarrow as pa
+    from deltalake import Schema
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    from tallymark.spark.delta_files import write_files
+
     application = query.of(batch.sparkSession)
-    if committed(table, application) >= number:
-        return False  # before it is gathered
-    return append_once(table, batch.toArrow(), application, number, partition_by)
+    seen = _opened(table)
+    if _committed(seen, application) >= number:
+        return False  # before anything is written
+    fields = to_arrow_schema(batch.schema, timezone="UTC")
+    wanted = Schema.from_arrow(pa.schema([field.with_nullable(True) for field in fields]))
+    if "://" in table or (seen is not None and not _has(seen, wanted)):
+        return append_once(table, batch.toArrow(), application, number, partition_by)
+    parts = list(partition_by or []) if seen is None else seen.metadata().partition_columns
+    files = write_files(batch, table, parts)
+    return commit_files(table, seen, wanted, files, parts, application, number)
+
+
+def commit_files(
+    table: str,
+    seen: DeltaTable | None,
+    schema: Schema,
+    files: list[AddAction],
+    partition_by: list[str],
+    application: str,
+    batch: int,
+) -> bool:
+    """Make files part of a table in one commit, unless the application has committed this batch, or
+    a later one; return whether it was done. seen: the table as it was looked at; None: there was
+    none, and one is made."""
+    from deltalake import CommitProperties, Transaction
+    from deltalake.exceptions import DeltaError
+    from deltalake.transaction import create_table_with_add_actions
+
+    said = CommitProperties(app_transactions=[Transaction(application, batch)])
+    try:
+        if seen is None:
+            create_table_with_add_actions(
+                table, schema, files, "error", partition_by, commit_properties=said
+            )
+        else:
+            seen.create_write_transaction(
+                [*files], "append", schema, partition_by, commit_properties=said
+            )
+    except DeltaError:
+        if committed(table, application) >= batch:
+            return False
+        raise
+    return True
+
+
+def _has(table: DeltaTable, wanted: Schema) -> bool:
+    """Return whether a table has all these columns, with these types."""
+    there = {field.name: field.type for field in table.schema().fields}
+    return all(there.get(field.name) == field.type for field in wanted.fields)
