@@ -21,12 +21,6 @@ class Histogram:
         while the broker was down, counts as 0."""
         if value < 0:
             value = 0
-        at = 0
-        bound = 1
         counts = self.counts
-        last = len(counts) - 1
-        while value >= bound and at < last:
-            bound += bound
-            at += 1
-        counts[at] += count
+        counts[min(value.bit_length(), len(counts) - 1)] += count
         self.total += value * count

@@ -27,6 +27,7 @@ from tallymark.stored.layout import (
     RELOCATED,
     ROUTE_COLUMN,
     ROW,
+    ROW_STRUCT,
     WHOLE,
     Header,
     aligned,
@@ -46,6 +47,7 @@ REFERENCED: Final = 2
 DETACHED: Final = 3
 """Mode: the bytes follow the block, in the order of the PAYLOAD rows; otherwise as STANDALONE."""
 
+_IS_INTERPRETED: Final = __file__.endswith(".py")
 _PAD: Final = bytes(8)
 
 # Payloads shorter than this are joined before they are written and checked: below it a copy is
@@ -323,7 +325,15 @@ def _put_row(
     at: i64,
     size: i64,
 ) -> None:
-    """Write a row, as ROW_STRUCT does, but without an object for each of its numbers."""
+    """Write a row. Compiled, that makes no object for each of its numbers."""
+    if _IS_INTERPRETED:
+        rows.write(
+            ROW_STRUCT.pack(
+                kind, flags, reason, 0, queue, first, time, count, lo, owner, other, payload, at,
+                size,
+            )
+        )  # fmt: skip
+        return
     write_i32_le(rows, i32(kind | flags << 8 | reason << 16))
     _put_u32(rows, queue)
     write_i64_le(rows, first)

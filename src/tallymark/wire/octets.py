@@ -13,13 +13,13 @@ from typing import Final
 from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_be, write_i32_le
 from mypy_extensions import i32, i64
 
-_IS_INTERPRETED: Final = __file__.endswith(".py")
+IS_INTERPRETED: Final = __file__.endswith(".py")
 _IS_LITTLE: Final = sys.byteorder == "little"
 
 
 def begins(raw: bytes, at: i64, key: bytes) -> bool:
     """Return whether raw[at:] begins with `key`; 0 <= at."""
-    if _IS_INTERPRETED:
+    if IS_INTERPRETED:
         return raw.startswith(key, at)
     size: i64 = len(key)
     if len(raw) - at < size:
@@ -39,7 +39,7 @@ def begins(raw: bytes, at: i64, key: bytes) -> bool:
 def alike(raw: bytes, one: i64, other: i64, size: i64) -> bool:
     """Return whether the `size` bytes at `one`, which must exist, are also at `other`; 0 <=
     other."""
-    if _IS_INTERPRETED:
+    if IS_INTERPRETED:
         return raw.startswith(raw[one : one + size], other)
     if len(raw) - other < size:
         return False

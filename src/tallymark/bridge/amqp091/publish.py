@@ -12,9 +12,6 @@ from __future__ import annotations
 from array import array
 from typing import Final, final
 
-from librt.strings import BytesWriter
-from mypy_extensions import i64
-
 from tallymark.bridge.amqp091.channel import Channel, Client, Publish
 from tallymark.bridge.amqp091.content import return_messages
 from tallymark.bridge.amqp091.special import Special, examine, headers_of, with_section
@@ -28,7 +25,6 @@ from tallymark.stored.annotations import Annotations, Route
 from tallymark.stored.formats import AMQP091
 from tallymark.wire.amqp091.errors import NOT_IMPLEMENTED, WireError
 from tallymark.wire.amqp091.kernel import PERSISTENT, SPECIAL, PublishReceived
-from tallymark.wire.octets import packed, place, put_place, unpacked
 
 CLASS_ID: Final = 60
 METHOD_ID: Final = 40
@@ -123,6 +119,7 @@ class Stretch:
     to targets[k]."""
 
     __slots__ = (
+        "_places",
         "annotations",
         "bounds",
         "cuts",
@@ -142,6 +139,9 @@ class Stretch:
         self.cuts = self.returned_cuts = event.cuts
         """returned_raw, returned_cuts: the same messages in the form in which they are returned to
         their publisher."""
+        self._places: list[int] = []
+        """The cuts as a list, once they are cut into groups: an array makes a number at each
+        look."""
         self.facts = event.facts
         self.largest_frame = event.largest_frame
         self.bounds = [0]
@@ -199,23 +199,22 @@ class Stretch:
 
     def _copy(self, pieces: list[int]) -> tuple[bytes, array[int]]:
         raw, bounds = self.raw, self.bounds
-        places = packed(self.cuts, 0, len(self.cuts) - 1)
+        if not self._places:
+            self._places = self.cuts.tolist()
+        places = self._places
         parts: list[bytes] = []
-        ends = BytesWriter()
-        put_place(ends, 0)
-        at: i64 = 0
+        ends = [0]
+        at = 0
         for k in pieces:
-            i: i64 = bounds[k]
-            last: i64 = bounds[k + 1]
-            start: i64 = place(places, i)
-            cut: i64 = start
-            while i < last:
-                i += 1
-                cut = place(places, i)
-                put_place(ends, at + cut - start)
-            at += cut - start
-            parts.append(raw[start:cut])
-        return b"".join(parts), unpacked(ends.getvalue())
+            lo = bounds[k]
+            hi = bounds[k + 1]
+            start = places[lo]
+            shift = at - start
+            for i in range(lo + 1, hi + 1):
+                ends.append(places[i] + shift)
+            at = ends[-1]
+            parts.append(raw[start : at - shift])
+        return b"".join(parts), array("I", ends)
 
 
 def routed(channel: Channel, event: PublishReceived) -> tuple[Stretch, Exception | None]:

@@ -19,12 +19,12 @@ from librt.strings import BytesWriter, read_i64_be, write_i64_be
 from mypy_extensions import i64
 
 from tallymark.wire.octets import (
+    IS_INTERPRETED,
     alike,
     begins,
     packed,
     place,
     put_place,
-    u16,
     u32,
     unpacked,
 )
@@ -42,8 +42,6 @@ NOWHERE: Final = -1
 KNOWN_MAX: Final = 4096
 """Number of valid publish method frames cached per connection."""
 
-_BASIC: Final = 60 << 16  # class, and weight 0
-_PUBLISH: Final = _BASIC | 40
 _header_head: Final = Struct(">BHIHHQ").unpack_from  # type, channel, size, class, weight, body size
 _frame_head: Final = Struct(">BHI").unpack_from  # type, channel, size
 _pack_head: Final = Struct(">BHI").pack
@@ -138,7 +136,8 @@ def scan_publishes(
     section: i64 = NOWHERE
     section_size: i64 = NOWHERE
     first_section = b""
-    here: i64 = channel
+    high: i64 = channel >> 8
+    low: i64 = channel & 255
     facts = -1
     uniform = True
     largest: i64 = 0
@@ -194,10 +193,12 @@ def scan_publishes(
             body_size = read_i64_be(data, h + 11)  # more than 2^63: below 0
             if (
                 data[h] != 2
-                or u16(data, h + 1) != here
+                or data[h + 1] != high
+                or data[h + 2] != low
                 or size < 14
                 or size > frame_limit
-                or u32(data, h + 7) != _BASIC
+                or data[h + 8] != 60  # class basic, weight 0
+                or data[h + 7] | data[h + 9] | data[h + 10]
                 or body_size < 0
                 or body_size > body_limit
                 or b > end
@@ -210,7 +211,8 @@ def scan_publishes(
                 after = b + 8 + body_size
                 if (
                     data[b] != 3
-                    or u16(data, b + 1) != here
+                    or data[b + 1] != high
+                    or data[b + 2] != low
                     or u32(data, b + 3) != body_size
                     or body_size > frame_limit
                     or after > end
@@ -278,8 +280,10 @@ def _publish_frame(
     after: i64 = pos + 8 + size
     if (
         data[pos] != 1
-        or u16(data, pos + 1) != channel
-        or u32(data, pos + 7) != _PUBLISH
+        or data[pos + 1] << 8 | data[pos + 2] != channel
+        or data[pos + 8] != 60
+        or data[pos + 10] != 40
+        or data[pos + 7] | data[pos + 9]
         or size > frame_limit
         or after > end
     ):
@@ -435,8 +439,10 @@ def has_special_header(data: bytes, pos: i64, end: i64) -> bool:
     level.
 
     A table that cannot be walked counts as having one if the bytes of such a key are in it: whoever
-    looks will find out.
+    looks will find out. To search is cheaper than to walk where this is interpreted.
     """
+    if IS_INTERPRETED and not _has_special_bytes(data, pos, end):
+        return False
     at = pos
     while at < end:
         size: i64 = data[at]
@@ -455,7 +461,11 @@ def has_special_header(data: bytes, pos: i64, end: i64) -> bool:
             if at > end:
                 break
             at += u32(data, value + 1)
-    return at != end and (
+    return at != end and _has_special_bytes(data, pos, end)
+
+
+def _has_special_bytes(data: bytes, pos: i64, end: i64) -> bool:
+    return (
         data.find(b"\x02CC", pos, end) >= 0
         or data.find(b"\x03BCC", pos, end) >= 0
         or data.find(b"\x07x-delay", pos, end) >= 0
