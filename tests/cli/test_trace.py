@@ -124,6 +124,16 @@ def test_it_is_found_by_what_is_in_it(
     assert found["is_all"]
 
 
+def test_a_broker_is_asked_in_place_of_a_folder(broker: BrokerProcess, channel: Any) -> None:
+    publish(channel, b"body", message_id="m-0", headers={"k": "a value & more"})
+    where = ("--url", broker.url, "--json")
+    (journey,) = json.loads(run("trace", "a value & more", *where).stdout)["journeys"]
+    assert journey["message_id"] == "m-0"
+    assert asked(broker, "m-0")["journeys"] == [journey]
+    assert json.loads(run("trace", "m-9", *where, code=1).stdout)["journeys"] == []
+    assert "--rows is for --data-dir" in run("trace", "m-0", "--rows", "9", *where, code=2).stderr
+
+
 def test_no_message_and_wrong_use_are_said(broker: BrokerProcess, channel: Any) -> None:
     publish(channel, b"body", message_id="m-0")
     assert asked(broker, "m-9", code=1)["journeys"] == []

@@ -81,6 +81,13 @@ def test_a_message_is_found_by_its_correlation_id(browser: Browser) -> None:
         assert problem in words(browser, f"/ui/messages?{urlencode(query)}")
 
 
+def test_a_search_is_not_made_again_and_again(browser: Browser) -> None:
+    with browser.live("/ui/messages?q=c-4711") as live:
+        assert live.status == 400
+    assert "data-live" not in browser.get("/ui/messages?q=c-4711").text
+    assert "data-live" in browser.get("/ui/dead-letters").text
+
+
 def test_the_graph_of_dead_letters_says_what_died_where_and_marks_cycles(browser: Browser) -> None:
     text = words(browser, "/ui/dead-letters")
     assert f"{POISON} died" in text

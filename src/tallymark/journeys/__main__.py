@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +20,8 @@ YIELDS: Final = 10
 
 
 def main() -> None:
-    os.nice(YIELDS)
+    with suppress(PermissionError):  # where the system forbids even this
+        os.nice(YIELDS)
     wanted = json.load(sys.stdin)
     folder = Path(wanted.pop("folder"))
     wanted["places"] = tuple(wanted["places"])

@@ -234,7 +234,7 @@ async def show_letters(view: View) -> Context:
         "queue": queue, "chosen": chosen, "kinds": kinds, "reasons": REASONS,
         "count": len(messages), "most": MOST, "upto": max((one for one, _ in messages), default=0),
         "moves": sum(one.status == MOVED for one in found),
-        "ways": _ways(found), "kept": _kept(found), "live_at": "",
+        "ways": _ways(found), "kept": _kept(found),
     }  # fmt: skip
 
 
@@ -274,5 +274,5 @@ async def redrive(view: View, form: Form) -> Moved:
 
 LETTERS: Final = Page(
     "/ui/dead-letters/{vhost}/{queue}", "Redrive", "letters.html", show_letters,
-    actions={"redrive": redrive},
+    actions={"redrive": redrive}, is_live=False,
 )  # fmt: skip

@@ -51,7 +51,7 @@ async def show(view: View) -> Context:
             problem = str(refused)
     return {
         "asked": asked, "kinds": KINDS, "tones": TONES, "found": found, "problem": problem,
-        "older": OLDER, "live_at": "",
+        "older": OLDER,
     }  # fmt: skip
 
 
@@ -82,4 +82,6 @@ def _time(name: str, text: str, default: int) -> int:
     return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
-PAGE: Final = Page("/ui/messages", "Where is my message?", "messages.html", show, nav="Messages")
+PAGE: Final = Page(
+    "/ui/messages", "Where is my message?", "messages.html", show, nav="Messages", is_live=False
+)

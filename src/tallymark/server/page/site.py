@@ -252,10 +252,12 @@ class Site:
         self, view: View, page: Page, said: str, result: Context | None = None
     ) -> str:
         shown = {**await page.show(view), "result": result}
-        frame = self._frame(view.request, view.user, page.title)
+        frame = self._frame(view.request, view.user, page.title, page.is_live)
         return self._template(page.template).render({**frame, **shown, "view": view, "said": said})
 
-    def _frame(self, request: web.Request, user: User | None, title: str) -> Context:
+    def _frame(
+        self, request: web.Request, user: User | None, title: str, is_live: bool = False
+    ) -> Context:
         """Return what layout.html needs for every page."""
         return {
             "title": title, "user": user, "node_name": node_name(), "version": __version__,
@@ -263,7 +265,7 @@ class Site:
             "alarms": [] if user is None else sorted(self._node.alarms.active),
             "said": "", "live": "",
             "form_token": "" if user is None else self._form_token(request),
-            "live_at": LIVE,
+            "live_at": LIVE if is_live else "",
         }  # fmt: skip
 
     def _menu(self, path: str, user: User) -> list[tuple[str, str, bool]]:
@@ -306,8 +308,8 @@ class Site:
         at = _own(request.query.get("at", "/"))
         wanted, found = await self._resolved(request, request.clone(rel_url=at))
         page = next((one for one in self._pages if _is_route(found, one)), None)
-        if page is None:
-            raise Refused(400, "bad_request", f"{wanted.path}: there is no such page")
+        if page is None or not page.is_live:
+            raise Refused(400, "bad_request", f"{wanted.path}: there is no such live page")
         wanted[USER] = request[USER]
         has_session = self._session(request) is not None
         view = self._view(wanted, page)

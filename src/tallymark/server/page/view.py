@@ -107,6 +107,7 @@ class Page:
     show: Show
     nav: str = ""
     is_for: Callable[[User], bool] = anybody
+    is_live: bool = True
     actions: Mapping[str, Act] = field(default_factory=dict)
     data: Mapping[str, Show] = field(default_factory=dict)
 
