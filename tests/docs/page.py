@@ -376,6 +376,12 @@ def contributing(page: Page) -> None:
         assert (ROOT / path).exists(), path
 
 
+def simulation(page: Page) -> None:
+    """Looked up: its tests run it."""
+    page.take("make simulate", "tallymark.simulation --seed", language="sh")
+    check_targets("docs/simulation.md")
+
+
 def quickstarts(page: Page) -> None:
     """Those whose client is installed; the others are looked up only by their language."""
     from tests.docs.quickstarts import run_all
@@ -400,6 +406,7 @@ PAGES: Final[dict[str, Callable[[Page], None]]] = {
     "docs/oauth.md": oauth,
     "docs/operations.md": operations,
     "docs/quickstarts.md": quickstarts,
+    "docs/simulation.md": simulation,
     "docs/slow-consumers.md": slow_consumers,
     "docs/transactions.md": transactions,
 }
