@@ -97,6 +97,7 @@ def test_a_broker_that_nobody_asks_over_http_has_not_loaded_what_answers(tmp_pat
     refused: the ports are listened on from the start."""
     barred = (*SPARK, *TYPER, *WEB, *SLOW, "tallymark.server.http.server", "prometheus_client")
     barred += ("jinja2", "tallymark.server.page")
+    barred += ("opentelemetry", "tallymark.server.tracing")
     assert imported(tmp_path, until_ready(tmp_path), barred) == []
 
 

@@ -32,6 +32,7 @@ from tallymark.server.turns import Turns
 
 if TYPE_CHECKING:
     from tallymark.server.access.tokens import Tokens
+    from tallymark.server.tracing.tracing import Tracing
 
 
 def node_name() -> str:
@@ -76,6 +77,8 @@ class Node(Turns):
         self.read_config: Callable[[], Config] | None = None
         """Function that reads the configuration again. Raises ConfigError. None: this broker was
         not started from one."""
+        self.tracing: Tracing | None = None
+        """Traces of messages, where the configuration asks for them."""
         self.certificates: Certificates | None = None
         """Certificates of its listeners."""
 

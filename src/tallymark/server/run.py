@@ -114,8 +114,22 @@ def _check(config: Config) -> None:
         raise CannotServe(f"data folder {config.data_dir} is not a folder")
     _check_ports(config)
     tokens_of(config)
+    _check_tracing(config)
     if config.definitions is None:
         _check_hosts(config)
+
+
+def _check_tracing(config: Config) -> None:
+    """Raises StartRefused: the collector's address is none, or the library is not installed."""
+    if not config.tracing:
+        return
+    from tallymark.server.tracing.exporter import TracingUnavailable, check_installed, endpoint_of
+
+    try:
+        endpoint_of(config.tracing)
+        check_installed()
+    except TracingUnavailable as error:
+        raise StartRefused(str(error)) from None
 
 
 def _check_ports(config: Config) -> None:
@@ -198,6 +212,11 @@ async def _serve(config: Config, max_connections: int, read: Callable[[], Config
         node.doors.limit = max_connections
         node.read_config = read
         node.certificates = tls
+        if config.tracing:
+            from tallymark.server.tracing.tracing import Tracing
+
+            node.tracing = Tracing(config.tracing, node_name(), node.broker)
+            node.tracer = node.tracing.tracer
         loop.add_signal_handler(signal.SIGHUP, on_signal, node)
         return await _run(node, stop, bound, tls)
 
@@ -330,6 +349,8 @@ async def _close(node: Node) -> int:
             await node.goodbye()
     node.housekeeping.close()
     node.end()
+    if node.tracing is not None:
+        await asyncio.to_thread(node.tracing.exporter.stop)
     if not node.failed.done():
         await node.housekeeping.last_checkpoint()
         await asyncio.to_thread(node.journal.close)

@@ -43,6 +43,7 @@ from tallymark.engine.effects import (
 )
 from tallymark.engine.histogram import Histogram
 from tallymark.engine.queue import Queue
+from tallymark.engine.record import Record
 from tallymark.engine.session import Connection, Session
 from tallymark.journal.journal import Journal
 from tallymark.server.clock import CLOCKS, MS_NS, both_ms
@@ -111,6 +112,19 @@ class Upkeep(Protocol):
         """The effects of a turn were carried out; now: engine time."""
 
 
+class Tracer(Protocol):
+    """The traces of messages, as a turn tells of them."""
+
+    def delivered(self, effect: Deliver) -> None:
+        """Messages are handed to a consumer."""
+
+    def committed(self, rows: list[Record], position: Position) -> None:
+        """A block was handed to the journal, which now ends at `position`."""
+
+    def synced(self, position: Position) -> None:
+        """The journal is on disk up to `position`."""
+
+
 class Turns:
     """Engine and journal of a node, and the turns between them. Everything here happens on the
     loop's thread."""
@@ -141,6 +155,8 @@ class Turns:
         """Number of these bytes above which a turn is due at once."""
         self.is_on_time = False
         """True if a read has just told the engine the time and the turn follows at once."""
+        self.tracer: Tracer | None = None
+        """Follower of traced messages, where there is one."""
         self.confirm_times = Histogram(CONFIRM_TIMES)
         """Microseconds from the turn that took a publish to its confirm."""
         self._confirming: deque[tuple[Position, int, int]] = deque()
@@ -258,6 +274,8 @@ class Turns:
         effects += broker.synced(synced)
         if self._confirming:
             self._time_confirms(synced)
+        if self.tracer is not None:
+            self.tracer.synced(synced)
         if effects:
             self._carry_out_all(effects)
         self.served.flush()
@@ -329,6 +347,8 @@ class Turns:
         if broker.ledger.rows:
             records = broker.take_records()
             position = journal.commit(records, self._clock.to_wall(now))
+            if self.tracer is not None:
+                self.tracer.committed(records, position)
         else:
             records = []
             position = journal.end
@@ -351,6 +371,8 @@ class Turns:
         if isinstance(effect, Deliver):
             bridge = _bridge_of(effect.consumer.session)
             bridge.deliver(effect)
+            if self.tracer is not None:
+                self.tracer.delivered(effect)
         elif isinstance(effect, Confirm):
             bridge = _bridge_of(effect.session)
             bridge.confirm(effect)

@@ -252,6 +252,12 @@ class BrokerSettings:
         kinds.TEXT,
         "User as whom AMQP 1.0 clients act that log in by SASL ANONYMOUS; empty: they are refused.",
     )
+    tracing: str = setting(
+        "",
+        kinds.TEXT,
+        "Collector that spans of traced messages are sent to: otlp://HOST[:PORT] (over HTTP, port "
+        "4318), otlps:// for TLS; empty: nothing is traced. See docs/tracing.md.",
+    )
     auth_oauth2_resource_server_id: str = setting(
         "",
         kinds.TEXT,

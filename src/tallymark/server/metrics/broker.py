@@ -19,6 +19,7 @@ from tallymark.stored.records import DEATHS
 
 if TYPE_CHECKING:
     from tallymark.server.node import Node
+    from tallymark.server.tracing.tracing import Tracing
 
 US: Final = 1e-6
 MS: Final = 1e-3
@@ -44,6 +45,26 @@ def of_broker(node: Node) -> Iterator[Metric]:
     yield from _dead_letters(node)
     yield from _slow_consumers(node)
     yield from _housekeeping(node)
+    if node.tracing is not None:
+        yield from _traces(node.tracing)
+
+
+def _traces(tracing: Tracing) -> Iterator[Metric]:
+    exporter, tracer = tracing.exporter, tracing.tracer
+    spans = CounterMetricFamily(
+        "tallymark_trace_spans", "Spans of traced messages.", labels=["result"]
+    )
+    spans.add_metric(["exported"], exporter.exported)
+    spans.add_metric(["dropped"], exporter.dropped)
+    yield spans
+    yield CounterMetricFamily(
+        "tallymark_trace_passed_over",
+        "Traced messages and deliveries beyond what is followed at a time.",
+        value=tracer.passed_over,
+    )
+    yield GaugeMetricFamily(
+        "tallymark_trace_followed", "Traced messages that are in queues.", value=tracer.count
+    )
 
 
 def _broker(node: Node) -> Iterator[Metric]:

@@ -1,0 +1,1 @@
+"""Traces on request: spans of what the broker does with messages that their publishers trace."""
