@@ -37,6 +37,9 @@ SECTOR: Final = 4096
 """Smallest unit, in bytes, that a disk loses with an unreadable byte."""
 WINDOW: Final = 64 * 1024
 """Bytes read at a time where only columns are needed; small bodies are read along."""
+NARROW: Final = 4 * 1024
+"""Bytes read behind a block whose bodies are large: the next one's columns lie far from the ones
+behind them."""
 
 
 def read_anchor(folder: Path) -> tuple[Anchor, str]:
@@ -276,12 +279,13 @@ class Reader:
 class Columns:
     """Reads the blocks of a sealed segment without bodies that have checksums of their own."""
 
-    __slots__ = ("_at", "_fd", "_files", "_window", "_window_at")
+    __slots__ = ("_at", "_fd", "_files", "_step", "_window", "_window_at")
 
     def __init__(self, files: Files, fd: int) -> None:
         self._files = files
         self._fd = fd
         self._at = 0
+        self._step = WINDOW
         self._window = b""
         self._window_at = 0
 
@@ -303,6 +307,7 @@ class Columns:
                 return None
         header.at = at
         self._at = at + header.length
+        self._step = NARROW if header.raw_bytes > WINDOW // 4 else WINDOW
         return header, data
 
     @property
@@ -313,7 +318,7 @@ class Columns:
     def _read(self, at: int, size: int) -> bytes:
         begin = at - self._window_at
         if begin < 0 or begin + size > len(self._window):
-            self._window = self._files.read_exactly(self._fd, max(size, WINDOW), at)
+            self._window = self._files.read_exactly(self._fd, max(size, self._step), at)
             self._window_at = at
             begin = 0
         return self._window[begin : begin + size]
