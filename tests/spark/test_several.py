@@ -16,6 +16,16 @@ from typing import Any
 import pika
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+)
 from pyspark.sql.types import StructType
 
 from tallymark.spark.admission import Admission, shares
@@ -275,6 +285,30 @@ def test_streams_by_list_and_a_table_of_several(broker: BrokerProcess) -> None:
         batches = [batch for part in table.partitions() for batch in table.read(part)]
         names = Counter(row["queue"] for batch in batches for row in batch.to_pylist())
         assert sorted(names.values()) == ([3, 6] if "streams" in which else [3, 4])
+
+
+def test_a_table_reads_the_offsets_that_filters_allow(broker: BrokerProcess) -> None:
+    declare(broker, "log.filtered", **{"x-queue-type": "stream"})
+    publish(broker, "log.filtered", 0, 10, declares=False)
+    given = {"url": broker.url, "stream": "log.filtered", "columns": "offset"}
+
+    def offsets(*filters: Filter) -> list[int]:
+        source = TallymarkDataSource({**given, "pushFilters": "true"})  # type: ignore[arg-type]
+        table: Any = source.reader(StructType())
+        assert list(table.pushFilters(list(filters))) == list(filters), "Spark applies them, too"
+        batches = [one for part in table.partitions() for one in table.read(part)]
+        return [row["offset"] for one in batches for row in one.to_pylist()]
+
+    at, other = ("offset",), ("sequence",)
+    assert offsets() == list(range(10))
+    assert offsets(GreaterThanOrEqual(at, 7)) == [7, 8, 9]
+    assert offsets(GreaterThan(at, 2), LessThan(at, 5)) == [3, 4]
+    assert offsets(LessThanOrEqual(at, 1), LessThan(other, 1)) == [0, 1]
+    assert offsets(EqualTo(at, 4)) == [4]
+    assert offsets(Not(EqualTo(at, 4)), EqualTo(("offset", "deep"), 1)) == list(range(10))
+    assert offsets(GreaterThan(at, 100)) == []
+    plain: Any = TallymarkDataSource(given).reader(StructType())  # type: ignore[arg-type]
+    assert plain.pushFilters.__func__ is DataSourceReader.pushFilters, "or Spark refuses it"
 
 
 def test_several_brokers(broker: BrokerProcess, tmp_path_factory: pytest.TempPathFactory) -> None:

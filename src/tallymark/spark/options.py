@@ -58,6 +58,7 @@ KNOWN: Final = {
     "endingOffsets": "of a stream read as a batch: latest, or the offset to end before (latest)",
     "endingTimestamp": "of a stream read as a batch: messages that arrived before",
     "failOnDataLoss": "of a stream: whether messages deleted by retention fail the query (true)",
+    "pushFilters": "of a stream read as a batch: read only offsets that WHERE allows (false)",
     "readSegments": "of a stream: read the journal's files, where executors see them (false)",
     "maxRowsPerBatch": f"most rows of a micro-batch ({DEFAULT_MAX_ROWS}; stream {STREAM_MAX_ROWS})",
     "maxBytesPerBatch": (
@@ -108,6 +109,7 @@ OF_STREAMS: Final = (
     "endingOffsets",
     "endingTimestamp",
     "readSegments",
+    "pushFilters",
 )
 WHAT: Final = ("stream", "streams", "queue", "subscribe", "subscribePattern", "ledger")
 """Options that say what is read, of which one is given."""
@@ -137,6 +139,7 @@ class SourceOptions:
     ending: str = ""
     fail_on_data_loss: bool = True
     read_segments: bool = False
+    push_filters: bool = False
     columns: tuple[str, ...] = schema.ALL
     bodies: FormatOptions | None = None
     data_type: str = ""
@@ -194,6 +197,7 @@ class SourceOptions:
             ending=_place(options, "ending", ("latest",)),
             fail_on_data_loss=truth(options, "failOnDataLoss", True),
             read_segments=truth(options, "readSegments", False),
+            push_filters=truth(options, "pushFilters", False),
             columns=columns,
             bodies=bodies,
             max_rows=rows,

@@ -102,9 +102,9 @@ class TallymarkDataSource(DataSource):
 
 def _table_of(options: SourceOptions) -> DataSourceReader:
     if options.stream:
-        from tallymark.spark.streams import StreamTable
+        from tallymark.spark.streams import FilteredStreamTable, StreamTable
 
-        return StreamTable(options)
+        return FilteredStreamTable(options) if options.push_filters else StreamTable(options)
     return QueueBrowser(options.for_queue())
 
 

@@ -12,12 +12,21 @@ false, is said and left out.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -35,6 +44,7 @@ if TYPE_CHECKING:
 PLACES_BYTES: Final = 64 << 20
 """Raw bytes asked for at a time where only their places come."""
 MOST: Final = (1 << 62) - 1
+COMPARISONS: Final = (EqualTo, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual)
 
 
 class DataLoss(RuntimeError):
@@ -277,6 +287,8 @@ class StreamTable(DataSourceReader):
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
+        self.least, self.end = 0, MOST
+        """Offsets that are wanted: those below `least`, and from `end` on, are not read."""
 
     def partitions(self) -> Sequence[InputPartition]:
         planner = _Planner(self._options)
@@ -287,6 +299,7 @@ class StreamTable(DataSourceReader):
             high = planner.place(ending or "at=next")
             if starting.startswith("at=") and starting[3:].isdigit() and int(starting[3:]) < low:
                 lose(self._options, int(starting[3:]), low)
+            low, high = max(low, self.least), min(high, self.end)
             low, plan = planner.plan(low, high, id)
             # An empty list would mean "one partition, of which nothing is known" to Spark.
             return planner.stretches(low, high, id, plan) or [Stretch(low, low, id, "")]
@@ -296,6 +309,28 @@ class StreamTable(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Stretch)
         return read_stretch(self._options, partition)
+
+
+class FilteredStreamTable(StreamTable):
+    """A range of a stream, of which a query's filters leave a part out. Spark refuses a reader that
+    takes filters where its setting for that is not on: so it is asked for."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Narrow the range to the offsets that the filters allow. Return all of them: Spark applies
+        them to the rows that are read."""
+        for one in filters:
+            if not isinstance(one, COMPARISONS) or one.attribute != ("offset",):
+                continue
+            value = int(one.value)
+            if isinstance(one, EqualTo | GreaterThanOrEqual):
+                self.least = max(self.least, value)
+            if isinstance(one, GreaterThan):
+                self.least = max(self.least, value + 1)
+            if isinstance(one, LessThan):
+                self.end = min(self.end, value)
+            if isinstance(one, EqualTo | LessThanOrEqual):
+                self.end = min(self.end, value + 1)
+        return filters
 
 
 def read_stretch(options: SourceOptions, stretch: Stretch) -> Iterator[pa.RecordBatch]:
