@@ -71,6 +71,8 @@ class Disk:
         """Reads of the loop's thread so far: bodies that had left memory."""
         self._process = process
         self._random = random
+        self.crashes_in_sync = False
+        """True when the power goes in the next sync."""
         self._crash_at = faults.crash_at[life - 1] if life <= len(faults.crash_at) else 0
         self._inodes: dict[int, _File] = {}
         self._names: dict[str, int] = {}
@@ -93,8 +95,8 @@ class Disk:
 
     # -- calls
 
-    def _begin(self, seconds: float) -> None:
-        """Every call that changes something begins so. Raises Crashed."""
+    def _begin(self, seconds: float, is_sync: bool = False) -> None:
+        """Begin a call that changes something. Raises Crashed."""
         process = self._process
         if process.is_dead or process.is_doomed:
             raise Crashed
@@ -102,7 +104,7 @@ class Disk:
         if self._chance(self.faults.stall):
             process.spend(self._random.random())
         process.spend(self._random.expovariate(1 / seconds) if seconds else 0.0)
-        if self.calls == self._crash_at:
+        if self.calls == self._crash_at or (is_sync and self.crashes_in_sync):
             process.is_doomed = True
             process.spend(3600.0)  # a thread never comes back
             raise Crashed
@@ -155,7 +157,7 @@ class Disk:
         is_folder = stat.S_ISDIR(facts.st_mode)
         file = None if is_folder else self._inodes[facts.st_ino]
         covered = len(self._changes) if file is None else len(file.pending)
-        self._begin(self.faults.sync_s)
+        self._begin(self.faults.sync_s, is_sync=True)
         if self._chance(self.faults.sync_error):
             if file is not None:  # the pages count as clean and are not on the disk
                 file.pending = file.pending[covered:]

@@ -10,12 +10,14 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Final
 
-from tallymark.simulation.plan import NSQ_QUEUE, Plan, QueuePlan
+from tallymark.simulation.plan import CLOCK, NSQ_QUEUE, Plan, QueuePlan
 from tallymark.simulation.world import SECOND_NS, World
 
 CERTAIN_NS: Final = 5 * SECOND_NS
 """Time for which connection and broker live on after a settlement until it has taken effect."""
 NEVER: Final = 1 << 62
+LATE_NS: Final = 3 * SECOND_NS
+"""Time that an expired message may have been under way to its consumer."""
 
 
 class Violated(Exception):
@@ -71,6 +73,7 @@ class History:
     def __init__(self, world: World, plan: Plan) -> None:
         self._world = world
         self.queues: dict[str, QueuePlan] = {one.name: one for one in plan.queues}
+        self._has_clock_steps = any(one.kind == CLOCK for one in plan.faults)
         self.published: dict[str, Published] = {}
         self.deliveries: dict[tuple[str, str], list[Delivered]] = defaultdict(list)
         self.lines: list[Line] = []
@@ -149,6 +152,7 @@ class History:
                 self.seen.add("redelivery after a crash")
         if not before and not is_flagged:
             self._check_order(line, queue, message, where)
+        self._check_limits(queue, message, before, where)
         if queue != home:
             self.seen.add("dead letter delivered")
         before.append(delivery)
@@ -163,6 +167,23 @@ class History:
         if message.number <= last:
             raise Violated(f"out of order: {where} came behind number {last} of {message.line}")
         line.last_first[key] = message.number
+
+    def _check_limits(
+        self, queue: str, message: Published, before: list[Delivered], where: str
+    ) -> None:
+        """Check a delivery against what its queue's settings allow."""
+        plan = self.queues.get(queue)
+        if plan is None:
+            return
+        # Counted from its arrival, which may be late; in a transaction from the commit.
+        has_ttl = plan.ttl_ms is not None and not message.work and not self._has_clock_steps
+        age_ns = self._world.now_ns - message.at_ns
+        if has_ttl and age_ns > (plan.ttl_ms or 0) * 1_000_000 + LATE_NS:
+            raise Violated(f"expired: {where}, {age_ns / SECOND_NS:.3f} s old")
+        if plan.delivery_limit is not None:
+            failed = sum(one.outcome == "fail" and self._took_effect(one) for one in before)
+            if failed > plan.delivery_limit:
+                raise Violated(f"beyond its limit: {where}, which failed {failed} times")
 
     def answers(self, delivery: Delivered, outcome: str, work: str = "") -> None:
         """Note that a client settles what it was given."""
@@ -193,6 +214,9 @@ class History:
             return False
         if delivery.work:
             return self.works.get(delivery.work) == "committed"
+        return self._took_effect(delivery)
+
+    def _took_effect(self, delivery: Delivered) -> bool:
         return self._lived_on_ns(delivery) > CERTAIN_NS
 
     def _is_held(self, delivery: Delivered) -> bool:

@@ -18,8 +18,8 @@ PROTOCOLS: Final = ("amqp", "amqp091")
 NSQ_QUEUE: Final = "nsq"
 """Name of NSQ's channel among the queues of a history."""
 
-POWER, KILL, STOP, CLOCK, CUT, CUT_ALL, HALF_OPEN = (
-    "power cut", "kill", "stop", "clock step", "cut", "cut all", "half open",
+POWER, POWER_IN_SYNC, KILL, STOP, CLOCK, CUT, CUT_ALL, HALF_OPEN = (
+    "power cut", "power cut in a sync", "kill", "stop", "clock step", "cut", "cut all", "half open",
 )  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def draw(seed: int) -> Plan:
             transactional=not is_nsq and features["tx"] and is_on(),
         ))  # fmt: skip
     kinds = [kind for kind, likely in (
-        (POWER, 0.6), (KILL, 0.4), (STOP, 0.3), (CLOCK, 0.3), (CUT, 0.4), (CUT_ALL, 0.2),
+        (POWER, 0.4), (POWER_IN_SYNC, 0.4), (KILL, 0.4), (STOP, 0.3), (CLOCK, 0.3), (CUT, 0.4), (CUT_ALL, 0.2),
         (HALF_OPEN, 0.2),
     ) if is_on(likely)]  # fmt: skip
     faults = tuple(sorted(
@@ -198,7 +198,9 @@ def draw(seed: int) -> Plan:
         cuts=random.choice([0.0, 0.2, 0.9]),
         stall=random.choice([0.0, 0.0, 0.005]),
     )
-    is_unsafe = POWER in kinds or disk.write_error > 0 or disk.sync_error > 0
+    is_unsafe = (
+        POWER in kinds or POWER_IN_SYNC in kinds or disk.write_error > 0 or disk.sync_error > 0
+    )
     return Plan(
         seed, duration_s,
         # With an interval a confirm promises nothing of a power cut, or of a disk that fails.

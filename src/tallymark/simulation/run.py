@@ -30,6 +30,7 @@ from tallymark.simulation.plan import (
     KILL,
     NSQ_QUEUE,
     POWER,
+    POWER_IN_SYNC,
     STOP,
     ConsumerPlan,
     FaultPlan,
@@ -39,18 +40,23 @@ from tallymark.simulation.plan import (
 from tallymark.simulation.process import Broker
 from tallymark.simulation.world import SECOND_NS, Stuck, World
 
+CALM_S: Final = 12
+"""Simulated seconds for which consumers go on after the last fault."""
+STALLED_S: Final = 6
+"""Simulated seconds without a delivery after which a queue that is consumed counts as stalled: a
+half-open connection is noticed within five."""
 LIMIT_S: Final = 300.0
 """Simulated seconds for everything that must come to an end by itself."""
 FAILED_DISK: Final = ("exit code 4", "OSError: [Errno 5] Input/output error")
 """Ways in which a broker ends when its disk fails: while it serves, and at its start."""
 SHARED_MEMORY: Final = Path("/dev/shm")
 STATES: Final = (
-    "power cut", "kill", "stop", "clock step", "cut", "cut all", "half open", "journal failed",
-    "stopped", "power cut in a recovery", "segment sealed", "segment stripped", "checkpoint",
-    "message back from disk", "redelivery", "redelivery after a crash", "dead letter delivered",
-    "dead letter pending at a crash", "transaction committed", "transaction rolled back",
-    "transaction unknown", "transaction open at a crash", "deferred at a crash", "held at a crash",
-    "publisher refused",
+    "power cut", "power cut in a sync", "kill", "stop", "clock step", "cut", "cut all",
+    "half open", "journal failed", "stopped", "power cut in a recovery", "segment sealed",
+    "segment stripped", "checkpoint", "message back from disk", "redelivery",
+    "redelivery after a crash", "dead letter delivered", "dead letter pending at a crash",
+    "transaction committed", "transaction rolled back", "transaction unknown",
+    "transaction open at a crash", "deferred at a crash", "held at a crash", "publisher refused",
 )  # fmt: skip
 """Names of interesting states: a set of seeds that misses one is too thin."""
 
@@ -175,11 +181,36 @@ class _Run:
         self._until(lambda: self.world.now_ns >= end_ns, "the time is over")
         self._heal()
         clients.publishing = False
+        self._let_them_work()
         clients.consuming = False
         self._until(lambda: all(one.done() for one in clients.tasks), "the clients are done")
         self._drain()
         self.history.check_end()
         self._stop_and_look()
+
+    def _let_them_work(self) -> None:
+        """Nothing disturbs the world any more: whoever consumes a queue gets on with it. Raises
+        Violated: a queue has messages and consumers, and nothing happens."""
+        end_ns = self.world.now_ns + CALM_S * SECOND_NS
+        before = -1
+        while self.world.now_ns < end_ns:
+            step_ns = self.world.now_ns + STALLED_S * SECOND_NS
+            self._until(lambda step_ns=step_ns: self.world.now_ns >= step_ns, "time passes")
+            waiting = self._waiting()
+            settled = sum(map(len, self.history.deliveries.values()))
+            if not waiting:
+                return
+            if settled == before:
+                raise Violated(f"stalled: {waiting} wait, have consumers, and nothing comes")
+            before = settled
+
+    def _waiting(self) -> dict[str, int]:
+        """Return how many messages are ready in queues that are consumed."""
+        node = self.broker.node
+        assert node is not None
+        consumed = {one.queue for one in self.plan.consumers if one.queue != NSQ_QUEUE}
+        queues = node.broker.queues.values()
+        return {one.name: one.ready for one in queues if one.name in consumed and one.ready}
 
     def _start(self) -> None:
         self.broker.start()
@@ -257,6 +288,9 @@ class _Run:
         if fault.kind == POWER:
             self._power_cut()
             self._start()
+        elif fault.kind == POWER_IN_SYNC:
+            if broker.disk is not None:
+                broker.disk.crashes_in_sync = True
         elif fault.kind == KILL:
             self._look_before_the_end()
             self.history.life_ended(broker.life)

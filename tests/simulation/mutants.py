@@ -1,0 +1,391 @@
+"""Deliberate bugs, each of which the worlds must find.
+
+    python -m tests.simulation.mutants                      # all: seeds that it took
+    python -m tests.simulation.mutants "confirm before sync" --seeds 500
+
+A mutant changes the broker's modules in this process; they run from src, interpreted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from tallymark.engine.account import Account
+from tallymark.engine.clock import Clock
+from tallymark.engine.commit import Commit
+from tallymark.engine.deadletters import DeadLetters
+from tallymark.engine.delivery import Dispatcher
+from tallymark.engine.ledger import Ledger
+from tallymark.engine.restore import Restorer
+from tallymark.engine.settlement import Settlement
+from tallymark.engine.transactions import Transactions
+from tallymark.engine.upkeep import Upkeep
+from tallymark.journal.cleaner import Cleaner
+from tallymark.journal.files import Files
+from tallymark.journal.journal import Journal
+from tallymark.journal.reading import Reader
+from tallymark.journal.recovery import Recovery
+from tallymark.journal.writer import Writer
+from tallymark.server.node import Node
+from tallymark.simulation.plan import draw
+from tallymark.simulation.run import run
+from tallymark.stored import records
+
+Patch = Callable[[], None]
+MUTANTS: Final[dict[str, Patch]] = {}
+
+
+def mutant(name: str) -> Callable[[Patch], Patch]:
+    """Name a deliberate bug."""
+
+    def add(patch: Patch) -> Patch:
+        MUTANTS[name] = patch
+        return patch
+
+    return add
+
+
+def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Put something in the place of a method, made of it."""
+    setattr(owner, name, make(getattr(owner, name)))
+
+
+def without_records(kind: int) -> None:
+    """Have the ledger lack the records of a kind."""
+
+    def make(emit: Any) -> Any:
+        def lacking(self: Any, row: Any) -> None:
+            if row.kind != kind:
+                emit(self, row)
+
+        return lacking
+
+    replaced(Ledger, "emit", make)
+
+
+def not_restored(kind: int) -> None:
+    """Have a restart pass over the records of a kind."""
+
+    def make(apply: Any) -> Any:
+        def passing(self: Any, record: Any) -> None:
+            if record.kind != kind:
+                apply(self, record)
+
+        return passing
+
+    replaced(Restorer, "apply", make)
+
+
+def files_lack(name: str, call: Callable[[Any], Any]) -> None:
+    """Have the journal's files call something else."""
+
+    def make(init: Any) -> Any:
+        def begin(self: Any, folder: Any, files: Files, *rest: Any, **more: Any) -> None:
+            setattr(files, name, call(getattr(files, name)))
+            init(self, folder, files, *rest, **more)
+
+        return begin
+
+    replaced(Writer, "__init__", make)
+
+
+# -- the disk
+
+
+@mutant("confirm before sync")
+def _() -> None:
+    Journal.synced = property(lambda self: self.end)  # type: ignore[assignment,method-assign]
+
+
+@mutant("confirm when written")
+def _() -> None:
+    Journal.synced = property(lambda self: self.written)  # type: ignore[assignment,method-assign]
+
+
+@mutant("no data sync")
+def _() -> None:
+    files_lack("fdatasync", lambda call: lambda fd: None)
+
+
+@mutant("failed sync forgotten")
+def _() -> None:
+    def forgetting(call: Any) -> Any:
+        def sync(fd: int) -> None:
+            with suppress(OSError):
+                call(fd)
+
+        return sync
+
+    files_lack("fdatasync", forgetting)
+
+
+@mutant("no file sync before a rename")
+def _() -> None:
+    files_lack("fsync", lambda call: lambda fd: None)
+
+
+@mutant("no folder sync")
+def _() -> None:
+    Files.sync_folder = lambda self, folder: None  # type: ignore[method-assign]
+
+
+@mutant("checkpoint before its position is on disk")
+def _() -> None:
+    Writer.sync = lambda self: True  # type: ignore[method-assign]
+
+
+@mutant("short write not continued")
+def _() -> None:
+    def once(self: Files, fd: int, buffers: list[bytes], offset: int) -> int:
+        self.pwritev(fd, buffers[:1024], offset)
+        return sum(map(len, buffers))
+
+    Files.write_all = once  # type: ignore[method-assign]
+
+
+@mutant("bytes released twice")
+def _() -> None:
+    def make(release: Any) -> Any:
+        def twice(self: Any, position: int, size: int) -> None:
+            release(self, position, size)
+            release(self, position, size)
+
+        return twice
+
+    replaced(Journal, "release", make)
+
+
+@mutant("body of the wrong bytes")
+def _() -> None:
+    def make(fetch: Any) -> Any:
+        def shifted(self: Any, payload: Any) -> bytes:
+            found = fetch(self, payload)
+            return bytes(found[-1:] + found[:-1])
+
+        return shifted
+
+    replaced(Reader, "fetch", make)
+
+
+@mutant("recovery ends a record early")
+def _() -> None:
+    def make(read: Any) -> Any:
+        def early(self: Any) -> Any:
+            last = None
+            for record in read(self):
+                if last is not None:
+                    yield last
+                last = record
+
+        return early
+
+    replaced(Recovery, "records", make)
+
+
+@mutant("checkpoint of the state before")
+def _() -> None:
+    kept: dict[int, list[Any]] = {}
+    original = Cleaner.checkpoint
+
+    def older(self: Cleaner, end: int, found: list[Any], now: Any, version: int) -> bool:
+        before = kept.get(id(self), found)
+        kept[id(self)] = found
+        return original(self, end, before, now, version)
+
+    Cleaner.checkpoint = older  # type: ignore[method-assign]
+
+
+# -- records
+
+
+@mutant("settlement not recorded")
+def _() -> None:
+    without_records(records.SETTLED)
+
+
+@mutant("mark not recorded")
+def _() -> None:
+    without_records(records.MARK)
+
+
+@mutant("commit not recorded")
+def _() -> None:
+    without_records(records.STAGED)
+
+
+@mutant("deferral not recorded")
+def _() -> None:
+    without_records(records.DEFERRED)
+
+
+@mutant("return not recorded")
+def _() -> None:
+    without_records(records.RETURNED)
+
+
+@mutant("dead letter not recorded")
+def _() -> None:
+    without_records(records.DEAD_LETTERED)
+
+
+@mutant("mark not restored")
+def _() -> None:
+    not_restored(records.MARK)
+
+
+@mutant("settlement not restored")
+def _() -> None:
+    not_restored(records.SETTLED)
+
+
+# -- the engine
+
+
+@mutant("rollback commits")
+def _() -> None:
+    def commits(self: Any, transaction: Any, lost: bool = False) -> None:
+        self.commit(transaction)
+
+    Transactions.rollback = commits  # type: ignore[method-assign]
+
+
+@mutant("commit forgets its second run")
+def _() -> None:
+    def make(publish: Any) -> Any:
+        def first(self: Any, run: Any, now: int) -> None:
+            if run is self._transaction.runs[0]:
+                publish(self, run, now)
+
+        return first
+
+    replaced(Commit, "_publish", make)
+
+
+@mutant("acknowledgement in a transaction forgotten")
+def _() -> None:
+    Commit._settle = lambda self, settlement: False  # type: ignore[method-assign]
+
+
+@mutant("lost connection returns nothing")
+def _() -> None:
+    def make(return_all: Any) -> Any:
+        def nothing(self: Any, session: Any, reason: int, *rest: Any) -> None:
+            if reason != records.RETURNED_BY_LOSS:
+                return_all(self, session, reason, *rest)
+
+        return nothing
+
+    replaced(Settlement, "return_all", make)
+
+
+@mutant("acknowledged twice counts twice")
+def _() -> None:
+    def make(add: Any) -> Any:
+        def more(self: Any, bucket: int, count: int, size: int) -> None:
+            add(self, bucket, count, size)
+            if count == 3:
+                self.settled += 1
+
+        return more
+
+    replaced(Account, "_add", make)
+
+
+@mutant("dead letter dropped")
+def _() -> None:
+    def lost(self: Any, queue: Any, address: Any, letter: Any) -> list[Any]:
+        self._complete(queue, letter)
+        return []
+
+    DeadLetters._deliver = lost  # type: ignore[method-assign]
+
+
+@mutant("credit never comes back")
+def _() -> None:
+    Settlement.free_credit = lambda self, session, consumer, n: None  # type: ignore[method-assign]
+
+
+@mutant("time to live ignored")
+def _() -> None:
+    Upkeep._overdue = lambda self, queue, head, upto, now: 0  # type: ignore[method-assign]
+
+
+@mutant("delivery limit ignored")
+def _() -> None:
+    Settlement._bury_worn = lambda self, queue, pieces, failed: pieces  # type: ignore[method-assign]
+
+
+@mutant("marks not waited for")
+def _() -> None:
+    Dispatcher._within_mark = lambda self, queue, head, n, wanted: n  # type: ignore[method-assign]
+
+
+@mutant("clock that stands still")
+def _() -> None:
+    def make(read: Any) -> Any:
+        def still(self: Any, wall_ms: int, monotonic_ms: int) -> Any:
+            if self.jumps:
+                return self.now_ms
+            return read(self, wall_ms, monotonic_ms)
+
+        return still
+
+    replaced(Clock, "read", make)
+
+
+@mutant("clean stop does not wait for the disk")
+def _() -> None:
+    async def hasty(self: Node) -> None:
+        for client in list(self.clients):
+            client.transport.abort()
+
+    Node.goodbye = hasty  # type: ignore[method-assign]
+
+
+# -- looking for them
+
+
+def seeds_needed(name: str, most: int) -> tuple[int, str]:
+    """Play seeds with a deliberate bug; return how many it took and what was seen. 0: not found."""
+    MUTANTS[name]()
+    for number, seed in enumerate(range(1_000_000, 1_000_000 + most), 1):
+        try:
+            failure = run(draw(seed)).failure
+        except Exception as error:  # the bug made the broker or its client fail outright
+            failure = f"{type(error).__name__}: {error}"
+        if failure:
+            return number, failure
+    return 0, "not found"
+
+
+def main() -> int:
+    """Look for one, or each in a process of its own."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name", nargs="?", choices=sorted(MUTANTS))
+    parser.add_argument("--seeds", type=int, default=500)
+    asked = parser.parse_args()
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        environment = {**os.environ, "PYTHONHASHSEED": "0"}
+        command = [sys.executable, "-m", "tests.simulation.mutants", *sys.argv[1:]]
+        os.execve(sys.executable, command, environment)
+    if asked.name is not None:
+        began = time.perf_counter()
+        number, seen = seeds_needed(asked.name, asked.seeds)
+        took = time.perf_counter() - began
+        print(f"| {asked.name} | {number or 'not found'} | {seen[:100]} | {took:.0f} s |")
+        return 0 if number else 1
+    failed = 0
+    for name in MUTANTS:
+        command = [sys.executable, "-m", "tests.simulation.mutants", name]
+        failed |= os.spawnv(os.P_WAIT, sys.executable, [*command, "--seeds", str(asked.seeds)])
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
