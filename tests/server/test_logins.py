@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from tallymark.server.access import logins
 from tallymark.server.access.logins import Logins
+from tallymark.server.access.user import Permission, User, make_user
+from tallymark.server.access.users import Users
 from tallymark.wire.amqp091.frames import PROTOCOL_HEADER
 from tallymark.wire.amqp091.methods import ConnectionStartOk
 from tests.server.lines import DOORS
@@ -31,6 +35,7 @@ class Desk:
         """By what is checked: user, address and number."""
         self.ended: dict[str, bool] = {}
         self.tasks: list[asyncio.Task[None]] = []
+        self.stored = SALT
 
     async def ask(self, user: str, peer: str = "a", password: str = "", times: int = 1) -> None:
         """password: of all of them, or each has another."""
@@ -49,7 +54,7 @@ class Desk:
             finally:
                 del self.running[word]
 
-        self.ended[word] = await self.logins.check(user, SALT, password, peer, accepts)
+        self.ended[word] = await self.logins.check(user, self.stored, password, peer, accepts)
 
     async def end(self, word: str, accepted: bool) -> None:
         self.running[word].set_result(accepted)
@@ -210,7 +215,7 @@ def test_a_right_password_is_let_in_unchecked_until_it_is_changed_or_old() -> No
             await desk.ask("ann", peer, password="right")
             assert desk.ended[f"ann@{peer}"]
         assert b"right" not in repr(vars(desk.logins)).encode()
-        desk.logins.forget()
+        desk.stored = b"of another password"
         await desk.ask("ann", "c", password="right")
         assert "ann@c" in desk.running
         await desk.end("ann@c", True)
@@ -218,6 +223,40 @@ def test_a_right_password_is_let_in_unchecked_until_it_is_changed_or_old() -> No
         await desk.ask("ann", "d", password="right")
         assert "ann@d" in desk.running
         await desk.close()
+
+    asyncio.run(play())
+
+
+def test_a_password_is_not_checked_again_because_somebody_s_rights_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each change of a permission costs every client of HTTP another scrypt."""
+    checked: list[str] = []
+    accepts = User.accepts
+
+    def counted(user: User, password: str) -> bool:
+        checked.append(user.name)
+        return accepts(user, password)
+
+    monkeypatch.setattr(User, "accepts", counted)
+
+    async def play() -> None:
+        users = Users(tmp_path)
+        ann = make_user("ann", "right", True, {})
+        await users.change(lambda found: found.update(ann=ann), "a test", keep_guest=False)
+        assert await users.check("ann", "right", "a") is not None
+        assert checked == ["ann"]
+        able = msgspec.structs.replace(ann, vhosts={"/": Permission()})
+        await users.change(lambda found: found.update(ann=able), "a test")
+        found = await users.check("ann", "right", "a")
+        assert found is not None
+        assert found.vhosts == {"/": Permission()}
+        assert checked == ["ann"]
+        other = make_user("ann", "new", True, {})
+        await users.change(lambda found: found.update(ann=other), "a test")
+        assert await users.check("ann", "right", "a") is None
+        assert await users.check("ann", "new", "a") is not None
+        assert checked == ["ann"] * 3
 
     asyncio.run(play())
 

@@ -177,8 +177,8 @@ def draw(seed: int) -> Plan:
             transactional=not is_nsq and features["tx"] and is_on(),
         ))  # fmt: skip
     kinds = [kind for kind, likely in (
-        (POWER, 0.4), (POWER_IN_SYNC, 0.4), (KILL, 0.4), (STOP, 0.3), (CLOCK, 0.3), (CUT, 0.4), (CUT_ALL, 0.2),
-        (HALF_OPEN, 0.2),
+        (POWER, 0.4), (POWER_IN_SYNC, 0.4), (KILL, 0.4), (STOP, 0.3), (CLOCK, 0.3), (CUT, 0.4),
+        (CUT_ALL, 0.2), (HALF_OPEN, 0.2),
     ) if is_on(likely)]  # fmt: skip
     faults = tuple(sorted(
         (FaultPlan(round(random.uniform(0.2, duration_s), 4), random.choice(kinds))

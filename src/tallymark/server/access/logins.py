@@ -50,7 +50,8 @@ REMEMBERED: Final = 10_000
 
 K = TypeVar("K")
 Entry = tuple[str, bytes, bytes]
-"""A user, the user's salt and a password's keyed hash: the answer is the same each time."""
+"""A user, what is stored of the user's password, and the keyed hash of the password that was given:
+the answer is the same each time."""
 Key = tuple[str, str]
 """An address and a user's name."""
 
@@ -89,7 +90,8 @@ class Logins:
         self._clock = clock
         self._key = secrets.token_bytes(32)
         self._verified: dict[Entry, int] = {}
-        """Times until which a verified password is accepted, by user, salt and keyed hash."""
+        """Times until which a verified password is accepted. A user who changes in anything but the
+        password is let in as before; a new password is another entry."""
         self._known: dict[Key, int] = {}
         """Times until which an address and user go first."""
         self._failures: dict[Key, Failures] = {}
@@ -101,21 +103,17 @@ class Logins:
         self._timer_ms = 0
         """Time for which the timer is set."""
 
-    def forget(self) -> None:
-        """Forget verified passwords: the users changed."""
-        self._verified.clear()
-
     async def check(
         self,
         name: str,
-        salt: bytes,
+        stored: bytes,
         password: str,
         peer: str,
         accepts: Callable[[], Awaitable[bool]],
     ) -> bool:
         """Return whether the password is right: by what is remembered, or by `accepts`, in turn.
-        salt: the user's, so that a new password is not taken for the old one."""
-        entry = (name, salt, hmac.digest(self._key, password.encode(), "sha256"))
+        stored: of the user's password, so that a new one is not taken for the old one."""
+        entry = (name, stored, hmac.digest(self._key, password.encode(), "sha256"))
         key = (peer, name)
         if self._verified.get(entry, 0) > self._clock():
             self._remember(self._known, key, KNOWN_MS)

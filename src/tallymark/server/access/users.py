@@ -135,7 +135,6 @@ class Users:
                 user.scram is not None or user.algorithm == NO_PASSWORD
                 for user in self._users.values()
             )
-            self._logins.forget()
             _tell_problems(self._users)
             for observer in self.observers:
                 observer()
@@ -216,7 +215,7 @@ class Users:
         async def accepts() -> bool:
             return await asyncio.to_thread(user.accepts, password) and user is not NOBODY
 
-        accepted = await self._logins.check(name, user.salt, password, peer, accepts)
+        accepted = await self._logins.check(name, user.salt + user.hash, password, peer, accepts)
         # The check may have waited, and the password may be another one now.
         found = self.current().get(name)
         is_as_checked = found is not None and (found.salt, found.hash) == (user.salt, user.hash)
