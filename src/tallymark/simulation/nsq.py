@@ -154,11 +154,11 @@ class NsqClients:
         self._history.publishes(one)
         return one
 
-    async def consume(self, plan: ConsumerPlan, until_silent: bool = False) -> None:
-        """Consume until told to end, or until there is nothing for a while."""
+    async def consume(self, plan: ConsumerPlan, silent_s: float = 0.0) -> None:
+        """Consume until told to end; with silent_s until nothing has come for so many seconds."""
         clients, random = self._clients, self._world.random
         is_done = False
-        while (clients.consuming or until_silent) and not is_done:
+        while (clients.consuming or silent_s) and not is_done:
             line: Line | None = None
             try:
                 made, line = await self._connect(plan.name)
@@ -166,7 +166,7 @@ class NsqClients:
                 made.transport.write(commands.rdy(plan.credit))
                 held: list[tuple[int, bytes, Delivered | None]] = []
                 silent_since = self._world.now_ns
-                while clients.consuming or held or until_silent:
+                while clients.consuming or held or silent_s:
                     await made.wait(0.02 if held else 0.5)
                     if made.messages:
                         silent_since = self._world.now_ns
@@ -178,7 +178,7 @@ class NsqClients:
                     for one in due:
                         held.remove(one)
                         self._answer(plan, made, one[1], one[2])
-                    if until_silent and not held and now - silent_since > 4 * SECOND_NS:
+                    if silent_s and not held and now - silent_since > silent_s * SECOND_NS:
                         is_done = True
                         break
                 made.transport.close()

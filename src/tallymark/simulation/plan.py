@@ -190,7 +190,7 @@ def draw(seed: int) -> Plan:
         sync_s=random.choice([0.000_1, 0.001, 0.01]),
         stall=random.choice([0.0, 0.0, 0.002]),
         write_error=random.choice([0.0, 0.0, 0.0, 0.001]),
-        sync_error=random.choice([0.0, 0.0, 0.0, 0.001]),
+        sync_error=random.choice([0.0, 0.0, 0.002, 0.02]),
         short_write=random.choice([0.0, 0.0, 0.1]),
     )
     weather = Weather(
