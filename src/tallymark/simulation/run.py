@@ -190,7 +190,7 @@ class _Run:
         self._stop_and_look()
 
     def _let_them_work(self) -> None:
-        """Nothing disturbs the world any more: whoever consumes a queue gets on with it. Raises
+        """Let consumers work while nothing disturbs the world any more. Raises
         Violated: a queue has messages and consumers, and nothing happens."""
         end_ns = self.world.now_ns + CALM_S * SECOND_NS
         before = -1
