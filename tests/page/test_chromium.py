@@ -57,12 +57,13 @@ class Operator:
         self.page = page
         self.clicks = 0
         self.complaints: list[str] = []
-        """What the browser says of the page: refused scripts, errors."""
+        """What the browser refuses of the page, by its own policy."""
         page.on("console", self._hear)
         page.goto("/")
 
     def _hear(self, said: ConsoleMessage) -> None:
-        self.complaints.append(said.text)
+        if "Content Security Policy" in said.text:
+            self.complaints.append(said.text)
 
     def leave(self) -> None:
         self.page.remove_listener("console", self._hear)
