@@ -24,7 +24,7 @@ from tallymark.server.http.requests import HttpContext, Refused, answer, number_
 
 AT_ONCE: Final = 2
 """Searches under way at the same time, whoever asks for them."""
-LONGEST_S: Final = 30.0
+LONGEST_S: Final = 120.0
 """Time after which a search is given up."""
 LEAST_TEXT: Final = 3
 """Bytes of a text: shorter ones are in every message."""
