@@ -125,9 +125,14 @@ def measure(names: Sequence[str]) -> Costs:
         command += [f"--callgrind-out-file={out}", sys.executable, __file__]
         command += ["--counted", library, "--only", ",".join(names)]
         environment = os.environ | {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=environment, timeout=LIMIT_S
-        )
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, env=environment, timeout=LIMIT_S
+            )
+        except subprocess.TimeoutExpired as error:
+            raise Unmeasured(f"callgrind was not done within {LIMIT_S} s") from error
+        if done.returncode and "nrecognised instruction" in done.stderr:
+            raise Unmeasured("this valgrind does not know an instruction of this processor")
         if done.returncode:
             raise RuntimeError(f"callgrind ended with {done.returncode}: {done.stderr[-2000:]}")
         return costs_of([path.read_text() for path in Path(folder).glob("counted.*")])

@@ -1,9 +1,9 @@
 """A whole broker in this process, in steps: no sockets, and no time but what it is given.
 
 Node, clients, bridges, engine and journal are the real ones. Transports are lists of bytes; the
-loop's clock moves by STEP_S with each step; the journal's thread writes and syncs as it does
-always, and its answer is heard once, when all is on disk. So one input has one course, and what it
-costs can be counted.
+clocks, the loop's and the broker's, move by STEP_S with each step; the journal's thread writes and
+syncs as it always does, and its answer is heard once, when all is on disk. So one input has one
+course, and what it costs can be counted.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import os
 import select
 import struct
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 from bench.lean import method, short
 from tallymark.server.amqp import AmqpClient
 from tallymark.server.client import Client
+from tallymark.server.clock import CLOCKS
 from tallymark.server.config.settings import Config
 from tallymark.server.nsq.service import NsqService
 from tallymark.server.opening import open_node
@@ -37,6 +39,8 @@ from tallymark.wire.amqp10.sasl import SaslInit, plain_response
 
 STEP_S = 0.01
 """Longer than records linger before they are written: each step leaves nothing behind."""
+BEGAN_NS = 1_700_000_000 * 10**9
+"""Wall time when the loop's clock was at zero, nanoseconds since 1970."""
 WINDOW = 1 << 30
 
 
@@ -47,6 +51,9 @@ class SteppedLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self.now
+
+    def time_ns(self) -> int:
+        return round(self.now * 1e9)
 
     def run_ready(self) -> None:
         """Run all that can run now, and what follows from it."""
@@ -182,8 +189,11 @@ class SteppedBroker:
         folder.mkdir()
         self.loop = SteppedLoop()
         asyncio._set_running_loop(self.loop)
+        CLOCKS.set(self.loop.time_ns, lambda: BEGAN_NS + self.loop.time_ns())
         self.node = open_node(Config(data_dir=folder, log_level="warning"), self.loop)
         self._signal = self.node.journal.signal
+        self._heard = self.node.journal.end
+        """Position up to which the node was told that all is on disk."""
         self.loop.remove_reader(self._signal)
         self._settings = amqp_settings(self.node)
         self._nsq = NsqService(self.node, None)
@@ -202,6 +212,7 @@ class SteppedBroker:
         self.node.end()
         self.node.journal.close(clean=False)
         asyncio._set_running_loop(None)
+        CLOCKS.set(time.monotonic_ns, time.time_ns)
 
     def amqp(self) -> Peer:
         """A client that has connected, and said nothing."""
@@ -212,15 +223,16 @@ class SteppedBroker:
 
     def settle(self) -> None:
         """Do what is due now, wait for the disk, and do what follows from that."""
-        loop, node, journal = self.loop, self.node, self.node.journal
+        journal = self.node.journal
         while True:
-            loop.run_ready()
-            if journal.synced >= journal.end:
+            self.loop.run_ready()
+            if self._heard == journal.end:
                 return
             while journal.synced < journal.end:
                 select.select([self._signal], [], [])
                 os.eventfd_read(self._signal)
-            node.synced()
+            self._heard = journal.end
+            self.node.synced()
 
     def step(self) -> None:
         """Settle; then some time passes, and what that makes due is done, too."""

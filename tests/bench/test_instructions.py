@@ -25,6 +25,7 @@ from bench.instructions import (
     renewed,
     verdicts,
 )
+from bench.stepped import SteppedBroker
 from bench.workloads import WORKLOADS
 from tests.support.long import long
 
@@ -93,6 +94,24 @@ def test_each_kind_of_build_in_the_file_has_every_workload_and_says_why() -> Non
     for kind in budget["kinds"].values():
         assert set(kind["costs"]) == {workload.name for workload in WORKLOADS}
         assert kind["reasons"]
+
+
+def test_every_workload_is_handed_out_and_settled_to_the_last_message(tmp_path: Path) -> None:
+    """Twice the same: input has one course, however fast the disk is."""
+    written = []
+    for folder in ("one", "two"):
+        with SteppedBroker(tmp_path / folder) as broker:
+            for workload in WORKLOADS:
+                inputs = workload.set_up(broker)
+                for _ in range(3):
+                    for peer, data in inputs(workload.per_step):
+                        peer.send(data)
+            queues = broker.node.broker.queues.values()
+            accounts = {queue.name: queue.account for queue in queues}
+            left = {name: (one.ready, one.acquired) for name, one in accounts.items()}
+            assert set(left.values()) == {(0, 0)}, left
+            written.append((broker.node.turns, broker.node.journal.end))
+    assert written[0] == written[1]
 
 
 def guard(environment: dict[str, str]) -> None:
