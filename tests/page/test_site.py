@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tallymark.server.page.pages import PAGES
 from tests.page.browser import Browser
 from tests.server.management import FULL, done
 from tests.support.process import BrokerProcess
@@ -46,6 +47,18 @@ def test_a_browser_is_asked_to_log_in(broker: BrokerProcess) -> None:
     form = browser.get(answer.to)
     assert form.status == 200
     assert 'value="/ui/queues?sort=-ready"' in form.text
+
+
+def test_no_page_is_shown_and_nothing_done_without_a_log_in(broker: BrokerProcess) -> None:
+    wrong = "Basic " + base64.b64encode(b"guest:wrong").decode()
+    for page in PAGES:
+        path = re.sub(r"\{[^}]+\}", "q", page.path)
+        assert Browser(broker).get(path).to.startswith("/ui/login"), path
+        assert Browser(broker).send("GET", path, Authorization=wrong).to.startswith("/ui/login")
+        if page.actions:
+            answer = Browser(broker).send("POST", path, {"action": next(iter(page.actions))})
+            assert answer.status in (303, 401, 403), (path, answer.status)
+            assert answer.status != 303 or answer.to.startswith("/ui/login"), path
 
 
 def test_a_program_is_answered_as_ever(broker: BrokerProcess) -> None:

@@ -291,8 +291,10 @@ def test_the_whole_of_http_needs_a_login(broker: BrokerProcess) -> None:
     for method, path in sorted(paths):
         for user in (None, "guest:wrong"):
             status, answer = broker.http(method, path.format_map(Anything()), user=user)
-            if path == "/healthz":
+            if path in ("/healthz", "/readyz"):  # asked by what starts and stops the broker
                 assert status == 200
+            elif path.startswith("/ui/"):  # none of the page's; those are in tests/page/
+                assert status == 404
             else:
                 assert status == 401, (method, path)
                 assert method == "HEAD" or answer["error"] == "not_authorized"

@@ -230,6 +230,8 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
             control.send(str(pid).encode())
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # As in a terminal, also where the tests run in the background, in which a shell ignores it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     control.close()
     for stream, descriptor in enumerate(descriptors[:3]):
         os.dup2(descriptor, stream)
