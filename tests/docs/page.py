@@ -443,7 +443,7 @@ def spark(page: Page) -> None:
         return
     from pyspark.sql.functions import col, when
 
-    for queue in ("orders", "parked", "reports", "clean", "invoices-queue"):
+    for queue in ("orders", "returns", "parked", "reports", "clean", "invoices-queue"):
         page.declare(queue)
     page.declare("events", x_queue_type="stream")
     page.broker.http("PUT", "/api/exchanges/%2F/invoices", {"type": "fanout", "durable": True})
@@ -456,10 +456,18 @@ def spark(page: Page) -> None:
         page.run(page.take("readStream", "writeStream"), names)
         stop_streams(session)
         assert list((page.folder / "lake/orders").glob("*.parquet"))
+        several = dict(names)
+        page.run(page.take('"subscribe"'), several)
+        assert "queue" in several["orders"].columns
         page.run(page.take("startingOffsets", "startingTimestamp"), names)
         assert names["week"].count() == 0
         page.run(page.take("deaths is not null"), names)
         page.run(page.take("groupBy"), names)
+        with_data = dict(names)
+        page.run(page.take('"schema"'), with_data)
+        assert "data" in with_data["orders"].columns
+        table = session.sql("SELECT 'q' queue, '{\"id\": 1}' body, 'application/json' content_type")
+        page.run(page.take("from_message"), {**names, "table": table})
         for statement in page.take("TEMPORARY VIEW", language="sql").text.split(";"):
             if statement.strip():
                 session.sql(statement).collect()

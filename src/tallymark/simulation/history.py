@@ -139,6 +139,9 @@ class History:
             raise Violated(f"rolled back: {where} was published in {message.work}")
         before = self.deliveries[queue, name]
         delivery = Delivered(now, line, is_flagged)
+        if line.down_ns < NEVER:  # it was under way when the connection ended
+            before.append(delivery)
+            return delivery
         for one in before:
             if self._is_settled(one):
                 raise Violated(f"settled twice: {where} was {one.outcome}ed at {_s(one)}")
