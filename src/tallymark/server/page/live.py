@@ -21,7 +21,7 @@ from tallymark.server.http.requests import Refused
 SHORTEST_S: Final = 1.0
 LONGEST_S: Final = 30.0
 """Seconds between two updates, at most; a page that is dear is seldom made."""
-REST: Final = 64
+REST: Final = 100
 MOST: Final = 100
 """Streams at a time."""
 MOST_OF_ONE: Final = 20
