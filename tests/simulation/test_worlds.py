@@ -38,7 +38,7 @@ def test_a_seed_gives_the_same_history_each_time() -> None:
 
 @long
 def test_many_worlds_hold() -> None:
-    count, fresh = sized(0, 60, 1000), sized(0, 10, 1000)
+    count, fresh = sized(0, 24, 1000), sized(0, 6, 1000)
     said = simulated("--seeds", str(count), "--fresh", str(fresh), "--jobs", "2")
     print(said)  # the numbers of the fresh ones, and which states were reached
     assert f"{count + fresh} worlds, 0 failed" in said
@@ -46,7 +46,7 @@ def test_many_worlds_hold() -> None:
 
 @long
 def test_a_crash_in_every_call_to_the_disk_loses_nothing() -> None:
-    every = sized(0, 16, 1)
+    every = sized(0, 40, 1)
     said = simulated("--matrix", "--every", str(every), "--jobs", "2")
     worlds = re.search(r"(\d+) worlds, 0 failed", said)
     assert worlds, said
