@@ -116,9 +116,9 @@ $(VENV)/.collected: $(VENV)/.dependencies $(TESTS)
 test-installed: install $(VENV)/.collected
 	$(BIN)/python $(PYTEST) -n $(WORKERS) tests
 
-# LONG=ci: what fits CI's frame. Two workers: a kill is more interesting on a machine with room.
+# LONG=ci: what fits CI's frame. Three workers: a kill is more interesting on a machine with room.
 test-long: install $(VENV)/.long  ## what is too long for `make test`, and more of its models, kills and fuzzing
-	TALLYMARK_LONG=$(or $(LONG),all) $(BIN)/python $(PYTEST) -n 2 \
+	TALLYMARK_LONG=$(or $(LONG),all) $(BIN)/python $(PYTEST) -n 3 \
 	--timeout $(if $(filter ci,$(LONG)),1200,36000) tests
 
 # What is skipped where something is missing says so on the page.
