@@ -21,6 +21,13 @@ NSQ_QUEUE: Final = "nsq"
 POWER, POWER_IN_SYNC, KILL, STOP, CLOCK, CUT, CUT_ALL, HALF_OPEN = (
     "power cut", "power cut in a sync", "kill", "stop", "clock step", "cut", "cut all", "half open",
 )  # fmt: skip
+FAULTS: Final = (
+    (POWER, 0.4), (POWER_IN_SYNC, 0.4), (KILL, 0.4), (STOP, 0.3), (CLOCK, 0.3), (CUT, 0.4),
+    (CUT_ALL, 0.2), (HALF_OPEN, 0.2),
+)  # fmt: skip
+"""Kinds of faults, and how likely a world has them."""
+FEATURES: Final = ("ttl", "length", "limit", "priorities", "single", "dead", "tx", "fanout")
+"""Names of what a seed switches on or off."""
 
 
 @dataclass(frozen=True)
@@ -142,62 +149,23 @@ class Plan:
 def draw(seed: int) -> Plan:
     """Return the plan of a seed."""
     random = Random(f"plan {seed}")
-    chance = random.random
-
-    def is_on(likely: float = 0.4) -> bool:
-        return chance() < likely
-
     duration_s = random.choice([3.0, 6.0, 10.0])
-    features = {
-        name: is_on()
-        for name in ("ttl", "length", "limit", "priorities", "single", "dead", "tx", "fanout")
-    }
+    features = {name: _is_on(random) for name in FEATURES}
     queues = tuple(_queue(f"q{n}", features, random) for n in range(random.randint(1, 3)))
-    consumed = [*queues]
-    publishers = []
-    for n in range(random.randint(1, 3)):
-        is_nsq = is_on(0.25)
-        target = "*" if features["fanout"] and is_on() else random.choice(queues).name
-        publishers.append(PublisherPlan(
-            f"p{n}", "nsq" if is_nsq else random.choice(PROTOCOLS),
-            NSQ_QUEUE if is_nsq else target,
-            batch=random.choice([1, 1, 5, 30]), pause_s=random.choice([0.01, 0.05, 0.3]),
-            size=random.choice([20, 300, 3000]),
-            transactional=not is_nsq and features["tx"] and is_on(),
-        ))  # fmt: skip
-    consumers = []
-    for n in range(random.randint(1, 4)):
-        is_nsq = any(one.protocol == "nsq" for one in publishers) and is_on(0.3)
-        consumers.append(ConsumerPlan(
-            f"c{n}", "nsq" if is_nsq else random.choice(PROTOCOLS),
-            NSQ_QUEUE if is_nsq else random.choice(consumed).name,
-            credit=random.choice([1, 3, 20, 100]), hold_s=random.choice([0.0, 0.01, 0.2]),
-            reject=random.choice([0.0, 0.1]), release=random.choice([0.0, 0.1]),
-            fail=random.choice([0.0, 0.1, 0.4]), vanish=random.choice([0.0, 0.0, 0.02]),
-            transactional=not is_nsq and features["tx"] and is_on(),
-        ))  # fmt: skip
-    kinds = [kind for kind, likely in (
-        (POWER, 0.4), (POWER_IN_SYNC, 0.4), (KILL, 0.4), (STOP, 0.3), (CLOCK, 0.3), (CUT, 0.4),
-        (CUT_ALL, 0.2), (HALF_OPEN, 0.2),
-    ) if is_on(likely)]  # fmt: skip
+    publishers = tuple(
+        _publisher(f"p{n}", features, queues, random) for n in range(random.randint(1, 3))
+    )
+    has_nsq = any(one.protocol == "nsq" for one in publishers)
+    consumers = tuple(
+        _consumer(f"c{n}", features, queues, has_nsq, random) for n in range(random.randint(1, 4))
+    )
+    kinds = [kind for kind, likely in FAULTS if _is_on(random, likely)]
     faults = tuple(sorted(
         (FaultPlan(round(random.uniform(0.2, duration_s), 4), random.choice(kinds))
          for _ in range(random.randint(1, 5)) if kinds),
         key=lambda one: one.at_s,
     ))  # fmt: skip
-    disk = Faults(
-        write_s=random.choice([0.000_02, 0.000_2]),
-        sync_s=random.choice([0.000_1, 0.001, 0.01]),
-        stall=random.choice([0.0, 0.0, 0.002]),
-        write_error=random.choice([0.0, 0.0, 0.0, 0.001]),
-        sync_error=random.choice([0.0, 0.0, 0.002, 0.02]),
-        short_write=random.choice([0.0, 0.0, 0.1]),
-    )
-    weather = Weather(
-        latency_s=random.choice([0.000_1, 0.001, 0.02]),
-        cuts=random.choice([0.0, 0.2, 0.9]),
-        stall=random.choice([0.0, 0.0, 0.005]),
-    )
+    disk, weather = _disk(random), _weather(random)
     is_unsafe = (
         POWER in kinds or POWER_IN_SYNC in kinds or disk.write_error > 0 or disk.sync_error > 0
     )
@@ -209,9 +177,64 @@ def draw(seed: int) -> Plan:
         segment_size=random.choice([8 * KIB, 32 * KIB, 256 * KIB]),
         checkpoint_every=random.choice([16 * KIB, 64 * KIB, 1024 * KIB]),
         max_memory=random.choice([64 * KIB, 16 * KIB * KIB]),
-        queues=queues, publishers=tuple(publishers), consumers=tuple(consumers), faults=faults,
+        queues=queues, publishers=publishers, consumers=consumers, faults=faults,
         disk=disk, weather=weather,
     )  # fmt: skip
+
+
+def _is_on(random: Random, likely: float = 0.4) -> bool:
+    return random.random() < likely
+
+
+def _publisher(
+    name: str, features: dict[str, bool], queues: tuple[QueuePlan, ...], random: Random
+) -> PublisherPlan:
+    is_nsq = _is_on(random, 0.25)
+    goes_to_all = features["fanout"] and _is_on(random)
+    target = "*" if goes_to_all else random.choice(queues).name
+    return PublisherPlan(
+        name, "nsq" if is_nsq else random.choice(PROTOCOLS), NSQ_QUEUE if is_nsq else target,
+        batch=random.choice([1, 1, 5, 30]), pause_s=random.choice([0.01, 0.05, 0.3]),
+        size=random.choice([20, 300, 3000]),
+        transactional=not is_nsq and features["tx"] and _is_on(random),
+    )  # fmt: skip
+
+
+def _consumer(
+    name: str,
+    features: dict[str, bool],
+    queues: tuple[QueuePlan, ...],
+    has_nsq: bool,
+    random: Random,
+) -> ConsumerPlan:
+    is_nsq = has_nsq and _is_on(random, 0.3)
+    return ConsumerPlan(
+        name, "nsq" if is_nsq else random.choice(PROTOCOLS),
+        NSQ_QUEUE if is_nsq else random.choice(queues).name,
+        credit=random.choice([1, 3, 20, 100]), hold_s=random.choice([0.0, 0.01, 0.2]),
+        reject=random.choice([0.0, 0.1]), release=random.choice([0.0, 0.1]),
+        fail=random.choice([0.0, 0.1, 0.4]), vanish=random.choice([0.0, 0.0, 0.02]),
+        transactional=not is_nsq and features["tx"] and _is_on(random),
+    )  # fmt: skip
+
+
+def _disk(random: Random) -> Faults:
+    return Faults(
+        write_s=random.choice([0.000_02, 0.000_2]),
+        sync_s=random.choice([0.000_1, 0.001, 0.01]),
+        stall=random.choice([0.0, 0.0, 0.002]),
+        write_error=random.choice([0.0, 0.0, 0.0, 0.001]),
+        sync_error=random.choice([0.0, 0.0, 0.002, 0.02]),
+        short_write=random.choice([0.0, 0.0, 0.1]),
+    )
+
+
+def _weather(random: Random) -> Weather:
+    return Weather(
+        latency_s=random.choice([0.000_1, 0.001, 0.02]),
+        cuts=random.choice([0.0, 0.2, 0.9]),
+        stall=random.choice([0.0, 0.0, 0.005]),
+    )
 
 
 def _queue(name: str, features: dict[str, bool], random: Random) -> QueuePlan:
