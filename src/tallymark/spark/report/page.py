@@ -137,20 +137,38 @@ def _account(data: Data) -> str:
     return f"{shown}<h3>What breaks it</h3>{_table(found['faults'], faults)}"
 
 
+def _cards(
+    data: Data,
+    rows: list[Any],
+    figures: Callable[[Any], str],
+    plot: Callable[[Any, int, int], str],
+) -> str:
+    """Return a card for each of these queues: name, figures and plot. All plots span the time of
+    all queues. plot: is given a queue's points, and the first and last time, ms since 1970."""
+    first = min(row["points"][0][0] for row in data["depth"])
+    last = max(row["points"][-1][0] for row in data["depth"])
+    cards = [
+        f'<div class="topic"><p><b>{escape(row["queue"])}</b> <span class="figures">'
+        f"{figures(row)}</span></p>{plot(row['points'], first, last)}</div>"
+        for row in rows
+    ]
+    return f'<div class="topics">{"".join(cards)}</div>'
+
+
 def _depth(data: Data) -> str:
     rows = data["depth"]
     if not rows:
         return ""
     every = data["bucket_ms"]
-    first = min(row["points"][0][0] for row in rows)
-    last = max(row["points"][-1][0] for row in rows)
-    cards = [
-        f'<div class="topic"><p><b>{escape(row["queue"])}</b> <span class="figures">'
-        f"{words.count(row['depth'])} at the end, {words.count(row['deepest'])} at most</span></p>"
-        f"{charts.depth(row['points'], first, last, every)}</div>"
-        for row in sorted(rows, key=lambda one: -one["deepest"])[:MOST_ROWS]
-        if row["deepest"]
-    ]
+    most = [row for row in sorted(rows, key=lambda one: -one["deepest"]) if row["deepest"]]
+    cards = _cards(
+        data,
+        most[:MOST_ROWS],
+        lambda row: (
+            f"{words.count(row['depth'])} at the end, {words.count(row['deepest'])} at most"
+        ),
+        lambda points, first, last: charts.depth(points, first, last, every),
+    )
     columns = (
         ("queue", _text("queue")),
         ("at the end", _number("depth")),
@@ -159,9 +177,7 @@ def _depth(data: Data) -> str:
     )
     lead = '<p class="lead">Messages in each queue, in whatever state, deepest first.</p>'
     deepest = sorted(rows, key=lambda one: (-one["depth"], one["queue"]))
-    return (
-        lead + f'<div class="topics">{"".join(cards)}</div>' + _table(deepest, columns, fold=True)
-    )
+    return lead + cards + _table(deepest, columns, fold=True)
 
 
 def _traffic(data: Data) -> str:
@@ -169,21 +185,21 @@ def _traffic(data: Data) -> str:
     if not rows:
         return ""
     every = data["bucket_ms"]
-    first = min(row["points"][0][0] for row in rows)
-    last = max(row["points"][-1][0] for row in rows)
-    cards = [
-        f'<div class="topic"><p><b>{escape(row["queue"])}</b> <span class="figures">'
-        f"{words.count(row['entered'])} in, {words.count(row['ended'])} out</span></p>"
-        f"{charts.spark([(p[0], p[1]) for p in row['points']], first, last, every)}</div>"
-        for row in rows[:MOST_ROWS]
-    ]
+    cards = _cards(
+        data,
+        rows[:MOST_ROWS],
+        lambda row: f"{words.count(row['entered'])} in, {words.count(row['ended'])} out",
+        lambda points, first, last: charts.spark(
+            [(p[0], p[1]) for p in points], first, last, every
+        ),
+    )
     columns = (
         ("queue", _text("queue")),
         ("entered", _number("entered")),
         ("left", _number("ended")),
     )
     lead = f"Messages that entered each queue in each {words.duration(every)}, busiest first."
-    shown = f'<p class="lead">{lead}</p><div class="topics">{"".join(cards)}</div>'
+    shown = f'<p class="lead">{lead}</p>{cards}'
     return _flow(data) + "<h3>Queue by queue</h3>" + shown + _table(rows, columns, fold=True)
 
 
