@@ -16,14 +16,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
+from tallymark.engine import restore
 from tallymark.engine.account import Account
+from tallymark.engine.admission import Admission
+from tallymark.engine.broker import Broker
 from tallymark.engine.clock import Clock
 from tallymark.engine.commit import Commit
 from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.delivery import Dispatcher
+from tallymark.engine.entrance import Entrance
 from tallymark.engine.ledger import Ledger
 from tallymark.engine.restore import Restorer
 from tallymark.engine.settlement import Settlement
+from tallymark.engine.topology import Targets
 from tallymark.engine.transactions import Transactions
 from tallymark.engine.upkeep import Upkeep
 from tallymark.journal.cleaner import Cleaner
@@ -214,16 +219,6 @@ def _() -> None:
     without_records(records.MARK)
 
 
-@mutant("commit not recorded")
-def _() -> None:
-    without_records(records.STAGED)
-
-
-@mutant("deferral not recorded")
-def _() -> None:
-    without_records(records.DEFERRED)
-
-
 @mutant("return not recorded")
 def _() -> None:
     without_records(records.RETURNED)
@@ -337,6 +332,85 @@ def _() -> None:
         return still
 
     replaced(Clock, "read", make)
+
+
+@mutant("returned without a flag")
+def _() -> None:
+    def make(give_back: Any) -> Any:
+        def unflagged(self: Any, queue: Any, pieces: list[Any], *rest: Any, **more: Any) -> None:
+            give_back(self, queue, pieces, *rest, **more)
+            for piece in pieces:
+                piece.acquired = 0
+
+        return unflagged
+
+    replaced(Settlement, "give_back", make)
+
+
+@mutant("dead letter entered twice")
+def _() -> None:
+    def make(enter: Any) -> Any:
+        def twice(self: Any, *letter: Any) -> bool:
+            enter(self, *letter)
+            return bool(enter(self, *letter))
+
+        return twice
+
+    replaced(DeadLetters, "_enter", make)
+
+
+@mutant("published before the commit")
+def _() -> None:
+    def at_once(
+        self: Any, transaction: Any, session: Any, targets: Any, payload: Any, *rest: Any
+    ) -> None:
+        transaction.check_open()
+        self.broker_of_mutant.publishing.publish(session, targets, payload)
+
+    def make(init: Any) -> Any:
+        def begin(self: Any, *parts: Any, **more: Any) -> None:
+            init(self, *parts, **more)
+            self.transactions.__class__.broker_of_mutant = self
+
+        return begin
+
+    replaced(Broker, "__init__", make)
+    Transactions.publish = at_once  # type: ignore[method-assign]
+
+
+@mutant("checkpoint lacks what is in flight")
+def _() -> None:
+    restore._in_flight = lambda broker: []
+
+
+@mutant("fan-out forgets the last queue")
+def _() -> None:
+    def make(publish: Any) -> Any:
+        def fewer(self: Any, targets: Any, payload: Any, *rest: Any) -> Any:
+            if len(targets.queues) > 1:
+                targets = Targets(targets.queues[:-1])
+            return publish(self, targets, payload, *rest)
+
+        return fewer
+
+    replaced(Admission, "publish", make)
+
+
+@mutant("newest message first")
+def _() -> None:
+    def make(enter: Any) -> Any:
+        def reversed_parts(
+            self: Any, queue: Any, payload: Any, lo: int, hi: int, *rest: Any
+        ) -> Any:
+            if hi - lo < 2:
+                return enter(self, queue, payload, lo, hi, *rest)
+            for one in range(hi - 1, lo - 1, -1):
+                found = enter(self, queue, payload, one, one + 1, *rest)
+            return found
+
+        return reversed_parts
+
+    replaced(Entrance, "enter", make)
 
 
 @mutant("clean stop does not wait for the disk")
