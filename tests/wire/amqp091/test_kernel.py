@@ -9,16 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallymark.wire.amqp091 import frames
+from tallymark.wire.amqp091.deliveries import (
+    encode_deliveries,
+    encode_mixed_deliveries,
+    rechannel,
+    reframe,
+)
 from tallymark.wire.amqp091.kernel import (
     KNOWN_MAX,
     PERSISTENT,
     SPECIAL,
     PublishReceived,
     ack_prefix,
-    encode_deliveries,
-    encode_mixed_deliveries,
-    rechannel,
-    reframe,
     scan_acks,
     scan_publishes,
 )

@@ -17,14 +17,14 @@ from tallymark.bridge.conversion.nsq_to_amqp091 import as_amqp091
 from tallymark.engine.message import Payload, Slice
 from tallymark.stored.annotations import Route
 from tallymark.stored.formats import AMQP091, NSQ
-from tallymark.wire.amqp091.errors import NO_ROUTE
-from tallymark.wire.amqp091.frames import METHOD, frame
-from tallymark.wire.amqp091.kernel import (
+from tallymark.wire.amqp091.deliveries import (
     encode_deliveries,
     encode_mixed_deliveries,
     rechannel,
     reframe,
 )
+from tallymark.wire.amqp091.errors import NO_ROUTE
+from tallymark.wire.amqp091.frames import METHOD, frame
 from tallymark.wire.amqp091.layouts import encode_method
 from tallymark.wire.amqp091.methods import BasicGetOk, BasicReturn
 

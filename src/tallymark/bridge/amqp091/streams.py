@@ -33,8 +33,8 @@ from tallymark.engine.message import Filter, Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.streams import TIME, Start, start_of
 from tallymark.stored.annotations import Route
+from tallymark.wire.amqp091.deliveries import rechannel, reframe
 from tallymark.wire.amqp091.fields import Timestamp
-from tallymark.wire.amqp091.kernel import rechannel, reframe
 from tallymark.wire.amqp091.methods import BasicConsume, BasicConsumeOk
 
 FILTER_ARGUMENTS: Final[dict[str, str]] = {
