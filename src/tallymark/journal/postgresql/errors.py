@@ -1,0 +1,27 @@
+"""Errors of a journal on PostgreSQL."""
+
+from __future__ import annotations
+
+import errno
+from typing import final
+
+
+@final
+class LeadLost(OSError):
+    """Another broker has the lead: nothing that this one writes can be committed any more."""
+
+    def __init__(self, journal: int, epoch: int, found: int) -> None:
+        super().__init__(
+            errno.EPERM,
+            f"another broker leads journal {journal}: it is in epoch {found}, and this broker's "
+            f"lead was epoch {epoch}. Nothing was confirmed since; clients find the other one",
+        )
+        self.epoch = epoch
+        """Epoch in which this broker led."""
+        self.found = found
+        """Epoch of the journal now."""
+
+
+@final
+class SchemaRefused(Exception):
+    """The database's tables are not what this program works with; the text says why."""

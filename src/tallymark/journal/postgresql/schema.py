@@ -1,0 +1,171 @@
+"""Tables of a journal on PostgreSQL, all in the schema `tallymark`.
+
+    leader    journal bigint primary key, epoch bigint
+              A row for each journal. Every commit of a leader locks it FOR SHARE and compares the
+              epoch; a takeover raises it. Nothing else is ever changed in this row: whatever
+              updates it waits for commits that are under way.
+    block     journal bigint, position bigint, epoch bigint, crc bigint, bytes bytea
+              The journal's blocks. A row holds what one commit gathered: one or more whole blocks
+              of one segment, end to end, never a part of one; `position` is that of the first byte
+              (segment << 32 | offset), `crc` the CRC-32C of `bytes`. A segment's rows are without
+              gaps. Partitioned by position, a partition for each segment, which is dropped as a
+              whole. No compression: blocks are not read by PostgreSQL (STORAGE EXTERNAL).
+    file      journal bigint, name text, part bigint, crc bigint, bytes bytea
+              All other files of the data folder by their names: checkpoints, ledgers of stripped
+              segments, users, limits, feature flags. Cut in parts of at most PART_BYTES, counted
+              from 0. Blocks of a segment whose ledger is here are dead.
+    lease     journal bigint primary key, epoch bigint, holder text, expires timestamptz,
+              handover text
+              Who leads, and until when by the database's clock.
+    standby   journal bigint, name text, position bigint, seen timestamptz
+              Brokers that follow, and how far they are.
+    version   version bigint
+              One row, VERSION.
+
+The journal's number lets several brokers share a database.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from psycopg import sql
+
+from tallymark.journal.postgresql.errors import SchemaRefused
+
+if TYPE_CHECKING:
+    import psycopg
+
+VERSION: Final = 1
+PART_BYTES: Final = 1 << 20
+"""Bytes of one part of a file, at most."""
+_INSTALLING: Final = 0x7A_11_13_A2_4B
+"""Number of the advisory lock that is held while the tables are made."""
+
+_TABLES: Final = """
+CREATE SCHEMA IF NOT EXISTS tallymark;
+CREATE TABLE tallymark.version (version bigint NOT NULL);
+CREATE TABLE tallymark.leader (
+    journal bigint PRIMARY KEY,
+    epoch bigint NOT NULL
+);
+CREATE TABLE tallymark.block (
+    journal bigint NOT NULL,
+    position bigint NOT NULL,
+    epoch bigint NOT NULL,
+    crc bigint NOT NULL,
+    bytes bytea NOT NULL,
+    PRIMARY KEY (journal, position)
+) PARTITION BY RANGE (journal, position);
+ALTER TABLE tallymark.block ALTER bytes SET STORAGE EXTERNAL;
+CREATE TABLE tallymark.file (
+    journal bigint NOT NULL,
+    name text NOT NULL,
+    part bigint NOT NULL,
+    crc bigint NOT NULL,
+    bytes bytea NOT NULL,
+    PRIMARY KEY (journal, name, part)
+);
+ALTER TABLE tallymark.file ALTER bytes SET STORAGE EXTERNAL;
+CREATE TABLE tallymark.lease (
+    journal bigint PRIMARY KEY,
+    epoch bigint NOT NULL,
+    holder text NOT NULL,
+    expires timestamptz NOT NULL,
+    handover text NOT NULL DEFAULT ''
+);
+CREATE TABLE tallymark.standby (
+    journal bigint NOT NULL,
+    name text NOT NULL,
+    position bigint NOT NULL,
+    seen timestamptz NOT NULL,
+    PRIMARY KEY (journal, name)
+);
+"""
+
+HELD: Final = (
+    "SELECT epoch FROM tallymark.leader WHERE journal = %(journal)s AND epoch = %(epoch)s FOR SHARE"
+)
+"""The fence: a row while the epoch is still that, which then stays so until the transaction ends.
+By itself it is a commit like any other: locking the row is written to the WAL."""
+
+
+def install(connection: psycopg.Connection[tuple[object, ...]]) -> None:
+    """Make the tables where there are none. In a connection with autocommit.
+
+    Raises SchemaRefused: they are of a version that this program does not know; psycopg.Error, for
+    example where there is no schema and the user may not make it.
+    """
+    with connection.transaction():
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (_INSTALLING,))
+        found = connection.execute("SELECT to_regclass('tallymark.version') IS NULL").fetchone()
+        assert found is not None
+        if found[0]:
+            connection.execute(_TABLES)
+            connection.execute("INSERT INTO tallymark.version VALUES (%s)", (VERSION,))
+            return
+    row = connection.execute("SELECT max(version) FROM tallymark.version").fetchone()
+    version = None if row is None else row[0]
+    if version != VERSION:
+        raise SchemaRefused(
+            f"the tables in the schema tallymark are of version {version}, this program works with "
+            f"version {VERSION}"
+        )
+
+
+def add_journal(connection: psycopg.Connection[tuple[object, ...]], journal: int) -> None:
+    """Make the leader's row of a journal, in epoch 0, where there is none."""
+    connection.execute(
+        "INSERT INTO tallymark.leader VALUES (%s, 0) ON CONFLICT DO NOTHING", (journal,)
+    )
+
+
+def partition(journal: int, segment: int) -> sql.Identifier:
+    """Return the name of the table that holds the blocks of a segment."""
+    return sql.Identifier("tallymark", partition_name(journal, segment))
+
+
+def partition_name(journal: int, segment: int) -> str:
+    """Return the name of that table, without its schema."""
+    return f"block_{journal}_{segment}"
+
+
+def parsed_partition(name: str) -> tuple[int, int] | None:
+    """Return journal and segment from a table's name; None for any other name."""
+    kind, _, rest = name.partition("_")
+    journal, _, segment = rest.partition("_")
+    if kind != "block" or not journal.isdigit() or not segment.isdigit():
+        return None
+    return int(journal), int(segment)
+
+
+def make_partition(
+    connection: psycopg.Connection[tuple[object, ...]], journal: int, segment: int
+) -> None:
+    """Make the table of a segment's blocks, unless it is there. In a transaction.
+
+    It is made by itself and attached then: readers and writers of other segments go on meanwhile.
+    """
+    name = partition(journal, segment)
+    found = connection.execute(
+        "SELECT to_regclass(%s) IS NULL", (f"tallymark.{partition_name(journal, segment)}",)
+    ).fetchone()
+    assert found is not None
+    if not found[0]:
+        return
+    connection.execute(sql.SQL("CREATE TABLE {} (LIKE tallymark.block INCLUDING ALL)").format(name))
+    connection.execute(
+        sql.SQL(
+            "ALTER TABLE tallymark.block ATTACH PARTITION {} FOR VALUES FROM ({}, {}) TO ({}, {})"
+        ).format(name, journal, segment << 32, journal, segment + 1 << 32)
+    )
+
+
+def partitions(connection: psycopg.Connection[tuple[object, ...]], journal: int) -> list[int]:
+    """Return the numbers of the segments of which there is a table, ascending."""
+    rows = connection.execute(
+        "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid "
+        "WHERE i.inhparent = 'tallymark.block'::regclass"
+    ).fetchall()
+    named = [parsed_partition(str(row[0])) for row in rows]
+    return sorted(one[1] for one in named if one is not None and one[0] == journal)
