@@ -99,8 +99,10 @@ timings:  ## how long set-up, build, demo and test take on a fresh clone (docs/c
 	@$(PYTHON) .ci/step.py --table
 
 # All at once: the tests wait more than they compute, and those that run interpreted need no compiler.
-test: setup  ## everything brief: checks, what can differ interpreted, all tests as installed
-	$(MAKE) --no-print-directory -j3 check test-pure test-installed
+# ALSO: targets at the same time, such as test-long; what each prints then stands together, at its end.
+test: setup $(if $(ALSO),$(VENV)/.long)  ## everything brief: checks, what can differ interpreted, all tests as installed
+	$(MAKE) --no-print-directory -j$(words 1 1 1 $(ALSO)) $(if $(ALSO),-k -Otarget) \
+	check test-pure test-installed $(ALSO)
 
 test-pure: $(VENV)/.dependencies
 	@PYTHONPATH=src $(STEP) "tests" interpreted "Tests of what can differ when interpreted" \
