@@ -36,10 +36,10 @@ from tallymark.engine.ledger import moved_record, payload_record
 from tallymark.engine.message import Payload
 from tallymark.engine.record import Record
 from tallymark.journal.cleaner import Cleaner
-from tallymark.journal.files import Files, FolderLock
+from tallymark.journal.files import Files
 from tallymark.journal.packer import STORED, Packer
 from tallymark.journal.reading import Reader
-from tallymark.journal.recovery import Folder, JournalCorrupt, Recovery
+from tallymark.journal.recovery import JournalCorrupt, Opened
 from tallymark.journal.spares import RESERVE, Spares
 from tallymark.journal.stock import Segment, Stock
 from tallymark.journal.threads import REAL, Threads
@@ -76,12 +76,14 @@ class Journal:
         files: Files | None = None,
         version: int = FORMAT,
         threads: Threads = REAL,
+        opened: Opened | None = None,
     ) -> None:
         """Open a data folder, creating it if need be. Nothing in it is changed before `start`.
 
         on_failure: called from a worker's thread; see the module's text.
         version: of the blocks that are written; see stored/layout.py.
         files, threads: the machine's, or others.
+        opened: the folder, where it is open already; `accept_loss` was said then.
         Raises FolderInUse, ValueError for a setting out of range, OSError.
         """
         if sync not in SYNC_MODES:
@@ -89,14 +91,11 @@ class Journal:
         if not MIN_SEGMENT_BYTES <= segment_bytes < _LIMIT:
             raise ValueError(f"segment of {segment_bytes} bytes, expected {MIN_SEGMENT_BYTES} or "
                              f"more and less than {_LIMIT}")  # fmt: skip
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = FolderLock(folder)
-        try:
-            found = Folder(folder)
-            self._recovery = Recovery(found, accept_loss)
-        except OSError:
-            self._lock.release()
-            raise
+        if opened is None:
+            opened = Opened(folder, accept_loss)
+        self._lock = opened.lock
+        self._recovery = opened.recovery
+        found = opened.recovery.folder
         files = self._files = files if files is not None else Files()
         self._folder = folder
         self._segment_bytes = segment_bytes

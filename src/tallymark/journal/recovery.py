@@ -4,6 +4,9 @@ blocks, in order.
 Each segment is read as a whole, and no object is made per message. Nothing is written before
 `repair`, which `Journal.start` calls: it makes good what a crash left.
 
+A folder that another broker's blocks are still being copied into is read in steps: `growth` yields
+what came since the last step, `finish` ends the replay. A start is one such step.
+
 A segment is sealed and synced before the first byte of the next is written. So only the newest
 segment with blocks can have a torn tail; any other that does not end with its seal is corrupt.
 """
@@ -17,7 +20,7 @@ from typing import final
 
 from tallymark.engine.message import Payload
 from tallymark.engine.record import Record
-from tallymark.journal.files import Files
+from tallymark.journal.files import Files, FolderLock
 from tallymark.journal.reading import read_anchor, read_file
 from tallymark.journal.spares import Spares, is_full
 from tallymark.journal.unpacking import Unpacker
@@ -134,13 +137,14 @@ class Repair:
 
 @final
 class Recovery:
-    """One pass over a folder. Its results `known_synced`, `repairs` and `problems` are complete
+    """One replay of a folder. Its results `known_synced`, `repairs` and `problems` are complete
     when `records` is exhausted."""
 
     __slots__ = (
-        "_accept_loss", "_anchor_problem", "_old_data", "_old_headers", "_old_number", "_payloads",
-        "_tail", "_unpacker", "anchor", "checkpoint", "end", "folder", "gone", "has_losses",
-        "is_complete", "known_synced", "older", "problems", "repairs", "unreadable",
+        "_accept_loss", "_anchor_problem", "_has_begun", "_old_data", "_old_headers",
+        "_old_number", "_payloads", "_reached", "_tail", "_unpacker", "anchor", "checkpoint", "end",
+        "folder", "gone", "has_losses", "is_complete", "known_synced", "older", "problems",
+        "repairs", "unreadable",
     )  # fmt: skip
 
     def __init__(self, folder: Folder, accept_loss: bool) -> None:
@@ -168,6 +172,9 @@ class Recovery:
         self.is_complete = False
         """True once all records were returned; only then are the repairs known."""
         self._tail = 0
+        self._has_begun = False
+        self._reached = 0
+        """Number of the first segment that `growth` reads again: that which has no seal yet."""
         self._payloads: dict[int, Payload] = {}
         self._unpacker = Unpacker(self._payloads, False, self._find_older)
         self._old_number = 0
@@ -187,17 +194,35 @@ class Recovery:
         Raises JournalCorrupt, possibly after records were given: they are then void. LayoutError
         for blocks of a later format version.
         """
-        if self._anchor_problem:
-            self.problems.append(self._anchor_problem)
-        for found in self._checkpointed():
-            yield from found
+        yield from self.growth()
+        self.finish()
+
+    def growth(self) -> Iterator[Record]:
+        """Yield the records that are there and were not yet given; see `records`. They continue the
+        earlier ones, whose payloads they may mean."""
+        if not self._has_begun:
+            self._has_begun = True
+            if self._anchor_problem:
+                self.problems.append(self._anchor_problem)
+            for found in self._checkpointed():
+                yield from found
+            self.end = self.checkpoint
         later = self._later_segments()
         self._tail = self._newest_with_blocks(later)
-        self.end = self.checkpoint
-        self.known_synced = max(self.checkpoint, self._tail << 32, self.anchor.position)
+        known = max(self.checkpoint, self._tail << 32, self.anchor.position)
+        self.known_synced = max(self.known_synced, known)
         for segment in later:
-            for found in self._replayed(segment):
-                yield from found
+            if segment.number >= self._reached:
+                for found in self._replayed(segment):
+                    yield from found
+
+    def look_again(self) -> None:
+        """List the folder again: another broker's segments in it have grown, or there are more of
+        them."""
+        self.folder = Folder(self.folder.path)
+
+    def finish(self) -> None:
+        """End the replay: no further blocks belong to it."""
         if self.is_behind:
             self.missing(self.behind_text())
         self._unpacker.apply_moves()
@@ -300,6 +325,11 @@ class Recovery:
         data = read_file(self.folder.path / segment.name)
         repair = Repair(segment, False)
         start = block = 0
+        if self.repairs and self.repairs[-1].segment.number == segment.number:
+            repair = self.repairs.pop()
+            if repair.stretches:
+                _, start, block = repair.stretches[-1]
+        self._reached = segment.number
         while True:
             headers, end, verdict = scan(
                 data, segment.number, segment.salt, self.known_synced, start, block
@@ -324,6 +354,8 @@ class Recovery:
                 break
             start, block = verdict.resume, repair.blocks
         seal = headers[-1] if headers and verdict.kind == SEAL else None
+        if seal is not None:
+            self._reached = segment.number + 1
         if seal is None or repair.corrupt or self._is_doubtful(seal):
             self._needs(repair, headers)
 
@@ -413,6 +445,29 @@ class Recovery:
         if not self._accept_loss:
             raise JournalCorrupt(self.folder.path, [problem])
         self.problems.append(problem)
+
+
+@final
+class Opened:
+    """A data folder that is locked, and its replay, which may begin long before its journal."""
+
+    __slots__ = ("_accept_loss", "lock", "path", "recovery")
+
+    def __init__(self, path: Path, accept_loss: bool = False) -> None:
+        """Open a data folder, creating it if need be. Raises FolderInUse, OSError."""
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path = path
+        self._accept_loss = accept_loss
+        self.lock = FolderLock(path)
+        try:
+            self.begin_again()
+        except OSError:
+            self.lock.release()
+            raise
+
+    def begin_again(self) -> None:
+        """Have a replay from the newest checkpoint. Raises OSError."""
+        self.recovery = Recovery(Folder(self.path), self._accept_loss)
 
 
 def _loss(segment: SegmentFile, at: int, verdict: Verdict, headers: list[Header]) -> str:

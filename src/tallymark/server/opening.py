@@ -11,35 +11,20 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tallymark.bridge.amqp091.format import Amqp091Format
-from tallymark.bridge.amqp10.format import Amqp10Format
-from tallymark.bridge.nsq.format import NsqFormat
-from tallymark.engine.broker import Broker
-from tallymark.engine.restore import (
-    Restorer,
-    drop_lost,
-    live_payloads,
-    missing_since,
-    packed_payloads,
-    put_aside,
-    take_apart,
-)
 from tallymark.journal.files import Files
 from tallymark.journal.journal import Journal
+from tallymark.journal.recovery import Opened
 from tallymark.journal.threads import REAL, Threads
 from tallymark.server.access.limits import load_limits
-from tallymark.server.clock import both_ms
 from tallymark.server.config.reload import set_policies
 from tallymark.server.config.settings import Config
 from tallymark.server.features import Features
 from tallymark.server.listening import CannotServe
 from tallymark.server.logs import log_of
 from tallymark.server.node import Node
+from tallymark.server.replay import Replay
 from tallymark.server.slow.policies import slow_policies
 from tallymark.server.turns import Relay
-from tallymark.stored.formats import AMQP091, AMQP10, NSQ
-from tallymark.stored.layout import LayoutError
-from tallymark.units import Position
 
 if TYPE_CHECKING:
     from tallymark.server.access.tokens import Tokens
@@ -55,10 +40,6 @@ OUR_FILES: Final = (
 
 
 log = log_of("server")
-
-
-class NotUnderstood(Exception):
-    """The data folder has what this version does not know; the text says what."""
 
 
 def make_folder(folder: Path) -> None:
@@ -95,10 +76,12 @@ def open_node(
     loop: asyncio.AbstractEventLoop,
     files: Files | None = None,
     threads: Threads = REAL,
+    replay: Replay | None = None,
 ) -> Node:
     """Recover the data folder and start the journal.
 
     files, threads: the journal's, where they are not the machine's.
+    replay: that of the folder so far, where it has begun.
 
     Raises:
         FolderInUse, JournalCorrupt, NotUnderstood, FeaturesError, OSError.
@@ -106,27 +89,26 @@ def open_node(
     began = time.perf_counter()
     relay = Relay(loop)
     features = Features.open(config.data_dir)
+    if replay is None:
+        replay = Replay(Opened(config.data_dir, config.accept_loss))
     journal = Journal(
         config.data_dir,
         relay.failed,
         sync=config.sync,
         interval_ms=config.sync_interval_ms,
         segment_bytes=config.segment_size,
-        accept_loss=config.accept_loss,
         version=features.block_version,
         files=files,
         threads=threads,
+        opened=replay.opened,
     )
-    broker = Broker(journal.fetch)
-    broker.formats[AMQP091] = Amqp091Format()
-    broker.formats[NSQ] = NsqFormat()
-    broker.formats[AMQP10] = Amqp10Format()
+    broker = replay.broker
     broker.dead_letters.death_form = features.death_form
     broker.deliver_after_sync(config.deliver_after == "synced")
     broker.contents.pause_unreadable(config.unreadable == "pause")
     load_limits(config.data_dir, broker.quotas)
-    broker.clock.read(*both_ms())
-    _restore(broker, journal, config.data_dir)
+    gc.disable()  # everything made here stays
+    replay.finish(journal)
     for vhost in config.vhosts:
         broker.registry.add_vhost(vhost)
     broker.slow.rules = config.slow_consumers.rules
@@ -162,31 +144,3 @@ def tokens_of(config: Config) -> Tokens | None:
     from tallymark.server.access.tokens import make_tokens
 
     return make_tokens(config)
-
-
-def _restore(broker: Broker, journal: Journal, folder: Path) -> None:
-    """Replay the journal. The collector rests meanwhile: everything made here stays. Raises
-    NotUnderstood."""
-    gc.disable()
-    restorer = Restorer(broker)
-    try:
-        restorer.run(journal.recovered())
-    except (LayoutError, ValueError) as error:
-        raise NotUnderstood(f"the journal in {folder} is not understood: {error}") from error
-    if journal.anchor is not None:
-        said = journal.anchor
-        for problem in missing_since(broker, said.queues, said.subscriptions):
-            journal.missing(problem)
-    journal.unbalanced(restorer.unbalanced)
-    gone: set[int] = set()
-    packed = packed_payloads(broker)
-    lost = [p for p in live_payloads(broker) if not journal.retain(p.position, p.size)]
-    for payload in packed:
-        gone.update(journal.retain_packed(payload))
-    if gone:
-        lost += take_apart(broker, gone)
-    if lost:
-        log.error("messages.lost", count=drop_lost(broker, lost))
-    if journal.damaged:
-        log.error("messages.damaged", count=put_aside(broker, journal.damaged))
-    broker.pack_all(Position(1 << 62))  # a restored message can be read back wherever it is

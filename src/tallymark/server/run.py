@@ -44,7 +44,8 @@ from tallymark.server.http.web import Web
 from tallymark.server.listening import Bound, CannotServe, address_of
 from tallymark.server.node import Node, node_name
 from tallymark.server.nsq.service import NsqService, limits_of
-from tallymark.server.opening import NotUnderstood, make_folder, open_node, tokens_of
+from tallymark.server.opening import make_folder, open_node, tokens_of
+from tallymark.server.replay import NotUnderstood
 from tallymark.server.tasks import add_tasks
 from tallymark.server.turns import JournalFailed
 from tallymark.wire.amqp091.limits import Limits
