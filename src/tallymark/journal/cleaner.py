@@ -17,6 +17,7 @@ from typing import Final, final
 from tallymark.engine.ledger import expanded
 from tallymark.engine.record import Record
 from tallymark.journal.files import Files
+from tallymark.journal.home import Home
 from tallymark.journal.packer import REFERENCED, Packer
 from tallymark.journal.reading import Columns, Reader
 from tallymark.journal.spares import Spares, is_full
@@ -117,8 +118,11 @@ class Cleaner:
         reader: Reader,
         checkpoints: list[str],
         threads: Threads = REAL,
+        home: Home | None = None,
     ) -> None:
-        """checkpoints: names of those that are there, the newest first."""
+        """checkpoints: names of those that are there, the newest first.
+        home: where every change of the folder goes to, too."""
+        self._home = home
         self._folder = folder
         self._files = files
         self._spares = spares
@@ -282,6 +286,8 @@ class Cleaner:
             return Done(job, "the journal failed before the checkpoint's position was on disk", 0)
         name = checkpoint_name(job.position)
         self._files.replace(self._folder, name, _checkpoint_chunks(job))
+        if self._home is not None:
+            self._home.put(self._folder, [name], job.names)
         for name in job.names:
             self._files.unlink(str(self._folder / name))
         job.records = []
@@ -306,11 +312,15 @@ class Cleaner:
             return Done(job, f"{old.name} is not stripped: {error}", 0)
         finally:
             os.close(fd)
+        if self._home is not None:
+            self._home.put(self._folder, [name], [old.name])
         self._files.unlink(str(old))
         self._files.sync_folder(self._folder)
         return Done(job, "", (self._folder / name).stat().st_size)
 
     def _drop(self, job: Job) -> None:
+        if self._home is not None:
+            self._home.put(self._folder, [], job.names)
         for name in job.names:
             path = self._folder / name
             if path.exists():

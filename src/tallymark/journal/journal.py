@@ -37,13 +37,14 @@ from tallymark.engine.message import Payload
 from tallymark.engine.record import Record
 from tallymark.journal.cleaner import Cleaner
 from tallymark.journal.files import Files
+from tallymark.journal.home import Home
 from tallymark.journal.packer import STORED, Packer
 from tallymark.journal.reading import Reader
 from tallymark.journal.recovery import JournalCorrupt, Opened
 from tallymark.journal.spares import RESERVE, Spares
 from tallymark.journal.stock import Segment, Stock
 from tallymark.journal.threads import REAL, Threads
-from tallymark.journal.writer import COMMIT, SYNC_MODES, Writer
+from tallymark.journal.writer import COMMIT, HOME_MODES, SYNC_MODES, Writer
 from tallymark.stored import anchor as anchors
 from tallymark.stored.anchor import Anchor
 from tallymark.stored.layout import FORMAT, HEADER, RELOCATED, SEALED, bare_block
@@ -77,6 +78,7 @@ class Journal:
         version: int = FORMAT,
         threads: Threads = REAL,
         opened: Opened | None = None,
+        home: Home | None = None,
     ) -> None:
         """Open a data folder, creating it if need be. Nothing in it is changed before `start`.
 
@@ -84,10 +86,12 @@ class Journal:
         version: of the blocks that are written; see stored/layout.py.
         files, threads: the machine's, or others.
         opened: the folder, where it is open already; `accept_loss` was said then.
+        home: of which the folder, as it is now, is a copy.
         Raises FolderInUse, ValueError for a setting out of range, OSError.
         """
-        if sync not in SYNC_MODES:
-            raise ValueError(f"sync {sync!r}, expected one of {', '.join(SYNC_MODES)}")
+        modes = SYNC_MODES if home is None else HOME_MODES
+        if sync not in modes:
+            raise ValueError(f"sync {sync!r}, expected one of {', '.join(modes)}")
         if not MIN_SEGMENT_BYTES <= segment_bytes < _LIMIT:
             raise ValueError(f"segment of {segment_bytes} bytes, expected {MIN_SEGMENT_BYTES} or "
                              f"more and less than {_LIMIT}")  # fmt: skip
@@ -98,6 +102,7 @@ class Journal:
         found = opened.recovery.folder
         files = self._files = files if files is not None else Files()
         self._folder = folder
+        self._home = home
         self._segment_bytes = segment_bytes
         self._stock = Stock(found)
         self._spares = Spares(folder, files, segment_bytes, found.spares, threads)
@@ -105,13 +110,14 @@ class Journal:
         """Number of an eventfd that can be read once `synced` has grown, until `hear`. It is open
         until `close`."""
         self._writer = Writer(
-            folder, files, self._spares, sync, interval_ms, self.signal, on_failure, threads
+            folder, files, self._spares, sync, interval_ms, self.signal, on_failure, threads, home
         )
         self.reader = Reader(folder, files, self._writer, self._stock.name_of)
         self._cleaner = Cleaner(
             folder, files, self._spares, self._writer, self._stock, self.reader,
             [name for _, name in found.checkpoints],
             threads,
+            home,
         )  # fmt: skip
         self._packer = Packer(version)
         self._segment = Segment(0, 0, "")
@@ -120,7 +126,7 @@ class Journal:
         """Number of its blocks."""
         self._handed_bytes = 0
         self.sync = sync
-        """Sync mode: "commit", "interval" or "never"."""
+        """Sync mode: "commit", "interval" or "never"; with a home "commit" or "both"."""
         self.end = Position(0)
         """Position behind everything committed."""
         self.problems: list[str] = []
@@ -208,8 +214,12 @@ class Journal:
         repaired = recovery.repair(self._files, self._spares)
         for number, size, time_ms in repaired:
             self._stock.repaired(number, size, time_ms)
-        for name in recovery.damaged_checkpoints():
+        damaged = recovery.damaged_checkpoints()
+        for name in damaged:
             self._cleaner.forget_checkpoint(name)
+        if self._home is not None and (repaired or damaged):
+            names = [self._stock.name_of(number) for number, _, _ in repaired]
+            self._home.put(self._folder, names, damaged)
         if recovery.is_behind:  # the loss was accepted: the anchor no longer holds
             self._files.unlink(str(self._folder / anchors.FILE))
         newest = self._stock.newest
@@ -329,6 +339,17 @@ class Journal:
         """Wait until everything committed is on disk, in every mode. May be called from any thread.
         False: it never will be, because a write has failed."""
         return self._writer.sync()
+
+    @property
+    def trouble(self) -> str:
+        """Return why nothing becomes safe in the journal's home, for humans; empty: it does, or
+        there is no home."""
+        return "" if self._home is None else self._home.trouble
+
+    def end_waiting(self) -> None:
+        """Fail, instead of waiting any longer for the journal's home to be back."""
+        if self._home is not None:
+            self._home.end()
 
     @property
     def accepts_payloads(self) -> bool:
@@ -464,6 +485,8 @@ class Journal:
         if self.signal >= 0:
             os.close(self.signal)
             self.signal = -1
+        if self._home is not None:
+            self._home.close()
         self.reader.close()
         self._files.give_back()
         self._lock.release()

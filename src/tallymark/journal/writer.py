@@ -19,6 +19,7 @@ from typing import Final, final
 
 from tallymark.engine.errors import BytesLost
 from tallymark.journal.files import Files
+from tallymark.journal.home import Home
 from tallymark.journal.jobs import STOP, SYNC, WRITE, Job, JobQueue, Jobs, native_jobs
 from tallymark.journal.spares import Spares, is_full
 from tallymark.journal.threads import REAL, Event, Threads
@@ -29,6 +30,9 @@ COMMIT: Final = "commit"
 INTERVAL: Final = "interval"
 NEVER: Final = "never"
 SYNC_MODES: Final = (COMMIT, INTERVAL, NEVER)
+BOTH: Final = "both"
+HOME_MODES: Final = (COMMIT, BOTH)
+"""Modes of a journal with a home: what is handed over is safe there, or also on this disk."""
 
 
 @final
@@ -37,8 +41,9 @@ class Writer:
     thread, `sync` and `stop` from any."""
 
     __slots__ = (
-        "_fd", "_files", "_folder", "_guard", "_interval_s", "_on_failure", "_pending", "_spares",
-        "_sync", "_synced_at", "_threads", "_timed", "_worker", "failure", "jobs", "number",
+        "_fd", "_files", "_folder", "_guard", "_home", "_interval_s", "_on_failure", "_pending",
+        "_spares", "_sync", "_synced_at", "_threads", "_timed", "_worker", "failure", "jobs",
+        "number",
     )  # fmt: skip
 
     def __init__(
@@ -51,8 +56,11 @@ class Writer:
         signal: int,
         on_failure: Callable[[OSError], None],
         threads: Threads = REAL,
+        home: Home | None = None,
     ) -> None:
-        """signal: number of the eventfd that tells the loop that more is synced."""
+        """signal: number of the eventfd that tells the loop that more is synced.
+        home: where the blocks must be safe, if that is not the disk."""
+        self._home = home
         self._folder = folder
         self._files = files
         self._spares = spares
@@ -62,7 +70,9 @@ class Writer:
         self._threads = threads
         self._timed = Jobs(signal, threads) if sync == INTERVAL else None
         """The queue, where syncs are due at times and not with what is written."""
-        native = native_jobs(files, sync == COMMIT, signal) if threads is REAL else None
+        native = None
+        if threads is REAL and home is None:  # it writes by itself, and to the disk only
+            native = native_jobs(files, sync == COMMIT, signal)
         self.jobs: JobQueue = self._timed or native or Jobs(signal, threads)
         self._pending: deque[Job] = deque()
         """Blocks handed over that may not be written yet."""
@@ -201,7 +211,18 @@ class Writer:
             jobs.written_bytes += size
             jobs.offset = begin + size
             jobs.written = Position(self.number << 32 | jobs.offset)
+            if self._home is not None:
+                self._make_safe(self._home, buffers, begin)
             return
+
+    def _make_safe(self, home: Home, buffers: list[bytes], begin: int) -> None:
+        """Wait until what was just written is safe in the home."""
+        if self._sync == BOTH:
+            self._files.fdatasync(self._fd)
+        began = self._threads.monotonic()
+        home.append(self.number, begin, buffers)
+        self.jobs.count_sync(int((self._threads.monotonic() - began) * 1_000_000))
+        self.jobs.durable = self.jobs.written
 
     def _sync_if_due(self, must: bool) -> None:
         """Call fdatasync if the mode or a waiter asks for it, and inform the loop."""
@@ -215,7 +236,7 @@ class Writer:
             self._fdatasync()
             jobs.durable = upto
             self._synced_at = now
-        reached = jobs.durable if self._sync == COMMIT else jobs.written
+        reached = jobs.durable if self._home or self._sync == COMMIT else jobs.written
         if reached > jobs.synced:
             jobs.tell(reached)
 
@@ -225,12 +246,15 @@ class Writer:
         self.jobs.count_sync(int((self._threads.monotonic() - began) * 1_000_000))
 
     def _seal(self) -> None:
-        """End the current file: it is on disk before the next begins, in every mode. Recovery
-        relies on it (recovery.py)."""
+        """End the current file: it is on disk, or in the home, before the next begins, in every
+        mode. Recovery relies on it (recovery.py)."""
         jobs = self.jobs
         self._files.ftruncate(self._fd, jobs.offset)
-        self._fdatasync()
-        jobs.durable = jobs.written
+        if self._home is None:
+            self._fdatasync()
+            jobs.durable = jobs.written
+        elif self._sync == BOTH:
+            self._files.fdatasync(self._fd)
         os.close(self._fd)
         self._fd = -1
 

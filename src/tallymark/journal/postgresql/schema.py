@@ -7,8 +7,8 @@
     block     journal bigint, position bigint, epoch bigint, crc bigint, bytes bytea
               The journal's blocks. A row holds what one commit gathered: one or more whole blocks
               of one segment, end to end, never a part of one; `position` is that of the first byte
-              (segment << 32 | offset), `crc` the CRC-32C of `bytes`. A segment's rows are without
-              gaps. Partitioned by position, a partition for each segment, which is dropped as a
+              (segment << 32 | offset), `crc` their `checksum`. A segment's rows are without gaps.
+              Partitioned by position, a partition for each segment, which is dropped as a
               whole. No compression: blocks are not read by PostgreSQL (STORAGE EXTERNAL).
     file      journal bigint, name text, part bigint, crc bigint, bytes bytea
               All other files of the data folder by their names: checkpoints, ledgers of stripped
@@ -28,6 +28,7 @@ The journal's number lets several brokers share a database.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
+from zlib import crc32
 
 from psycopg import sql
 
@@ -90,6 +91,17 @@ HELD: Final = (
 By itself it is a commit like any other: locking the row is written to the WAL."""
 
 
+_MAKE_PARTITION: Final = """
+DO $$ BEGIN
+    IF to_regclass({text}) IS NULL THEN
+        CREATE TABLE {table} (LIKE tallymark.block INCLUDING ALL);
+        ALTER TABLE tallymark.block ATTACH PARTITION {table}
+            FOR VALUES FROM ({journal}, {begin}) TO ({journal}, {end});
+    END IF;
+END $$
+"""
+
+
 def install(connection: psycopg.Connection[tuple[object, ...]]) -> None:
     """Make the tables where there are none. In a connection with autocommit.
 
@@ -111,6 +123,12 @@ def install(connection: psycopg.Connection[tuple[object, ...]]) -> None:
             f"the tables in the schema tallymark are of version {version}, this program works with "
             f"version {VERSION}"
         )
+
+
+def checksum(data: bytes) -> int:
+    """Return a row's `crc`: the CRC-32 of zlib. Not CRC-32C: a block's header ends with its own,
+    so that the CRC-32C of any header is the same number, and that of a block says nothing of it."""
+    return crc32(data)
 
 
 def add_journal(connection: psycopg.Connection[tuple[object, ...]], journal: int) -> None:
@@ -142,23 +160,18 @@ def parsed_partition(name: str) -> tuple[int, int] | None:
 def make_partition(
     connection: psycopg.Connection[tuple[object, ...]], journal: int, segment: int
 ) -> None:
-    """Make the table of a segment's blocks, unless it is there. In a transaction.
+    """Make the table of a segment's blocks, unless it is there.
 
     It is made by itself and attached then: readers and writers of other segments go on meanwhile.
+    One statement, so that no broker that is frozen in between keeps its successor from making it.
     """
-    name = partition(journal, segment)
-    found = connection.execute(
-        "SELECT to_regclass(%s) IS NULL", (f"tallymark.{partition_name(journal, segment)}",)
-    ).fetchone()
-    assert found is not None
-    if not found[0]:
-        return
-    connection.execute(sql.SQL("CREATE TABLE {} (LIKE tallymark.block INCLUDING ALL)").format(name))
+    name = partition_name(journal, segment)
     connection.execute(
-        sql.SQL(
-            "ALTER TABLE tallymark.block ATTACH PARTITION {} FOR VALUES FROM ({}, {}) TO ({}, {})"
-        ).format(name, journal, segment << 32, journal, segment + 1 << 32)
-    )
+        sql.SQL(_MAKE_PARTITION).format(
+            text=f"tallymark.{name}", table=sql.Identifier("tallymark", name), journal=journal,
+            begin=segment << 32, end=segment + 1 << 32,
+        )
+    )  # fmt: skip
 
 
 def partitions(connection: psycopg.Connection[tuple[object, ...]], journal: int) -> list[int]:

@@ -1,0 +1,232 @@
+"""Home of a journal on PostgreSQL: what its leader writes.
+
+An append is one statement and one transaction: it locks the leader's row, compares the epoch, and
+inserts a row with the blocks. So there is no moment at which the server waits for a leader that
+holds the lock: one that is frozen does not hold up its successor. What has more than one statement
+compares the epoch last, together with its commit.
+
+An append whose outcome is unknown is made again, with the same position. Where it is found, the
+fence alone is committed after it, and makes it safe (connection.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, Final, final
+
+import psycopg
+from psycopg import sql
+from psycopg.types.numeric import Int8
+
+from tallymark.journal.postgresql import schema
+from tallymark.journal.postgresql.connection import Connection, Link, Waiting
+from tallymark.journal.postgresql.errors import LeadLost
+from tallymark.stored.layout import header_at
+from tallymark.stored.segment import parsed_name
+
+ROW_BYTES: Final = 8 << 20
+"""Bytes of blocks in a row, at most, but for a single larger block."""
+
+
+@final
+class PostgresqlHome:
+    """The home of the journal that is led in one epoch: see journal/home.py. `append` is called
+    from one thread, `put` from one, which may be another."""
+
+    def __init__(self, url: str, journal: int, epoch: int) -> None:
+        """epoch: in which this broker has taken the lead."""
+        self._journal = journal
+        self.epoch = epoch
+        self._appending = Link(url)
+        self._putting = Link(url)
+        self._waiting = Waiting()
+        self._segment = 0
+        """Number of the segment whose partition was seen last."""
+        self._insert = sql.Composed([])
+
+    @property
+    def trouble(self) -> str:
+        return self._waiting.trouble
+
+    @property
+    def waits_s(self) -> float:
+        """Return for how long the oldest change has been waiting for the database, seconds."""
+        return self._waiting.waits_s
+
+    def end(self) -> None:
+        self._waiting.end()
+        self._appending.cut()
+        self._putting.cut()
+
+    def close(self) -> None:
+        self._appending.drop()
+        self._putting.drop()
+
+    # -- blocks
+
+    def append(self, segment: int, offset: int, buffers: list[bytes]) -> None:
+        """Append whole blocks to a segment, which has `offset` bytes. Raises LeadLost, Stopped."""
+        rows = list(_rows(segment << 32 | offset, b"".join(buffers)))
+
+        def work(connection: Connection, is_doubtful: bool) -> None:
+            if segment != self._segment or is_doubtful:
+                schema.make_partition(connection, self._journal, segment)
+                self._segment = segment
+                self._insert = _insert_into(self._journal, segment)
+            for position, data in rows:
+                self._append_row(connection, position, data)
+
+        self._waiting.until_safe(self._appending, work)
+
+    def _append_row(self, connection: Connection, position: int, data: bytes) -> None:
+        done = connection.execute(self._insert, self._row(position, data), prepare=True)
+        if not done.rowcount:  # the lead is lost, or the row is there from before
+            self._fence(connection)
+
+    def _row(self, position: int, data: bytes) -> dict[str, object]:
+        return {
+            "journal": Int8(self._journal), "position": Int8(position), "epoch": Int8(self.epoch),
+            "crc": Int8(schema.checksum(data)), "bytes": data,
+        }  # fmt: skip
+
+    def _fence(self, connection: Connection) -> None:
+        """Commit the fence alone. Raises LeadLost."""
+        held = {"journal": self._journal, "epoch": self.epoch}
+        if connection.execute(schema.HELD, held).fetchone() is None:
+            raise self._lead_lost(connection)
+
+    def _lead_lost(self, connection: Connection) -> LeadLost:
+        row = connection.execute(
+            "SELECT epoch FROM tallymark.leader WHERE journal = %s", (self._journal,)
+        ).fetchone()
+        return LeadLost(self._journal, self.epoch, 0 if row is None else int(row[0]))
+
+    # -- files
+
+    def put(self, folder: Path, names: Sequence[str], gone: Sequence[str]) -> None:
+        """Keep these files of the folder as they are now, and let go of others, all at once. A
+        segment among them replaces what was written of it before. Raises LeadLost, Stopped."""
+
+        def work(connection: Connection, is_doubtful: bool) -> None:
+            connection.execute("BEGIN")
+            for name in names:
+                self._put_one(connection, folder, name)
+            connection.execute(
+                "DELETE FROM tallymark.file WHERE journal = %s AND name = ANY(%s)",
+                (self._journal, [name for name in gone if name not in names]),
+            )
+            self._commit(connection)
+
+        self._waiting.until_safe(self._putting, work)
+        if any(_segment_of(name) for name in gone):
+            self._waiting.until_safe(self._putting, self._drop_dead)
+
+    def _commit(self, connection: Connection) -> None:
+        """Commit if the lead is held, in one message: the server waits for nobody in between.
+        Raises LeadLost."""
+        held = schema.HELD % {"journal": self._journal, "epoch": self.epoch}
+        fence = f"SELECT 1 / count(*) FROM ({held}) AS held; COMMIT"
+        try:
+            connection.execute(fence.encode())
+        except psycopg.errors.DivisionByZero:
+            connection.execute("ROLLBACK")
+            raise self._lead_lost(connection) from None
+
+    def _put_one(self, connection: Connection, folder: Path, name: str) -> None:
+        segment = _segment_of(name)
+        if segment is not None:
+            self._rewrite(connection, segment[0], (folder / name).read_bytes())
+            return
+        key = (self._journal, name)
+        connection.execute("DELETE FROM tallymark.file WHERE journal = %s AND name = %s", key)
+        with (folder / name).open("rb") as file, connection.cursor() as cursor:
+            for part, data in enumerate(_parts(file)):
+                cursor.execute(
+                    "INSERT INTO tallymark.file VALUES (%s, %s, %s, %s, %b)",
+                    (*key, part, schema.checksum(data), data),
+                )
+
+    def _rewrite(self, connection: Connection, segment: int, data: bytes) -> None:
+        """Make the rows of a segment say this; those that do already stay."""
+        schema.make_partition(connection, self._journal, segment)
+        table = schema.partition(self._journal, segment)
+        kept = 0
+        rows = connection.execute(
+            sql.SQL("SELECT position, octet_length(bytes), crc FROM {} ORDER BY position")
+            .format(table)
+        ).fetchall()  # fmt: skip
+        for position, size, crc in rows:
+            if position & 0xFFFFFFFF != kept or schema.checksum(data[kept : kept + size]) != crc:
+                break
+            kept += size
+        start = segment << 32 | kept
+        connection.execute(sql.SQL("DELETE FROM {} WHERE position >= %s").format(table), (start,))
+        insert = _insert_into(self._journal, segment)
+        for position, joined in _rows(start, data[kept:]):
+            connection.execute(insert, self._row(position, joined))
+
+    def _drop_dead(self, connection: Connection, is_doubtful: bool) -> None:
+        """Drop the partitions of segments that have a ledger. Readers of blocks, say a backup of
+        the database, are not waited for: what they keep is dropped by a later call."""
+        rows = connection.execute(
+            "SELECT DISTINCT name FROM tallymark.file WHERE journal = %s AND name LIKE %s",
+            (self._journal, "%.ledger"),
+        ).fetchall()
+        named = [parsed_name(str(row[0])) for row in rows]
+        stripped = {found[0] for found in named if found is not None}
+        for segment in schema.partitions(connection, self._journal):
+            if segment not in stripped:
+                continue
+            table = schema.partition(self._journal, segment)
+            connection.execute("BEGIN")
+            connection.execute(f"SET LOCAL lock_timeout TO {_LOCK_MS}".encode())
+            try:
+                connection.execute(sql.SQL("DROP TABLE {}").format(table))
+            except psycopg.errors.LockNotAvailable:
+                connection.execute("ROLLBACK")
+            else:
+                self._commit(connection)
+
+
+_LOCK_MS: Final = 200
+"""Milliseconds for which a partition to be dropped waits for its readers, and new ones for it."""
+
+
+def _segment_of(name: str) -> tuple[int, int] | None:
+    """Return number and salt from a segment's name; None for any other file's."""
+    return parsed_name(name) if name.endswith(".segment") else None
+
+
+def _insert_into(journal: int, segment: int) -> sql.Composed:
+    """Return the statement that inserts a row while the lead is held, unless it is there."""
+    return sql.SQL(
+        "WITH held AS (" + schema.HELD + ") INSERT INTO {} (journal, position, epoch, crc, bytes) "
+        "SELECT %(journal)s, %(position)s, %(epoch)s, %(crc)s, %(bytes)b FROM held "
+        "ON CONFLICT DO NOTHING"
+    ).format(schema.partition(journal, segment))
+
+
+def _rows(position: int, data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield rows of whole blocks: position and bytes."""
+    if len(data) <= ROW_BYTES:
+        if data:
+            yield position, data
+        return
+    start = at = 0
+    while at < len(data):
+        header = header_at(data, at)
+        assert header is not None, f"no block at byte {at} of {len(data)} at {position:#x}"
+        if at > start and at + header.length - start > ROW_BYTES:
+            yield position + start, data[start:at]
+            start = at
+        at += header.length
+    yield position + start, data[start:]
+
+
+def _parts(file: BinaryIO) -> Iterator[bytes]:
+    """Yield a file's content in parts; an empty file has one."""
+    data = file.read(schema.PART_BYTES)
+    yield data
+    while data := file.read(schema.PART_BYTES):
+        yield data
