@@ -37,7 +37,6 @@ from tallymark.journal.journal import Journal
 from tallymark.journal.reading import Reader
 from tallymark.journal.recovery import Recovery
 from tallymark.journal.writer import Writer
-from tallymark.server.node import Node
 from tallymark.simulation.plan import draw
 from tallymark.simulation.run import run
 from tallymark.stored import records
@@ -411,15 +410,6 @@ def _() -> None:
         return reversed_parts
 
     replaced(Entrance, "enter", make)
-
-
-@mutant("clean stop does not wait for the disk")
-def _() -> None:
-    async def hasty(self: Node) -> None:
-        for client in list(self.clients):
-            client.transport.abort()
-
-    Node.goodbye = hasty  # type: ignore[method-assign]
 
 
 # -- looking for them

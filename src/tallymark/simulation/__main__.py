@@ -1,4 +1,8 @@
-"""python -m tallymark.simulation: play seeds, one seed with its history, or the crash matrix."""
+"""python -m tallymark.simulation: play seeds, one seed with its history, or the crash matrix.
+
+A run says which interesting states it has reached. A corpus is a file of seeds that reach each:
+`--corpus FILE` plays it, `--renew FILE` writes it from the seeds that are played.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,23 @@ import os
 import random
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from pathlib import Path
 from typing import Final, TypeVar
 
 from tallymark.simulation import matrix
 from tallymark.simulation.plan import draw
-from tallymark.simulation.run import STATES, Result, play, run, shrunk
+from tallymark.simulation.run import Result, play, run
+from tallymark.simulation.shrink import Less, shrunk
+from tallymark.simulation.states import STATES
 
 T = TypeVar("T")
 SEEDS_A_PROCESS: Final = 25
 """Worlds after which a process is replaced: what an abandoned broker held stays in it."""
+EACH: Final = 2
+"""Seeds of a corpus for each state."""
 
 
 def main() -> int:
@@ -30,12 +39,15 @@ def main() -> int:
         command = [sys.executable, "-m", "tallymark.simulation", *sys.argv[1:]]
         os.execve(sys.executable, command, environment)
     if asked.seed is not None:
-        return _one(asked.seed, asked.shrink)
+        names = tuple(asked.without.split(",")) if asked.without else ()
+        return _one(asked.seed, Less(names, asked.seconds), asked.shrink)
     if asked.matrix:
         points = [*matrix.points(asked.every)]
         if asked.twice:
             points = [(one[0], second) for one in points for second in range(1, asked.twice + 1)]
         return _many(matrix.crash, points, asked)
+    if asked.corpus:
+        return _many(play, sorted({int(seed) for seed, _ in _lines(asked.corpus)}), asked)
     seeds: list[int] = [*range(asked.first, asked.first + asked.seeds)]
     if asked.fresh:
         seeds += [random.SystemRandom().randrange(1 << 32) for _ in range(asked.fresh)]
@@ -56,6 +68,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--shrink", action="store_true", help="with --seed: look for less that fails"
     )
+    parser.add_argument("--without", help="with --seed: parts of its plan that are left out")
+    parser.add_argument("--seconds", type=float, help="with --seed: its length, simulated seconds")
+    parser.add_argument("--corpus", type=Path, help="play the seeds of this file, which reach "
+                        "every state: if they do not, the exit code is 1")  # fmt: skip
+    parser.add_argument("--renew", type=Path, help="write a corpus of what is played")
     parser.add_argument("--matrix", action="store_true", help="crash in each call to the disk")
     parser.add_argument("--every", type=int, default=1, help="with --matrix: each so-many-th call")
     parser.add_argument("--twice", type=int, default=0, help="with --matrix: and again in the "
@@ -63,23 +80,39 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _one(seed: int, shrink: bool) -> int:
-    plan = draw(seed)
-    result = run(plan)
+def _one(seed: int, less: Less, shrink: bool) -> int:
+    """Play a seed and print its history; with `shrink` the least of it that fails as it does."""
+    whole = draw(seed)
+    result = run(less.of(whole))
     if result.failure and shrink:
         kind = result.failure.split(":")[0]
-        plan = shrunk(plan, lambda one: run(one).failure.split(":")[0] == kind)
-        result = run(plan)
-    print(plan)
+        less = shrunk(whole, lambda one: run(one).failure.split(":")[0] == kind, less)
+        result = run(less.of(whole))
+    for name, value in vars(result.plan).items():
+        print(f"{name}: {value}")
     print("\n".join(result.log))
     print(_line(seed, result))
+    print(f"to see it again: python -m tallymark.simulation --seed {seed}{less.arguments()}")
     return 1 if result.failure else 0
+
+
+def _lines(corpus: Path) -> list[tuple[str, str]]:
+    """Return a corpus: seeds and states."""
+    found = [line.split(maxsplit=1) for line in corpus.read_text().splitlines()]
+    return [(seed, state) for seed, state in found]
+
+
+def _written(corpus: Path, reached: dict[str, list[object]]) -> None:
+    """Write a corpus: some seeds for each state."""
+    rows = [f"{seed} {state}" for state in STATES for seed in reached.get(state, ())]
+    corpus.write_text("\n".join(rows) + "\n")
 
 
 def _many(work: Callable[[T], Result], seeds: Iterable[T], asked: argparse.Namespace) -> int:
     """Play all on all cores, and print what fails."""
     began = time.perf_counter()
     seen: Counter[str] = Counter()
+    reached: defaultdict[str, list[object]] = defaultdict(list)
     done = failed = 0
     simulated_s = 0.0
     # Processes of their own, and new ones after a while.
@@ -101,6 +134,9 @@ def _many(work: Callable[[T], Result], seeds: Iterable[T], asked: argparse.Names
             done += 1
             simulated_s += result.simulated_s
             seen.update(result.seen)
+            for state in result.seen:
+                if len(reached[state]) < EACH:
+                    reached[state].append(seed)
             if result.failure:
                 failed += 1
                 print(_line(seed, result), flush=True)
@@ -111,7 +147,9 @@ def _many(work: Callable[[T], Result], seeds: Iterable[T], asked: argparse.Names
     missing = [name for name in STATES if not seen[name]]
     if missing:
         print("never reached:", ", ".join(missing))
-    return 1 if failed else 0
+    if asked.renew:
+        _written(asked.renew, reached)
+    return 1 if failed or (asked.corpus and missing) else 0
 
 
 def _line(seed: object, result: Result) -> str:

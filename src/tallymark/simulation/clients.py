@@ -123,7 +123,7 @@ class Clients:
             await session.declare_exchange(FANOUT, "fanout")
             for queue in self.plan.queues:
                 if queue.dead_letters:
-                    await session.declare_queue(queue.dead)
+                    await session.declare_queue(queue.dead, arguments=queue.dead_arguments)
                 await session.declare_queue(queue.name, type=queue.type, arguments=queue.arguments)
                 await session.bind_queue(queue.name, FANOUT, "")
             done.append(True)
@@ -282,6 +282,7 @@ class Clients:
                     for message, delivery in zip(batch, deliveries, strict=True):
                         self.history.answers(delivery, "accept", work)
                         await message.accept()
+                    await self.pause(plan.hold_s)
                     if rolls_back:
                         await tx.rollback()
                 ended("rolled back" if rolls_back else "committed")

@@ -73,7 +73,11 @@ class Disk:
         self._random = random
         self.crashes_in_sync = False
         """True when the power goes in the next sync."""
-        self._crash_at = faults.crash_at[life - 1] if life <= len(faults.crash_at) else 0
+        self.crash_among_files = 0
+        """Number of the call, of those from now on that change a name or sync the folder, in which
+        it goes; 0: in none. Calls for spare segments, which are most, do not count."""
+        self.crash_at = faults.crash_at[life - 1] if life <= len(faults.crash_at) else 0
+        """Number of the call in which the power goes; 0: in none."""
         self._inodes: dict[int, _File] = {}
         self._names: dict[str, int] = {}
         """Names on the disk, and their inodes."""
@@ -95,7 +99,7 @@ class Disk:
 
     # -- calls
 
-    def _begin(self, seconds: float, is_sync: bool = False) -> None:
+    def _begin(self, seconds: float, is_sync: bool = False, is_of_names: bool = False) -> None:
         """Begin a call that changes something. Raises Crashed."""
         process = self._process
         if process.is_dead or process.is_doomed:
@@ -104,10 +108,23 @@ class Disk:
         if self._chance(self.faults.stall):
             process.spend(self._random.random())
         process.spend(self._random.expovariate(1 / seconds) if seconds else 0.0)
-        if self.calls == self._crash_at or (is_sync and self.crashes_in_sync):
+        if (
+            self.calls == self.crash_at
+            or (is_sync and self.crashes_in_sync)
+            or (is_of_names and self._is_last_of_names())
+        ):
             process.is_doomed = True
             process.spend(3600.0)  # a thread never comes back
             raise Crashed
+
+    def _is_upkeep(self) -> bool:
+        """Return whether the names that changed are not those of spare segments only."""
+        return any(not _is_spare(name) for _, name, _ in self._changes)
+
+    def _is_last_of_names(self) -> bool:
+        """Count a call that changes a name, and return whether the power goes in it."""
+        self.crash_among_files -= 1
+        return self.crash_among_files == 0
 
     def _chance(self, chance: float) -> bool:
         return chance > 0 and self._random.random() < chance
@@ -157,7 +174,7 @@ class Disk:
         is_folder = stat.S_ISDIR(facts.st_mode)
         file = None if is_folder else self._inodes[facts.st_ino]
         covered = len(self._changes) if file is None else len(file.pending)
-        self._begin(self.faults.sync_s, is_sync=True)
+        self._begin(self.faults.sync_s, is_sync=True, is_of_names=is_folder and self._is_upkeep())
         if self._chance(self.faults.sync_error):
             if file is not None:  # the pages count as clean and are not on the disk
                 file.pending = file.pending[covered:]
@@ -184,7 +201,7 @@ class Disk:
         self._inodes[os.fstat(fd).st_ino].pending.append((size, b""))
 
     def _rename(self, source: str, target: str) -> None:
-        self._begin(self.faults.write_s)
+        self._begin(self.faults.write_s, is_of_names=not _is_spare(source))
         inode = os.stat(source).st_ino
         os.rename(source, target)
         names = os.path.basename(source), os.path.basename(target)
@@ -193,7 +210,7 @@ class Disk:
         self._known.update(names)
 
     def _unlink(self, path: str) -> None:
-        self._begin(self.faults.write_s)
+        self._begin(self.faults.write_s, is_of_names=not _is_spare(path))
         os.unlink(path)
         self._changes.append(("gone", os.path.basename(path), 0))
         self._known.add(os.path.basename(path))
@@ -207,6 +224,16 @@ class Disk:
         return max(0, self.faults.room_bytes - used)
 
     # -- the power cut
+
+    def unsynced_names(self) -> tuple[set[str], set[str]]:
+        """Return the names that a power cut now may leave out, and those that it may leave in."""
+        begun = {name for kind, name, _ in self._changes if kind == "name"}
+        gone = {name for kind, name, _ in self._changes if kind == "gone"}
+        return begun, gone
+
+    def has_unsynced_writes(self) -> bool:
+        """Return whether a power cut now may take data along."""
+        return any(file.pending for file in self._inodes.values())
 
     def image(self, target: Path, random: Random) -> None:
         """Write what a power cut leaves into an empty folder."""
@@ -247,6 +274,10 @@ class Disk:
                     _write(content, offset + at, data[at : at + size])
                 at += size
         return bytes(content)
+
+
+def _is_spare(path: str) -> bool:
+    return os.path.basename(path).startswith("spare-")
 
 
 def _write(content: bytearray, offset: int, data: bytes) -> None:

@@ -212,18 +212,20 @@ class History:
         return min(end, self._world.now_ns) - delivery.answered_ns
 
     def _is_settled(self, delivery: Delivered) -> bool:
-        """Return whether this delivery has certainly ended the message in its queue."""
+        """Return whether this delivery has certainly ended the message in its queue: it was told so
+        on a connection that is still there, or that was there for long enough."""
         if delivery.outcome not in ("accept", "reject"):
             return False
         if delivery.work:
             return self.works.get(delivery.work) == "committed"
-        return self._took_effect(delivery)
+        return self._is_held(delivery) or self._took_effect(delivery)
 
     def _took_effect(self, delivery: Delivered) -> bool:
         return self._lived_on_ns(delivery) > CERTAIN_NS
 
     def _is_held(self, delivery: Delivered) -> bool:
-        """Return whether the broker must still count this delivery as given to its consumer."""
+        """Return whether connection and broker are still those of this delivery: nobody else gets
+        the message, before it is settled and after."""
         return delivery.line.down_ns == NEVER and delivery.line.life not in self.life_ended_ns
 
     def check_end(self) -> None:

@@ -26,6 +26,12 @@ FAULTS: Final = (
     (CUT_ALL, 0.2), (HALF_OPEN, 0.2),
 )  # fmt: skip
 """Kinds of faults, and how likely a world has them."""
+POWER_IN_FILES: Final = "power cut among files"
+"""Power cut in one of the next calls that change a name, or sync the folder."""
+POWER_TWICE: Final = "power cut twice"
+TWICE: Final = 0.3
+"""Chance that a power cut is followed by one in the recovery, and that one in a sync is one among
+files."""
 FEATURES: Final = ("ttl", "length", "limit", "priorities", "single", "dead", "tx", "fanout")
 """Names of what a seed switches on or off."""
 
@@ -43,6 +49,8 @@ class QueuePlan:
     priorities: int | None = None
     single_active: bool = False
     dead_letters: bool = False
+    dead_length: int | None = None
+    """Length of the queue for its dead letters: those that find it full wait in this one."""
 
     @property
     def dead(self) -> str:
@@ -67,7 +75,16 @@ class QueuePlan:
         if self.dead_letters:
             found["x-dead-letter-exchange"] = ""
             found["x-dead-letter-routing-key"] = self.dead
+            if self.dead_length is not None:
+                found["x-dead-letter-strategy"] = "at-least-once"
         return found
+
+    @property
+    def dead_arguments(self) -> dict[str, object]:
+        """Arguments of the queue for its dead letters."""
+        if self.dead_length is None:
+            return {}
+        return {"x-max-length": self.dead_length, "x-overflow": "reject-publish"}
 
     @property
     def may_drop(self) -> bool:
@@ -116,6 +133,7 @@ class FaultPlan:
 
     at_s: float
     kind: str
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -136,15 +154,6 @@ class Plan:
     disk: Faults = field(default_factory=Faults)
     weather: Weather = field(default_factory=Weather)
 
-    def without(self, part: object) -> Plan:
-        """Return the plan with a client or a fault left out."""
-        return replace(
-            self,
-            publishers=tuple(one for one in self.publishers if one is not part),
-            consumers=tuple(one for one in self.consumers if one is not part),
-            faults=tuple(one for one in self.faults if one is not part),
-        )
-
 
 def draw(seed: int) -> Plan:
     """Return the plan of a seed."""
@@ -152,6 +161,7 @@ def draw(seed: int) -> Plan:
     duration_s = random.choice([3.0, 6.0, 10.0])
     features = {name: _is_on(random) for name in FEATURES}
     queues = tuple(_queue(f"q{n}", features, random) for n in range(random.randint(1, 3)))
+    queues = _waiting(queues, Random(f"plan {seed} waiting"))
     publishers = tuple(
         _publisher(f"p{n}", features, queues, random) for n in range(random.randint(1, 3))
     )
@@ -165,6 +175,7 @@ def draw(seed: int) -> Plan:
          for _ in range(random.randint(1, 5)) if kinds),
         key=lambda one: one.at_s,
     ))  # fmt: skip
+    faults = _named(faults, Random(f"plan {seed} twice"))
     disk, weather = _disk(random), _weather(random)
     is_unsafe = (
         POWER in kinds or POWER_IN_SYNC in kinds or disk.write_error > 0 or disk.sync_error > 0
@@ -179,6 +190,28 @@ def draw(seed: int) -> Plan:
         max_memory=random.choice([64 * KIB, 16 * KIB * KIB]),
         queues=queues, publishers=publishers, consumers=consumers, faults=faults,
         disk=disk, weather=weather,
+    )  # fmt: skip
+
+
+def _waiting(queues: tuple[QueuePlan, ...], random: Random) -> tuple[QueuePlan, ...]:
+    """Return the queues, some of them with dead letters that have to wait."""
+    return tuple(
+        replace(one, dead_length=random.choice([1, 10]))
+        if one.dead_letters and _is_on(random, 0.5)
+        else one
+        for one in queues
+    )
+
+
+def _named(faults: tuple[FaultPlan, ...], random: Random) -> tuple[FaultPlan, ...]:
+    """Return the faults with names, and with some of their power cuts changed."""
+    other = {POWER: POWER_TWICE, POWER_IN_SYNC: POWER_IN_FILES}
+    return tuple(
+        FaultPlan(
+            one.at_s, other[one.kind] if one.kind in other and _is_on(random, TWICE) else one.kind,
+            f"f{number}",
+        )
+        for number, one in enumerate(faults)
     )  # fmt: skip
 
 
@@ -247,7 +280,7 @@ def _queue(name: str, features: dict[str, bool], random: Random) -> QueuePlan:
         name,
         type="quorum" if has_limit else "classic",
         ttl_ms=random.choice([50, 500, 3000]) if has("ttl") else None,
-        max_length=random.choice([1, 10, 200]) if has_length else None,
+        max_length=random.choice([1, 10, 50]) if has_length else None,
         rejects_publish=has_length and random.random() < 0.4,
         delivery_limit=random.choice([0, 2, 5]) if has_limit else None,
         priorities=5 if not has_limit and has("priorities") else None,

@@ -49,6 +49,8 @@ class Broker:
         self.data_dir.mkdir(parents=True)
         self.faults = Faults()
         """Faults of the disk, from the next start on."""
+        self.crash_next_at = 0
+        """Number of the call to the disk, in the next life, in which the power goes; 0: none."""
         self.disk_calls: list[int] = []
         """Calls of the disk that changed something, of each life that is over."""
         self.process: Process | None = None
@@ -90,6 +92,9 @@ class Broker:
         loop = self._loop = process.loop = SimulatedLoop(self.world, process)
         loop.set_exception_handler(self._unexpected)
         self.disk = Disk(self.data_dir, process, self.faults, self.world.random, self._life)
+        if self.crash_next_at:
+            self.disk.crash_at = self.crash_next_at
+            self.crash_next_at = 0
         CLOCKS.set(self.world.monotonic_ns, self.world.wall_ns)
         self._task = loop.create_task(self._serve(loop))
 
@@ -188,7 +193,6 @@ class Broker:
         loop._ready.clear()  # type: ignore[attr-defined]
         loop._scheduled.clear()  # type: ignore[attr-defined]
         loop.close()
-        gc.unfreeze()
 
 
 class _Ports:

@@ -10,13 +10,15 @@ import shutil
 import sys
 import tempfile
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from tallymark.engine.queue import Queue
 from tallymark.journal.verify import verify
 from tallymark.server import logs
 from tallymark.server.config.settings import Config
+from tallymark.simulation import states
 from tallymark.simulation.clients import Clients
 from tallymark.simulation.disk import Faults
 from tallymark.simulation.history import History, Violated
@@ -30,7 +32,9 @@ from tallymark.simulation.plan import (
     KILL,
     NSQ_QUEUE,
     POWER,
+    POWER_IN_FILES,
     POWER_IN_SYNC,
+    POWER_TWICE,
     STOP,
     ConsumerPlan,
     FaultPlan,
@@ -50,16 +54,11 @@ LIMIT_S: Final = 300.0
 """Simulated seconds for everything that must come to an end by itself."""
 FAILED_DISK: Final = ("exit code 4", "OSError: [Errno 5] Input/output error")
 """Ways in which a broker ends when its disk fails: while it serves, and at its start."""
+RECOVERY_CALLS: Final = 8
+"""Calls to the disk that change something, about as many as a start begins with."""
+FILE_CALLS: Final = 5
+"""Calls that change names, about as many as a checkpoint and its removals need."""
 SHARED_MEMORY: Final = Path("/dev/shm")
-STATES: Final = (
-    "power cut", "power cut in a sync", "kill", "stop", "clock step", "cut", "cut all",
-    "half open", "journal failed", "stopped", "power cut in a recovery", "segment sealed",
-    "segment stripped", "checkpoint", "message back from disk", "redelivery",
-    "redelivery after a crash", "dead letter delivered", "dead letter pending at a crash",
-    "transaction committed", "transaction rolled back", "transaction unknown",
-    "transaction open at a crash", "deferred at a crash", "held at a crash", "publisher refused",
-)  # fmt: skip
-"""Names of interesting states: a set of seeds that misses one is too thin."""
 
 
 @dataclass
@@ -94,8 +93,11 @@ def run(plan: Plan) -> Result:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             logs.configure("error", {}, "text")
             try:
+                # Each life of the broker collects and freezes: it looks at its own objects only.
+                gc.freeze()
                 return _Run(plan, folder).play()
             finally:
+                gc.unfreeze()
                 gc.collect()
     finally:
         random._urandom = drawn  # type: ignore[attr-defined]
@@ -131,6 +133,8 @@ class _Run:
         self._due = list(plan.faults)
         self._faults_from = 0
         """Time from which the times of faults count."""
+        self._before: dict[tuple[str, str], int] = {}
+        """Counts of the queues' accounts at the last crash."""
 
     def play(self) -> Result:
         failure = ""
@@ -217,6 +221,10 @@ class _Run:
         self.broker.start()
         self.history.note(f"broker starts, life {self.broker.life}")
         self._until(lambda: self.broker.is_up, "the broker is up", has_faults=False)
+        if self.broker.node is not None:
+            after = states.counts(self.broker.node.broker)
+            self.history.seen.update(states.of_recovery(self._before, after))
+        self._before = {}
 
     def _until(self, is_done: Any, what: str, has_faults: bool = True) -> None:
         """Run the world until that holds, with the faults that are due, and start the broker again
@@ -258,6 +266,8 @@ class _Run:
 
     def _power_cut(self) -> None:
         self._look_before_the_end()
+        if self.broker.disk is not None:
+            self.history.seen.update(states.of_disk(self.broker.disk))
         self.history.seen.add("power cut")
         self.history.life_ended(self.broker.life)
         self.broker.power_cut()
@@ -268,30 +278,24 @@ class _Run:
         if node is None:
             seen.add("power cut in a recovery")
             return
-        broker = node.broker
-        found = {
-            "dead letter pending at a crash": any(
-                one.account.pending for one in broker.queues.values()
-            ),
-            "transaction open at a crash": any(
-                one.account.staged for one in broker.queues.values()
-            ),
-            "deferred at a crash": any(one.account.deferred for one in broker.queues.values()),
-            "held at a crash": any(one.acquired for one in broker.queues.values()),
-        }
-        seen.update(name for name, is_so in found.items() if is_so)
+        seen.update(states.of_queues(node.broker) | states.of_drops(node.broker))
+        self._before = states.counts(node.broker)
 
     def _befall(self, fault: FaultPlan) -> None:
         """Do what the plan has at this time."""
         self.history.note(fault.kind)
         self.history.seen.add(fault.kind)
         broker = self.broker
-        if fault.kind == POWER:
+        if fault.kind in (POWER, POWER_TWICE):
+            if fault.kind == POWER_TWICE:
+                broker.crash_next_at = self.world.random.randint(1, RECOVERY_CALLS)
             self._power_cut()
             self._start()
-        elif fault.kind == POWER_IN_SYNC:
+        elif fault.kind in (POWER_IN_SYNC, POWER_IN_FILES):
             if broker.disk is not None:
-                broker.disk.crashes_in_sync = True
+                broker.disk.crashes_in_sync |= fault.kind == POWER_IN_SYNC
+                if fault.kind == POWER_IN_FILES:
+                    broker.disk.crash_among_files = self.world.random.randint(1, FILE_CALLS)
         elif fault.kind == KILL:
             self._look_before_the_end()
             self.history.life_ended(broker.life)
@@ -322,6 +326,8 @@ class _Run:
         self.broker.faults = Faults()
         if self.broker.disk is not None:
             self.broker.disk.faults = self.broker.faults
+            self.broker.disk.crashes_in_sync = False
+            self.broker.disk.crash_among_files = 0
         self.network.weather = Weather()
 
     def _drain(self) -> None:
@@ -329,6 +335,8 @@ class _Run:
         queues = self.plan.queues
         names = [one.name for one in queues] + [one.dead for one in queues if one.dead_letters]
         tasks = [clients.begin(clients.drain(name)) for name in names]
+        if any(one.dead_length is not None for one in queues):
+            tasks.append(clients.begin(self._drain_letters()))
         if self.has_nsq:
             last = ConsumerPlan("drain nsq", "nsq", NSQ_QUEUE, credit=50, hold_s=0.0)
             # After a step of the clock, what was deferred before it and a crash may be late by it.
@@ -337,11 +345,23 @@ class _Run:
             tasks.append(clients.begin(self.nsq.consume(last, silent_s)))
         self._until(lambda: all(one.done() for one in tasks), "the queues are empty")
 
+    async def _drain_letters(self) -> None:
+        """Take dead letters for as long as some wait for room."""
+        while any(one.account.pending for one in self._broker_queues()):
+            for one in self.plan.queues:
+                if one.dead_length is not None:
+                    await self.clients.drain(one.dead)
+
+    def _broker_queues(self) -> list[Queue]:
+        node = self.broker.node
+        return [] if node is None else [*node.broker.queues.values()]
+
     def _stop_and_look(self) -> None:
         """Stop the broker, look at what it leaves, and start it once more."""
         for _ in range(2):
             broker = self.broker
             assert broker.node is not None
+            self.history.seen.update(states.of_drops(broker.node.broker))
             left = {
                 queue.name: queue.ready + queue.acquired
                 for queue in broker.node.broker.queues.values()
@@ -367,18 +387,3 @@ class _Run:
             if world.now_ns > end_ns:
                 raise Stuck("the broker does not stop")
             world.step()
-
-
-def shrunk(plan: Plan, fails: Any) -> Plan:
-    """Return a smaller plan that still fails: parts are left out as long as it does."""
-    is_smaller = True
-    while is_smaller:
-        is_smaller = False
-        for part in [*plan.faults, *plan.consumers, *plan.publishers]:
-            candidate = plan.without(part)
-            if fails(candidate):
-                plan, is_smaller = candidate, True
-        shorter = replace(plan, duration_s=plan.duration_s / 2)
-        if plan.duration_s > 0.5 and fails(shorter):
-            plan, is_smaller = shorter, True
-    return plan

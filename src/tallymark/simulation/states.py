@@ -1,0 +1,130 @@
+"""Interesting states of a world: names by which a run says what it has reached, and what never.
+
+A state that no seed reaches is a promise that nobody checks. `History.seen` has those of one world;
+who reaches one adds its name there, and here is what it means.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tallymark.engine.broker import Broker
+from tallymark.simulation.disk import Disk
+from tallymark.stored import records
+
+STATES: Final = {
+    # Faults of the plan.
+    "power cut": "the power went",
+    "power cut in a sync": "it went in a call that syncs",
+    "power cut among files": "it went in a call that changes a name, or syncs the folder",
+    "power cut in a recovery": "it went before the broker had read its journal",
+    "power cut twice": "it was to go again while the broker starts",
+    "kill": "kill -9",
+    "stop": "SIGTERM while clients work",
+    "clock step": "the wall clock jumped",
+    "cut": "one connection broke",
+    "cut all": "all connections broke at once",
+    "half open": "a connection broke, and nobody was told",
+    "journal failed": "the broker ended because its disk failed",
+    "stopped": "the broker ended because it was asked to",
+    # The journal.
+    "segment sealed": "the journal has more than one segment",
+    "segment stripped": "bodies of settled messages were taken out of a segment",
+    "checkpoint": "a checkpoint was written",
+    "message back from disk": "a body had left memory when it was delivered",
+    "checkpoint under way at a crash": "its file was there, under no final name, or not synced",
+    "stripping under way at a crash": "the same, of a segment without its settled bodies",
+    "segment begun at a crash": "the name of a new segment was not synced",
+    "removal under way at a crash": "files were removed, and the folder was not synced",
+    "writes without a sync at a crash": "some of it was on the disk, some was not",
+    # Queues.
+    "held at a crash": "consumers held messages",
+    "deferred at a crash": "messages waited for their time",
+    "dead letter delivered": "a consumer got a dead letter",
+    "dead letter pending at a crash": "it was dead, and no target had it yet",
+    "dead letter undone by a crash": "one had left its queue, and the disk did not know it yet",
+    "message undone by a crash": "one had entered, and the disk did not know it yet",
+    "settlement undone by a crash": "one was settled, and the disk did not know it yet",
+    "backlog at a crash": "a hundred messages and more were ready",
+    "redelivery": "a message came again",
+    "redelivery after a crash": "a message came again, in another life of the broker",
+    "publisher refused": "a full queue did not take a message",
+    "message expired": "time to live ended a message that leaves no letter",
+    "message dropped for length": "a full queue dropped its oldest",
+    "message beyond its delivery limit": "one that failed too often was dropped",
+    # Transactions.
+    "transaction committed": "its client knows that it was committed",
+    "transaction rolled back": "its client knows that it was rolled back",
+    "transaction unknown": "its client does not know how it ended",
+    "transaction open at a crash": "messages were published or settled in it",
+}
+"""Meanings by name: a set of seeds that misses one is too thin."""
+BACKLOG: Final = 100
+UNDONE: Final = {
+    "entered": "message undone by a crash",
+    "settled": "settlement undone by a crash",
+    "dead_lettered": "dead letter undone by a crash",
+}
+"""States by the count of an account that is less after a crash than it was before."""
+_DROPS: Final = {
+    records.DROPPED_EXPIRED: "message expired",
+    records.DROPPED_MAXLEN: "message dropped for length",
+    records.DROPPED_DELIVERY_LIMIT: "message beyond its delivery limit",
+}
+
+
+def of_queues(broker: Broker) -> set[str]:
+    """Return the states in which a broker's queues are when it crashes."""
+    found = set()
+    for queue in broker.queues.values():
+        account = queue.account
+        for is_so, name in (
+            (account.acquired, "held at a crash"),
+            (account.deferred, "deferred at a crash"),
+            (account.pending, "dead letter pending at a crash"),
+            (account.staged, "transaction open at a crash"),
+            (account.ready >= BACKLOG, "backlog at a crash"),
+        ):
+            if is_so:
+                found.add(name)
+    return found
+
+
+def of_drops(broker: Broker) -> set[str]:
+    """Return which ends its messages have found without a consumer."""
+    accounts = [queue.account for queue in broker.queues.values()]
+    return {
+        name
+        for reason, name in _DROPS.items()
+        if any(account.dropped.get(reason) for account in accounts)
+    }
+
+
+def counts(broker: Broker) -> dict[tuple[str, str], int]:
+    """Return what the accounts of the queues count, by queue and name."""
+    return {
+        (queue.name, name): getattr(queue.account, name)
+        for queue in broker.queues.values()
+        for name in UNDONE
+    }
+
+
+def of_recovery(before: dict[tuple[str, str], int], after: dict[tuple[str, str], int]) -> set[str]:
+    """Return what a crash has undone, by the counts before and after it."""
+    return {UNDONE[key[1]] for key, count in before.items() if after.get(key, 0) < count}
+
+
+def of_disk(disk: Disk) -> set[str]:
+    """Return the states in which the files are when the power goes."""
+    found = set()
+    begun, gone = disk.unsynced_names()
+    for is_so, name in (
+        (any(".checkpoint" in one for one in begun), "checkpoint under way at a crash"),
+        (any(".ledger" in one for one in begun), "stripping under way at a crash"),
+        (any(one.endswith(".segment") for one in begun), "segment begun at a crash"),
+        (any(not one.endswith(".tmp") for one in gone), "removal under way at a crash"),
+        (disk.has_unsynced_writes(), "writes without a sync at a crash"),
+    ):
+        if is_so:
+            found.add(name)
+    return found
