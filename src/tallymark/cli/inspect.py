@@ -155,6 +155,15 @@ def consumers(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
     return show_table(rows, CONSUMER_COLUMNS, "no consumers", SPARE_OF_CONSUMERS)
 
 
+def shovels(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
+    """Shovels with their ends, what they have moved, and why they do not."""
+    rows = ask(url, user, "GET", "/api/tallymark/shovels")["shovels"]
+    if json:
+        return show_json(rows)
+    columns = ("name", "from", "queue", "to", "state", "moved", "in_hand", "failures", "problem")
+    return show_table(rows, columns, "no shovels", ("in_hand", "failures", "to", "from"))
+
+
 def log_level(
     category: Annotated[str, typer.Argument(help="Log category, or 'all'.")],
     level: Annotated[str, typer.Argument(help="debug, info, warning, error or off.")],
@@ -191,6 +200,6 @@ def drop_subscription(
 
 
 def add_to(app: typer.Typer) -> None:
-    for command in (status, queues, exchanges, connections, consumers):
+    for command in (status, queues, exchanges, connections, consumers, shovels):
         app.command()(command)
     app.command(name="log-level")(log_level)

@@ -1,26 +1,20 @@
-"""`tallymark get`, `publish`, `purge` and `move`: messages of a running broker, over HTTP."""
+"""`tallymark get`, `publish` and `purge`: messages of a running broker, over HTTP."""
 
 from __future__ import annotations
 
 import base64
 import sys
-from collections import Counter
 from typing import Annotated, Any, Final
 from urllib.parse import quote
-from uuid import uuid4
 
 import typer
 
 from tallymark.cli.inspect import LOGIN, URL, Json, Login, Url, ask, ask_list
-from tallymark.cli.output import USAGE, fail, json_object, show_json, show_table
-from tallymark.cli.topology import Vhost, purge_queue
-from tallymark.spark.client import api_path
+from tallymark.cli.output import fail, json_object, show_json, show_table
+from tallymark.cli.topology import Vhost, purge_queue, queue_path
 
 DEFAULT_EXCHANGE: Final = "amq.default"
 """Name in paths of the exchange without a name, which routes to the queue that the key names."""
-BATCH: Final = 1000
-"""Messages that are moved in one request."""
-MOVED: Final = "moved"
 NOT_ROUTED: Final = 1
 COLUMNS: Final = ("exchange", "routing_key", "redelivered", "properties", "bytes", "body")
 SPARE: Final = ("exchange", "redelivered", "properties")
@@ -46,7 +40,7 @@ def get(
         "ackmode": "ack_requeue_false" if take else "ack_requeue_true",
         "encoding": "auto",
     }
-    rows = ask_list(url, user, f"{_queue(vhost, queue)}/get", "POST", body)
+    rows = ask_list(url, user, f"{queue_path(vhost, queue)}/get", "POST", body)
     if json:
         return show_json(rows)
     return show_table([_row(row) for row in rows], COLUMNS, "no messages", SPARE)
@@ -91,57 +85,7 @@ def publish(
     print(f"published, {len(raw):,} bytes")
 
 
-def move(
-    source: Annotated[str, typer.Argument(help="Queue that the messages leave.")],
-    target: Annotated[str, typer.Argument(help="Queue that they enter.")],
-    count: Annotated[
-        int | None, typer.Option(min=1, help="Most messages; without it, all that are ready.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would move, and move nothing.")
-    ] = False,
-    vhost: Vhost = "/",
-    url: Url = URL,
-    user: Login = LOGIN,
-) -> None:
-    """Move ready messages to another queue, those first that would be delivered next.
-
-    Each is moved whole and once, in one step on disk. Exit code 1 where some stay: the target is
-    full, or a message cannot be read.
-    """
-    if source == target:
-        fail(f"source and target are both '{source}', expected two queues", USAGE)
-    ask(url, user, "GET", _queue(vhost, target))
-    ready = ask(url, user, "GET", _queue(vhost, source))["messages_ready"]
-    left = ready if count is None else min(count, ready)
-    found: Counter[str] = Counter()
-    run = f"move-{uuid4().hex}"
-    while left > 0:
-        wanted: dict[str, object] = {
-            "oldest": min(left, BATCH),
-            "run": run,
-            "exchange": "",
-            "routing_key": target,
-            "dry_run": dry_run,
-        }
-        answer = ask(url, user, "POST", api_path("redrive", vhost, source), wanted)
-        batch = Counter(status for status, _ in answer["results"])
-        found += batch
-        left -= batch[MOVED]
-        if dry_run or batch[MOVED] < batch.total() or not batch:
-            break
-    print(f"{found[MOVED]:,} {'would be moved' if dry_run else 'moved'} to '{target}'")
-    stayed = ", ".join(f"{n:,} {status}" for status, n in found.items() if status != MOVED)
-    if stayed:
-        fail(f"stopped at messages that stay in '{source}': {stayed.replace('_', ' ')}")
-
-
-def _queue(vhost: str, name: str) -> str:
-    return f"/api/queues/{quote(vhost, safe='')}/{quote(name, safe='')}"
-
-
 def add_to(app: typer.Typer) -> None:
     app.command()(get)
     app.command()(publish)
     app.command(name="purge")(purge_queue)
-    app.command()(move)

@@ -23,6 +23,11 @@ IfUnused = Annotated[bool, typer.Option("--if-unused", help="Refuse while it is 
 NO_ARGUMENTS = "{}"
 
 
+def queue_path(vhost: str, name: str) -> str:
+    """Return the path of a queue in RabbitMQ's interface."""
+    return _path("queues", vhost, name)
+
+
 @queue.command(name="create")
 def create_queue(
     name: str,

@@ -26,6 +26,7 @@ from tallymark.server.pacer import Pacer
 from tallymark.server.parts import Parts
 from tallymark.server.samples import Samples
 from tallymark.server.schedule import Schedule
+from tallymark.server.shovels import Shovels
 from tallymark.server.since import SinceStart
 from tallymark.server.slow.consumers import SlowConsumerWatch
 from tallymark.server.turns import Turns
@@ -77,6 +78,7 @@ class Node(Turns):
         self.read_config: Callable[[], Config] | None = None
         """Function that reads the configuration again. Raises ConfigError. None: this broker was
         not started from one."""
+        self.shovels = Shovels(loop, node_name())
         self.tracing: Tracing | None = None
         """Traces of messages, where the configuration asks for them."""
         self.certificates: Certificates | None = None

@@ -244,6 +244,7 @@ async def _run(node: Node, stop: asyncio.Future[int], bound: Bound, tls: Certifi
         web.listen()
         add_tasks(node)
         node.tasks.start()
+        node.shovels.use(node.config.shovels)
         _announce(listeners, encrypted, web, service)
         gc.collect()
         gc.freeze()
@@ -255,6 +256,7 @@ async def _run(node: Node, stop: asyncio.Future[int], bound: Bound, tls: Certifi
             web.failed.result()
     finally:
         supervisor.tell_stopping()
+        await node.shovels.stop()
         for listener in [*listeners, *encrypted]:
             listener.close()
         if service is not None:

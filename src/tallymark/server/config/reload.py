@@ -74,6 +74,8 @@ def _take(node: Node, new: Config, certificates: Certificates) -> Reloaded:
     node.config = replace(old, **{name: getattr(new, name) for name in changed})
     if "slow_consumers" in changed:
         node.slow_consumers.use_rules()
+    if "shovels" in changed:
+        node.shovels.use(new.shovels)
     if "policies" in changed:
         set_policies(node.broker, new.policies)
     if "log_level" in changed or "log_levels" in changed:

@@ -31,8 +31,10 @@ from tallymark.server.config.kinds import (
 )
 from tallymark.server.config.nsq import NsqSettings
 from tallymark.server.config.policies import POLICIES, ConfiguredPolicy
+from tallymark.server.config.shovels import SHOVELS
 from tallymark.server.config.slow_consumers import SLOW_CONSUMERS, SlowSettings
 from tallymark.server.logs import CATEGORIES, LEVELS
+from tallymark.shovels.plan import Plan
 
 ENV_PREFIX: Final = "TALLYMARK_"
 MECHANISMS: Final = ("EXTERNAL", "SCRAM-SHA-256", "PLAIN", "AMQPLAIN")
@@ -362,6 +364,12 @@ class Config(NsqSettings, BrokerSettings):
         kinds.OPTIONAL_PATH,
         "File with definitions, as exported by RabbitMQ or by `tallymark definitions export`, "
         "taken in at every start.",
+    )
+    shovels: tuple[Plan, ...] = setting(
+        (),
+        SHOVELS,
+        "Shovels that move messages between brokers, with the broker as their process.",
+        live=True,
     )
     log_level: str = setting("info", choice(*LEVELS), "Level of every log category.", live=True)
     log_levels: dict[str, str] = setting(

@@ -1,4 +1,5 @@
-"""Consumers and their progress, slow consumers, housekeeping and reload of the configuration."""
+"""Consumers and their progress, slow consumers, shovels, housekeeping and reload of the
+configuration."""
 
 from __future__ import annotations
 
@@ -32,6 +33,7 @@ class Consumers:
         router.add_get("/api/tallymark/consumers", self._consumers)
         router.add_get("/api/tallymark/slow-consumers", self._slow_consumers)
         router.add_get("/api/tallymark/housekeeping", self._housekeeping)
+        router.add_get("/api/tallymark/shovels", self._shovels)
         router.add_post("/api/tallymark/config/reload", self._reload)
 
     async def _consumers(self, request: web.Request) -> web.Response:
@@ -53,6 +55,10 @@ class Consumers:
     async def _housekeeping(self, request: web.Request) -> web.Response:
         require_administrator(request)
         return answer({"tasks": [one.values() for one in self._node.tasks.entries.values()]})
+
+    async def _shovels(self, request: web.Request) -> web.Response:
+        require_administrator(request)
+        return answer({"shovels": self._node.shovels.rows()})
 
     async def _reload(self, request: web.Request) -> web.Response:
         """Answered when it is in effect."""

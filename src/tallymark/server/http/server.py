@@ -84,6 +84,7 @@ class HttpServer:
         from tallymark.server.http.behind import Behind
         from tallymark.server.http.browse import Browsing
         from tallymark.server.http.consumers import Consumers
+        from tallymark.server.http.deliveries import Deliveries
         from tallymark.server.http.features import FeatureFlags
         from tallymark.server.http.journeys import Journeys
         from tallymark.server.http.openapi import OpenApi
@@ -113,6 +114,7 @@ class HttpServer:
         State(context).add_to(app)
         Consumers(context).add_to(app)
         Subscriptions(context).add_to(app)
+        Deliveries(context).add_to(app)
         Behind(context).add_to(app)
         Sinks(context).add_to(app)
         FeatureFlags(context).add_to(app)

@@ -6,13 +6,18 @@ nothing to do.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 
 from tallymark.bridge.operations import queue_of
 from tallymark.engine.errors import NotFound
-from tallymark.server.http.requests import Refused, answer, require_administrator
+from tallymark.server.http.requests import (
+    Refused,
+    answer,
+    require_administrator,
+    user_of,
+)
 from tallymark.server.management.requests import (
     Routes,
     fields_of,
@@ -25,7 +30,7 @@ from tallymark.server.node import node_name
 EMPTY: Final = (
     "topic-permissions", "users/{user}/topic-permissions", "vhosts/{vhost}/topic-permissions",
     "parameters", "parameters/{component}", "parameters/{component}/{vhost}",
-    "global-parameters", "federation-links", "federation-links/{vhost}", "shovels",
+    "global-parameters", "federation-links", "federation-links/{vhost}",
 )  # fmt: skip
 """Lists that RabbitMQ has and this broker has not: they have no rows here."""
 PARAMETER: Final = "/api/parameters/{component}/{vhost}/{name}"
@@ -46,6 +51,7 @@ class Cluster(Routes):
             router.add_get(f"/api/{path}", self._empty)
         for path in NOTHING:
             router.add_get(path, self._nothing)
+        router.add_get("/api/shovels", self._shovels)
         router.add_put(PARAMETER, self._put_parameter)
         router.add_delete(PARAMETER, self._nothing)
         router.add_get("/api/auth", self._auth)
@@ -63,6 +69,12 @@ class Cluster(Routes):
             require_administrator(request)
             self.user(request)
         return listed(request, [])
+
+    async def _shovels(self, request: web.Request) -> web.Response:
+        """Return the shovels of the configuration, as RabbitMQ lists static ones; nothing to users
+        that are no administrators."""
+        rows = self.node.shovels.rows() if user_of(request).administrator else []
+        return listed(request, [_static(row) for row in rows])
 
     async def _nothing(self, request: web.Request) -> web.Response:
         raise NotFound(f"{request.path}: there is none, as there are no plugins")
@@ -104,3 +116,18 @@ class Cluster(Routes):
         if fields.text("action") not in ACTIONS:
             raise fields.wrong("action", " or ".join(ACTIONS))
         return web.Response(status=204)
+
+
+def _static(row: dict[str, Any]) -> dict[str, Any]:
+    state = "terminated" if row["state"] == "failed" else row["state"]
+    return {
+        "node": node_name(),
+        "name": row["name"],
+        "type": "static",
+        "state": state if state in ("running", "terminated") else "starting",
+        "src_uri": row["from"],
+        "dest_uri": row["to"],
+        "src_protocol": row["from"].partition("://")[0],
+        "dest_protocol": row["to"].partition("://")[0],
+        "src_queue": row["queue"],
+    }

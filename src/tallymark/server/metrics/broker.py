@@ -45,6 +45,7 @@ def of_broker(node: Node) -> Iterator[Metric]:
     yield from _dead_letters(node)
     yield from _slow_consumers(node)
     yield from _housekeeping(node)
+    yield from _shovels(node)
     if node.tracing is not None:
         yield from _traces(node.tracing)
 
@@ -206,3 +207,26 @@ def _housekeeping(node: Node) -> Iterator[Metric]:
         errors.add_metric([name], entry.errors)
         passed_over.add_metric([name], entry.passed_over)
     yield from (runs, errors, passed_over)
+
+
+def _shovels(node: Node) -> Iterator[Metric]:
+    labels = ["shovel"]
+    moved = CounterMetricFamily(
+        "tallymark_shovel_moved", "Messages that are settled at the source.", labels=labels
+    )
+    failures = CounterMetricFamily(
+        "tallymark_shovel_failures", "Times that a side of a shovel failed.", labels=labels
+    )
+    in_hand = GaugeMetricFamily(
+        "tallymark_shovel_in_hand", "Messages taken and not yet settled.", labels=labels
+    )
+    running = GaugeMetricFamily(
+        "tallymark_shovel_running", "1 while both sides are connected.", labels=labels
+    )
+    for row in node.shovels.rows():
+        name = [row["name"]]
+        moved.add_metric(name, row["moved"])
+        failures.add_metric(name, row["failures"])
+        in_hand.add_metric(name, row["in_hand"])
+        running.add_metric(name, int(row["state"] == "running"))
+    yield from (moved, failures, in_hand, running)

@@ -1,0 +1,144 @@
+"""Plans: a shovel as the configuration or the command line describes it, checked.
+
+[[shovels]]
+name = "orders-from-rabbit"
+from = "amqp://user:secret@rabbit:5672/%2F"
+queue = "orders"
+to = "http://user:secret@127.0.0.1:15672"
+to-queue = "orders"                       # the same name, when all three are left out
+to-exchange = "orders"                    # in place of to-queue
+to-key = "new"                            # each message's own routing key, when left out
+batch = 200                               # messages taken at a time
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Self, final
+from urllib.parse import urlsplit
+
+from tallymark.shovels.shovel import BATCH
+
+AMQP: Final = {
+    "amqp": "amqp091", "amqps": "amqps091", "amqp091": "amqp091", "amqps091": "amqps091",
+    "amqp10": "amqp", "amqps10": "amqps",
+}  # fmt: skip
+"""Schemes of addresses, and what the client calls them: `amqp` is 0-9-1, as RabbitMQ has it."""
+HTTP: Final = ("http", "https")
+SCHEMES: Final = (*AMQP, *HTTP)
+NAME_MAX: Final = 100
+BATCH_MAX: Final = 10_000
+FIELDS: Final = ("name", "from", "queue", "to", "to-queue", "to-exchange", "to-key", "batch")
+
+
+class PlanRefused(ValueError):
+    """A plan cannot be carried out; the text says which field, its value and what was expected."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One shovel, from a queue of one broker to a queue or an exchange of another."""
+
+    name: str
+    source: str = field(repr=False)
+    """Address of the broker that has the queue."""
+    queue: str
+    target: str = field(repr=False)
+    to_queue: str | None = None
+    to_exchange: str | None = None
+    to_key: str | None = None
+    """Routing key of all messages; None: each keeps its own. Only with an exchange."""
+    batch: int = BATCH
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, object]) -> Self:
+        """Return the plan that a table of the configuration is. Raises PlanRefused."""
+        for key in table:
+            if key not in FIELDS:
+                raise PlanRefused(f"unknown field '{key}', expected {', '.join(FIELDS)}")
+        name = _text(table, "name")
+        if not 0 < len(name) <= NAME_MAX:
+            raise PlanRefused(f"name is {name!r}, expected 1 to {NAME_MAX} letters")
+        batch = table.get("batch", BATCH)
+        if not isinstance(batch, int) or isinstance(batch, bool) or not 1 <= batch <= BATCH_MAX:
+            raise PlanRefused(f"batch is {batch!r}, expected 1 to {BATCH_MAX}")
+        found = cls(
+            name=name,
+            source=_address(table, "from"),
+            queue=_text(table, "queue"),
+            target=_address(table, "to"),
+            to_queue=_optional(table, "to-queue"),
+            to_exchange=_optional(table, "to-exchange"),
+            to_key=_optional(table, "to-key"),
+            batch=batch,
+        )
+        found._check()
+        return found
+
+    def _check(self) -> None:
+        if not self.queue:
+            raise PlanRefused("queue is '', expected a name")
+        if self.to_queue is not None and self.to_exchange is not None:
+            raise PlanRefused(
+                f"to-queue is '{self.to_queue}' and to-exchange '{self.to_exchange}', expected one "
+                "of them"
+            )
+        if self.to_key is not None and self.to_exchange is None:
+            raise PlanRefused(f"to-key is '{self.to_key}' without to-exchange")
+
+    def value(self) -> dict[str, object]:
+        """Return the plan as the configuration spells it, without passwords."""
+        found: dict[str, object] = {
+            "name": self.name,
+            "from": shown(self.source),
+            "queue": self.queue,
+            "to": shown(self.target),
+        }
+        if self.to_exchange is not None:
+            found["to-exchange"] = self.to_exchange
+            if self.to_key is not None:
+                found["to-key"] = self.to_key
+        else:
+            found["to-queue"] = self.to_queue or self.queue
+        return found
+
+
+def scheme_of(address: str) -> str:
+    return address.partition("://")[0].lower()
+
+
+def shown(address: str) -> str:
+    """
+    >>> shown("amqp://me:secret@rabbit:5672/%2F")
+    'amqp://rabbit:5672/%2F'
+    """
+    scheme, slashes, rest = address.partition("://")
+    return scheme + slashes + rest.rpartition("@")[2]
+
+
+def _text(table: Mapping[str, object], key: str) -> str:
+    value = table.get(key)
+    if not isinstance(value, str):
+        raise PlanRefused(f"{key} is {value!r}, expected text")
+    return value
+
+
+def _optional(table: Mapping[str, object], key: str) -> str | None:
+    return None if key not in table else _text(table, key)
+
+
+def _address(table: Mapping[str, object], key: str) -> str:
+    """Raises PlanRefused, which never shows a password."""
+    text = _text(table, key)
+    if scheme_of(text) not in SCHEMES or not urlsplit(text).hostname:
+        raise PlanRefused(
+            f"{key} is {shown(text)!r}, expected an address that begins with one of "
+            f"{', '.join(f'{scheme}://' for scheme in SCHEMES)}"
+        )
+    try:
+        _ = urlsplit(text).port
+    except ValueError as error:
+        raise PlanRefused(f"{key} is {shown(text)!r}: {error}") from error
+    return text

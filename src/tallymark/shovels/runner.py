@@ -1,0 +1,140 @@
+"""A shovel at work: carries out what its state machine says, each step as a task."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, final
+
+from tallymark.shovels.ends import Batch, ShovelFailed, Source, Target
+from tallymark.shovels.shovel import Act, Do, Pace, Phase, Shovel
+
+Report = Callable[[Shovel], None]
+
+_UNEXPECTED: Final = "unexpected: "
+
+
+@final
+class Runner:
+    """One shovel, from its start to its end."""
+
+    def __init__(
+        self, pace: Pace, ends: Callable[[], tuple[Source, Target]], failed: Report
+    ) -> None:
+        """ends: makes a new source and target, for each attempt; failed: is told of each
+        failure."""
+        self.shovel = Shovel(pace)
+        self._ends = ends
+        self._failed = failed
+        self._source, self._target = ends()
+        self._batches: deque[Batch] = deque()
+        self._put = 0
+        self._tasks: dict[asyncio.Task[int], Act] = {}
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Have it end when what it has taken is moved."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Move until the shovel ends. Cancelled, it lets go of both sides; nothing is lost."""
+        told = asyncio.create_task(self._stopping.wait())
+        todo = deque(self.shovel.start())
+        try:
+            while True:
+                while todo:
+                    step = todo.popleft()
+                    if step.act is Act.END:
+                        return
+                    if step.act is Act.CLOSE:
+                        await self._close()
+                        todo = deque(self.shovel.closed())
+                    else:
+                        self._begin(step)
+                waiting: set[asyncio.Task[Any]] = set(self._tasks)
+                if not told.done():
+                    waiting.add(told)
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                if told in done:
+                    todo.extend(self.shovel.stop())
+                todo.extend(self._results([task for task in self._tasks if task in done]))
+        finally:
+            told.cancel()
+            await self._close()
+
+    async def forget(self) -> None:
+        """Have both brokers forget the shovel, which has ended: nothing is left of it but what it
+        has moved. Raises ShovelFailed."""
+        try:
+            await self._source.forget()  # first: the numbers are its
+            await self._target.forget()
+        finally:
+            await self._close()
+
+    def _begin(self, step: Do) -> None:
+        self._tasks[asyncio.create_task(self._carry_out(step))] = step.act
+
+    async def _carry_out(self, step: Do) -> int:
+        """Return how many messages were taken."""
+        act = step.act
+        if act is Act.OPEN:
+            self._source, self._target = self._ends()
+            await self._source.open()
+            await self._source.begin(await self._target.open(self._source.origin))
+        elif act is Act.TAKE:
+            batch = await self._source.take(step.number)
+            if batch is None:
+                return 0
+            self._batches.append(batch)
+            return len(batch.parcels)
+        elif act is Act.PUT:
+            await self._target.put(self._batches[self._put])
+        elif act is Act.SETTLE:
+            await self._source.settle(self._batches[0])
+        elif act is Act.WAIT:
+            await asyncio.sleep(step.number / 1000)
+        return 0
+
+    def _results(self, done: list[asyncio.Task[int]]) -> list[Do]:
+        """Tell the state machine what has ended: what went well first, as a failure ends all."""
+        todo: list[Do] = []
+        failure: BaseException | None = None
+        for task in done:
+            act = self._tasks.pop(task)
+            error = task.exception()
+            if error is not None:
+                failure = failure or error
+            elif self.shovel.phase is not Phase.CLOSING:
+                todo += self._answer(act, task.result())
+        if failure is None or self.shovel.phase is Phase.CLOSING:
+            return todo
+        if isinstance(failure, ShovelFailed):
+            todo = self.shovel.failed(str(failure), failure.may_pass)
+        else:  # a bug, which costs this attempt and nothing else
+            todo = self.shovel.failed(f"{_UNEXPECTED}{failure!r}")
+        self._failed(self.shovel)
+        return todo
+
+    def _answer(self, act: Act, count: int) -> list[Do]:
+        shovel = self.shovel
+        if act is Act.TAKE:
+            return shovel.took(count)
+        if act is Act.PUT:
+            self._put += 1
+            return shovel.was_put()
+        if act is Act.SETTLE:
+            self._batches.popleft()
+            self._put -= 1
+            return shovel.was_settled()
+        return shovel.opened() if act is Act.OPEN else shovel.waited()
+
+    async def _close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        self._batches.clear()
+        self._put = 0
+        await self._source.close()
+        await self._target.close()

@@ -1,0 +1,279 @@
+"""Source and target that are Tallymarks, over HTTP: each message once, whatever is killed.
+
+The source is a durable subscription. What it has leased is the same messages under the same numbers
+until they are settled, for whoever comes after a crash. The target is a sink, which publishes a
+batch whole and remembers the number behind its last message. A shovel that begins again asks the
+target for that number, and settles up to it at the source before it takes anything.
+
+Numbers belong to one subscription. So its name has a random part, which is the name of the sink,
+too: no two subscriptions in the world are taken for each other.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Final, final
+from urllib.parse import quote, unquote, urlsplit
+from uuid import uuid4
+
+import aiohttp
+from yarl import URL
+
+from tallymark.client import Message
+from tallymark.client.amqp091.messages import Incoming, Outgoing
+from tallymark.shovels.ends import Batch, ShovelFailed, Source, Target
+from tallymark.shovels.parcel import Parcel, Stamp
+from tallymark.wire.amqp091.frames import (
+    METHOD,
+    content_frames,
+    frame,
+    frame_length,
+    joined,
+)
+from tallymark.wire.amqp091.layouts import decode_method, encode_method
+from tallymark.wire.amqp091.methods import BasicDeliver, BasicPublish
+
+DEFAULT_PORT: Final = 15672
+DEFAULT_TLS_PORT: Final = 15671
+WAIT_MS: Final = 1_000
+"""Milliseconds that the source's broker waits for a message before it says that there is none."""
+STAGE_BYTES: Final = 4 << 20
+"""Bytes that are staged at a time: it ends with the message that passes this."""
+FRAME_MAX: Final = 131_072
+FORGET_MS: Final = 7 * 24 * 3_600_000
+"""Milliseconds for which a target remembers a shovel that has moved nothing more."""
+ANSWER_S: Final = 60.0
+CHANNEL: Final = 1
+NEXT: Final = "Tallymark-Next"
+PASSING: Final = (408, 409, 429, 500, 502, 503, 504)
+"""Answers after which the same request may succeed; 409: somebody else holds the subscription."""
+
+
+class Http:
+    """Requests to one broker's HTTP interface."""
+
+    def __init__(self, url: str, side: str) -> None:
+        """url: `http[s]://user:password@host:port/vhost`, the virtual host percent-encoded and "/"
+        where there is none. Raises ValueError."""
+        parts = urlsplit(url)
+        default = DEFAULT_TLS_PORT if parts.scheme == "https" else DEFAULT_PORT
+        self.vhost = unquote(parts.path.removeprefix("/")) or "/"
+        self._base = f"{parts.scheme}://{_bracketed(parts.hostname or 'localhost')}"
+        self._base += f":{parts.port or default}"
+        login = f"{unquote(parts.username or 'guest')}:{unquote(parts.password or 'guest')}"
+        self._headers = {"Authorization": f"Basic {b64encode(login.encode()).decode('ascii')}"}
+        self._side = side
+        self._session: aiohttp.ClientSession | None = None
+
+    async def ask(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Any:
+        """Return the JSON of the answer. Raises ShovelFailed."""
+        data = None if body is None else json.dumps(body).encode()
+        answer, _ = await self.bytes(method, path, data)
+        try:
+            return json.loads(answer or b"{}")
+        except ValueError as error:
+            raise ShovelFailed(f"{self._side}: {path}: the answer is no JSON") from error
+
+    async def bytes(
+        self, method: str, path: str, data: bytes | None = None
+    ) -> tuple[bytes, Mapping[str, str]]:
+        """Return body and headers of the answer. Raises ShovelFailed."""
+        if self._session is None:
+            timeout = aiohttp.ClientTimeout(total=ANSWER_S)
+            self._session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
+        try:
+            async with self._session.request(
+                method, URL(self._base + path, encoded=True), data=data
+            ) as response:
+                found = await response.read()
+                if response.status >= 400:
+                    may_pass = response.status in PASSING
+                    raise ShovelFailed(f"{self._side}: {_reason(response, found)}", may_pass)
+                return found, response.headers
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ShovelFailed(f"{self._side}: {error or type(error).__name__}") from error
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+
+def _reason(response: aiohttp.ClientResponse, body: bytes) -> str:
+    text = body.decode("utf-8", "replace").strip()
+    with suppress(ValueError, KeyError, TypeError):
+        text = json.loads(text)["reason"]
+    return f"{response.status} {text or response.reason}"
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+@final
+class TallymarkSource(Source):
+    def __init__(self, url: str, queue: str, name: str) -> None:
+        self._http = Http(url, f"source queue {queue}")
+        self._queue = queue
+        self._prefix = f"shovel:{name}:"
+        self._path = ""
+        self._rights: dict[str, object] = {}
+        self._at = self._next = 0
+        self._again = 0
+        """Numbers below were handed out before, and may be at the target."""
+        self._incoming = Incoming()
+
+    async def open(self) -> None:
+        self.origin = await self._find() or f"{self._prefix}{uuid4().hex}"
+        names = (self._http.vhost, self._queue, self.origin)
+        self._path = "/api/tallymark/subscriptions/" + "/".join(
+            quote(name, safe="") for name in names
+        )
+        held = await self._http.ask("POST", f"{self._path}/attach", {})
+        self._rights = {"fence": held["fence"], "epoch": held["epoch"]}
+        self._at = held["floor"]
+        self._next = held["next"]
+
+    async def _find(self) -> str | None:
+        """Return the name of this shovel's subscription, if there is one."""
+        found = await self._http.ask("GET", "/api/tallymark/subscriptions")
+        names = [
+            row["name"]
+            for row in found["subscriptions"]
+            if (row["vhost"], row["queue"]) == (self._http.vhost, self._queue)
+            and row["name"].startswith(self._prefix)
+        ]
+        if len(names) > 1:
+            raise ShovelFailed(
+                f"queue '{self._queue}' has the subscriptions {', '.join(sorted(names))}, expected "
+                "one: two shovels of this name began at the same moment; delete one of them, which "
+                "gives back what it holds",
+                False,
+            )
+        return names[0] if names else None
+
+    async def begin(self, known: int | None) -> None:
+        if known is None:
+            self._again = self._next
+        elif known > self._at:
+            await self._settle(known)
+            self._at = known
+
+    async def take(self, most: int) -> Batch | None:
+        first = self._at
+        parcels: list[Parcel] = []
+        while not parcels:
+            end = await self._lease(most)
+            if end == self._at:
+                return None
+            parcels = await self._read(end)  # none where all of it was lost
+        return Batch(parcels, first, self._at)
+
+    async def _lease(self, most: int) -> int:
+        """Lease up to `most` messages from where it stands; return the number behind them."""
+        wanted = {"start": self._at, "max_rows": most, "max_bytes": STAGE_BYTES, "wait_ms": WAIT_MS}
+        found = await self._http.ask("POST", f"{self._path}/lease", {**self._rights, **wanted})
+        return int(found["end"])
+
+    async def _read(self, end: int) -> list[Parcel]:
+        """Read leased messages up to `end`, or as many as fit an answer."""
+        query = f"fence={self._rights['fence']}&epoch={self._rights['epoch']}"
+        data, headers = await self._http.bytes(
+            "GET", f"{self._path}/deliveries?{query}&from={self._at}&to={end}"
+        )
+        self._at = int(headers[NEXT])
+        return list(self._parcels(data))
+
+    def _parcels(self, data: bytes) -> Iterator[Parcel]:
+        """Return the messages of an answer."""
+        at = 0
+        while at < len(data):
+            header = at + frame_length(data, at)
+            method = decode_method(data[at + 7 : header - 1])
+            assert isinstance(method, BasicDeliver)
+            body = header + frame_length(data, header)
+            at = body
+            while at < len(data) and data[at] != METHOD:
+                at += frame_length(data, at)
+            section = data[header + 19 : body - 1]
+            raw = self._incoming.sections(method, section, joined(data, body, at))
+            is_again = method.redelivered or method.delivery_tag < self._again
+            yield Parcel(Message.parse(raw), is_again)
+
+    async def settle(self, batch: Batch) -> None:
+        await self._settle(batch.end)
+
+    async def _settle(self, end: int) -> None:
+        await self._http.ask("POST", f"{self._path}/settle", {**self._rights, "end": end})
+
+    async def forget(self) -> None:
+        await self._http.ask("DELETE", self._path)
+
+    async def close(self) -> None:
+        await self._http.close()
+
+
+@final
+class TallymarkTarget(Target):
+    def __init__(self, url: str, exchange: str, key: str | None, stamp: Stamp) -> None:
+        """key: None: each message's own routing key."""
+        self._http = Http(url, f"target {exchange or 'queue ' + str(key)}")
+        self._exchange = exchange
+        self._key = key
+        self._stamp = stamp
+        self._outgoing = Outgoing()
+        self._sink = ""
+        self._path = ""
+        self._batch = 0
+        """Number of the last batch, where they have none of their own."""
+
+    async def open(self, origin: str) -> int | None:
+        self._sink = origin or f"shovel:{self._stamp.name}:{uuid4().hex}"
+        names = (self._http.vhost, self._sink)
+        self._path = "/api/tallymark/sinks/" + "/".join(quote(name, safe="") for name in names)
+        found = await self._http.ask("GET", "/api/tallymark/sinks")
+        for row in found["sinks"]:
+            if (row["vhost"], row["name"]) == (self._http.vhost, self._sink):
+                return int(row["batch"])
+        return 0 if origin else None
+
+    async def put(self, batch: Batch) -> None:
+        self._batch += 1
+        staged = []
+        for frames, count in self._chunks(batch):
+            data, _ = await self._http.bytes("POST", f"{self._path}/stage?count={count}", frames)
+            staged.append(json.loads(data)["staging"])
+        wanted = {
+            "identity": self._sink,
+            "batch": batch.end or self._batch,
+            "staging": staged,
+            "forget_ms": 0 if batch.end else FORGET_MS,
+        }
+        await self._http.ask("POST", f"{self._path}/commit", wanted)
+
+    def _chunks(self, batch: Batch) -> Iterator[tuple[bytes, int]]:
+        """Return frames to stage, and how many messages they are."""
+        parts: list[bytes] = []
+        size = count = 0
+        for parcel in batch.parcels:
+            section, body, _ = self._outgoing.content(self._stamp.put_on(parcel).encode())
+            key = parcel.key if self._key is None else self._key
+            publish = encode_method(BasicPublish(self._exchange, key, mandatory=True))
+            parts.append(frame(METHOD, CHANNEL, publish))
+            parts.append(content_frames(CHANNEL, section, body, FRAME_MAX))
+            size += len(parts[-1])
+            count += 1
+            if size >= STAGE_BYTES:
+                yield b"".join(parts), count
+                parts, size, count = [], 0, 0
+        if count:
+            yield b"".join(parts), count
+
+    async def forget(self) -> None:
+        await self._http.ask("DELETE", self._path)
+
+    async def close(self) -> None:
+        await self._http.close()

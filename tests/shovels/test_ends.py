@@ -1,0 +1,271 @@
+"""Sources and targets against real brokers: what is kept of a message, and what a crash between the
+target's answer and the source's settlement leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pika
+import pytest
+from typer.testing import CliRunner
+
+from tallymark.cli.app import build
+from tallymark.shovels.ends import Batch, ShovelFailed, Source, Target
+from tallymark.shovels.making import ends_of
+from tallymark.shovels.plan import Plan
+from tallymark.shovels.runner import Runner
+from tallymark.shovels.shovel import Pace
+from tests.support.patience import until
+from tests.support.process import BrokerProcess
+
+PAIRS = [("amqp", "amqp"), ("amqp", "http"), ("http", "amqp"), ("http", "http"), ("amqp10", "amqp")]
+PACE = Pace(batch=4, follows=False, persists=False)
+RICH = pika.BasicProperties(
+    content_type="text/plain", content_encoding="utf-8", delivery_mode=2, priority=3,
+    correlation_id="c", reply_to="r", expiration="3600000", message_id="m", timestamp=1_700_000_000,
+    type="t", app_id="a", headers={"n": 7, "flag": True, "table": {"list": [1, "x"]}, "none": None},
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[BrokerProcess]]:
+    folder = tmp_path_factory.mktemp("shovels")
+    with BrokerProcess(folder / "a") as first, BrokerProcess(folder / "b") as second:
+        yield [first, second]
+
+
+def address(broker: BrokerProcess, scheme: str) -> str:
+    port = broker.http_port if scheme == "http" else broker.amqp_port
+    return f"{scheme}://guest:guest@127.0.0.1:{port}"
+
+
+def channel_of(broker: BrokerProcess) -> Any:
+    return pika.BlockingConnection(pika.ConnectionParameters(port=broker.amqp_port)).channel()
+
+
+def declared(brokers: list[BrokerProcess], queue: str) -> tuple[Any, Any]:
+    """Channels of both brokers, which have the queue."""
+    found = [channel_of(broker) for broker in brokers]
+    for channel in found:
+        channel.queue_declare(queue, durable=True)
+        channel.confirm_delivery()
+    return found[0], found[1]
+
+
+def got(channel: Any, queue: str) -> list[tuple[pika.BasicProperties, bytes]]:
+    """All messages of a queue, which are settled."""
+    found = []
+    while (answer := channel.basic_get(queue, auto_ack=True))[0] is not None:
+        found.append((answer[1], answer[2]))
+    return found
+
+
+def plan_of(brokers: list[BrokerProcess], pair: tuple[str, str], queue: str, **more: str) -> Plan:
+    table = {"name": "s", "from": address(brokers[0], pair[0]), "queue": queue}
+    return Plan.from_table({**table, "to": address(brokers[1], pair[1]), **more})
+
+
+def move(plan: Plan, count: int) -> None:
+    """Move so many messages, without a failure."""
+    runner, problems = moved(plan, count)
+    assert (problems, runner.shovel.moved) == ([], count)
+
+
+def moved(plan: Plan, count: int) -> tuple[Runner, list[str]]:
+    """Run a shovel for so many messages; also, why it failed."""
+    problems: list[str] = []
+    pace = replace(PACE, most=count)
+    runner = Runner(pace, lambda: ends_of(plan, "me", pace), lambda s: problems.append(s.problem))
+    asyncio.run(runner.run())
+    return runner, problems
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_a_message_is_moved_with_all_that_it_says(
+    brokers: list[BrokerProcess], pair: tuple[str, str]
+) -> None:
+    queue = f"rich-{'-'.join(pair)}"
+    source, target = declared(brokers, queue)
+    bodies = [b"%d" % i for i in range(9)]
+    for body in bodies:
+        source.basic_publish("", queue, body, RICH)
+    move(plan_of(brokers, pair, queue), 9)
+    found = got(target, queue)
+    assert [body for _, body in found] == bodies
+    assert got(source, queue) == []
+    said = found[0][0]
+    assert said.headers.pop("x-shovelled") == [
+        {
+            "shovelled-by": "me", "shovel-name": "s", "src": queue, "redelivered": False,
+            "routing-key": queue,
+        }
+    ]  # fmt: skip
+    assert said.__dict__ == RICH.__dict__
+
+
+async def crash_after_put(source: Source, target: Target) -> Batch:
+    """Move a batch up to its settlement, which never comes."""
+    await source.open()
+    await source.begin(await target.open(source.origin))
+    batch = await source.take(4)
+    assert batch is not None
+    await target.put(batch)
+    await source.close()
+    await target.close()
+    return batch
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_what_comes_again_after_a_crash_is_flagged_or_has_no_effect(
+    brokers: list[BrokerProcess], pair: tuple[str, str]
+) -> None:
+    queue = f"crash-{'-'.join(pair)}"
+    source, target = declared(brokers, queue)
+    for i in range(6):
+        source.basic_publish("", queue, b"%d" % i, pika.BasicProperties(delivery_mode=2))
+    plan = plan_of(brokers, pair, queue)
+    batch = asyncio.run(crash_after_put(*ends_of(plan, "me", PACE)))
+    left = 6 - len(batch.parcels) if pair == ("http", "http") else 6
+    move(plan, left)
+    found = got(target, queue)
+    first = [b"%d" % i for i in range(len(batch.parcels))]
+    if pair == ("http", "http"):
+        assert [body for _, body in found] == [b"0", b"1", b"2", b"3", b"4", b"5"]
+        assert not any(said.headers["x-shovelled"][0]["redelivered"] for said, _ in found)
+        return
+    assert sorted(body for _, body in found) == sorted([*first, b"0", b"1", b"2", b"3", b"4", b"5"])
+    again = found[len(first) :]
+    flagged = {body for said, body in again if said.headers["x-shovelled"][0]["redelivered"]}
+    assert flagged >= set(first)
+
+
+def test_names_that_brokers_act_on_are_told_and_not_repeated(brokers: list[BrokerProcess]) -> None:
+    source, target = declared(brokers, "acted-on")
+    said = pika.BasicProperties(user_id="guest", headers={"CC": ["acted-on"]})
+    source.exchange_declare("elsewhere", "fanout")
+    source.queue_bind("acted-on", "elsewhere")
+    source.basic_publish("elsewhere", "k", b"x", said)
+    move(plan_of(brokers, ("amqp", "amqp"), "acted-on"), 1)
+    assert [body for _, body in got(target, "acted-on")] == [b"x"]
+
+
+def test_keys_are_kept_towards_an_exchange(brokers: list[BrokerProcess]) -> None:
+    for scheme in ("amqp", "http"):
+        queue = f"keys-{scheme}"
+        source, target = declared(brokers, queue)
+        for channel in (source, target):
+            channel.exchange_declare("events", "topic", durable=True)
+            channel.queue_bind(queue, "events", f"{scheme}.*")
+        source.basic_publish("events", f"{scheme}.a/b", b"x")
+        move(plan_of(brokers, ("amqp", scheme), queue, **{"to-exchange": "events"}), 1)
+        answer = target.basic_get(queue, auto_ack=True)
+        assert (answer[0].exchange, answer[0].routing_key) == ("events", f"{scheme}.a/b")
+
+
+def test_a_message_that_nobody_takes_stays(brokers: list[BrokerProcess]) -> None:
+    source, target = declared(brokers, "unbound")
+    target.exchange_declare("nobody", "fanout")
+    source.basic_publish("", "unbound", b"x")
+    for scheme in ("amqp", "http"):
+        plan = plan_of(brokers, ("amqp", scheme), "unbound", **{"to-exchange": "nobody"})
+        runner, problems = moved(plan, 1)
+        assert (len(problems), runner.shovel.moved) == (1, 0)
+    assert [body for _, body in got(source, "unbound")] == [b"x"]
+
+
+async def refusal(of: Coroutine[Any, Any, Any]) -> ShovelFailed:
+    with pytest.raises(ShovelFailed) as found:
+        await of
+    return found.value
+
+
+def test_refusals_say_which_side_and_whether_they_may_pass(brokers: list[BrokerProcess]) -> None:
+    for scheme in ("amqp", "amqp10", "http"):
+        plan = plan_of(brokers, (scheme, scheme), "not-there")
+        source, target = ends_of(plan, "me", PACE)
+        found = asyncio.run(refusal(source.open()))
+        assert str(found).startswith("source ")
+        assert "not-there" in str(found)
+        assert not found.may_pass
+    away = Plan.from_table(
+        {"name": "s", "from": "amqp://127.0.0.1:1", "queue": "q", "to": "http://127.0.0.1:1"}
+    )
+    source, target = ends_of(away, "me", PACE)
+    assert asyncio.run(refusal(source.open())).may_pass
+    assert asyncio.run(refusal(target.open(""))).may_pass
+
+
+def command(*words: str, code: int = 0) -> str:
+    done = CliRunner().invoke(build(), ["move", *words])
+    assert done.exit_code == code, done.output
+    return done.stdout if code == 0 else done.stderr
+
+
+def test_the_command_moves_between_brokers_and_leaves_nothing_behind(
+    brokers: list[BrokerProcess],
+) -> None:
+    source, target = declared(brokers, "commanded")
+    for i in range(5):
+        source.basic_publish("", "commanded", b"%d" % i)
+    here, there = address(brokers[0], "http"), address(brokers[1], "http")
+    said = command("--from", here, "--queue", "commanded", "--to", there, "--count", "2")
+    assert said == f"2 moved to 'commanded' of http://127.0.0.1:{brokers[1].http_port}\n"
+    said = command("commanded", "--to", there, "--url", here)
+    assert said.startswith("3 moved")
+    assert [body for _, body in got(target, "commanded")] == [b"0", b"1", b"2", b"3", b"4"]
+    kept = [brokers[0].http("GET", "/api/tallymark/subscriptions")[1]["subscriptions"],
+            brokers[1].http("GET", "/api/tallymark/sinks")[1]["sinks"]]  # fmt: skip
+    assert [row for rows in kept for row in rows if row["name"].startswith("shovel:move:")] == []
+
+
+def test_the_command_says_what_is_wrong() -> None:
+    assert "once" in command("a", "b", "--queue", "a", code=2)
+    assert "expected an address" in command("a", "--to", "ftp://x", code=2)
+    assert "within a broker" in command("a", "--to", "http://x", "--dry-run", code=2)
+    assert "with --from or --to" in command("a", "b", "--follow", code=2)
+
+
+def test_a_broker_runs_the_shovels_of_its_configuration(
+    brokers: list[BrokerProcess], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    source, target = declared(brokers, "configured")
+    for i in range(5):
+        source.basic_publish("", "configured", b"%d" % i)
+    tables = [
+        {"name": "good", "from": address(brokers[0], "http"), "queue": "configured",
+         "to": address(brokers[1], "http")},
+        {"name": "bad", "from": address(brokers[0], "amqp"), "queue": "none",
+         "to": address(brokers[1], "amqp")},
+    ]  # fmt: skip
+    folder = tmp_path_factory.mktemp("runs")
+    config = folder / "tallymark.toml"
+    lines = [f"{key} = {json.dumps(value)}" for key, value in tables[0].items()]
+    lines += ["[[shovels]]", *(f"{key} = {json.dumps(value)}" for key, value in tables[1].items())]
+    config.write_text("\n".join(["[[shovels]]", *lines]) + "\n")
+    with BrokerProcess(folder / "data", config=str(config)) as runs:
+        bodies: list[bytes] = []
+        for _, _, body in target.consume("configured", auto_ack=True):
+            bodies.append(body)
+            if len(bodies) == 5:
+                break
+        assert bodies == [b"0", b"1", b"2", b"3", b"4"]
+
+        def rows() -> dict[str, Any]:
+            found = runs.http("GET", "/api/tallymark/shovels")[1]["shovels"]
+            return {row["name"]: row for row in found}
+
+        until(lambda: rows()["good"]["moved"] == 5 and rows()["bad"]["failures"] > 0, what="rows")
+        shown = rows()
+        assert "guest" not in json.dumps(shown)
+        assert "none" in shown["bad"]["problem"]
+        listed = {row["name"]: row for row in runs.http("GET", "/api/shovels")[1]}
+        assert (listed["good"]["type"], listed["good"]["state"]) == ("static", "running")
+        metrics = runs.http_bytes("GET", "/metrics")[1].decode()
+        assert 'tallymark_shovel_moved_total{shovel="good"} 5.0' in metrics
+        config.write_text("")
+        assert runs.http("POST", "/api/tallymark/config/reload")[1]["changed"] == ["shovels"]
+        assert rows() == {}
