@@ -8,17 +8,29 @@ import threading
 from array import array
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
+
+import pytest
 
 from tallymark.engine.message import Payload
 from tallymark.engine.record import Record
 from tallymark.journal.files import Files
+from tallymark.journal.home import Home
 from tallymark.journal.journal import Journal
 from tallymark.stored.annotations import Route
 from tallymark.stored.records import ENTERED, PAYLOAD, SETTLED
+from tests.support.long import long
 from tests.support.patience import PATIENCE_S
 
 ROUTE = Route("orders", "eu.paid")
 TIME = 1_700_000_000_000
+HOMES = [
+    "local",
+    "memory",
+    pytest.param("postgresql", marks=long(ci=False)),  # its twin in memory is brief
+]
+"""Homes of a journal: its folder, and those of which the folder is a copy."""
+local = pytest.mark.parametrize("disk", ["local"], indirect=True)
 
 
 def payload(
@@ -87,7 +99,9 @@ class Disk:
     def open(self, **settings: object) -> list[Record]:
         """Open and recover; the journal is not started."""
         chosen = {**self.settings, **settings}
-        self.journal = Journal(self.folder, self._failed, files=self.files, **chosen)  # type: ignore[arg-type]
+        self.journal = Journal(
+            self.folder, self._failed, files=self.files, home=self.home(), **chosen  # type: ignore[arg-type]
+        )  # fmt: skip
         try:
             found = []
             for record in self.journal.recovered():
@@ -98,6 +112,10 @@ class Disk:
             self.journal.close()
             raise
         return found
+
+    def home(self) -> Home | None:
+        """The journal's home; the folder is a copy of what is there."""
+        return None
 
     def start(self, **settings: object) -> list[Record]:
         found = self.open(**settings)
@@ -143,3 +161,49 @@ class Disk:
 
     def segments(self) -> list[Path]:
         return sorted(p for p in self.folder.glob("0*.segment"))
+
+    def change(self, name: str, data: bytes) -> None:
+        """Change what the journal's home says of a file, as damage does. The journal is closed."""
+        (self.folder / name).write_bytes(data)
+
+    def remove(self, name: str) -> None:
+        """Lose a file of the journal's home. The journal is closed."""
+        (self.folder / name).unlink()
+
+
+class Keeper(Protocol):
+    """A home that outlives the journals that write to it."""
+
+    def home(self) -> Home:
+        """The home of who leads from now on."""
+
+    def fill(self, folder: Path) -> None:
+        """Make a folder a copy of what is there."""
+
+    def change(self, name: str, data: bytes) -> None:
+        """Let it say this of a file."""
+
+    def remove(self, name: str) -> None:
+        """Lose a file."""
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+
+
+class Elsewhere(Disk):
+    """A journal with a home outside of its folder, which is a copy of it at each start."""
+
+    def __init__(self, folder: Path, keeper: Keeper, **settings: object) -> None:
+        super().__init__(folder, **settings)  # type: ignore[arg-type]
+        self.keeper = keeper
+
+    def home(self) -> Home | None:
+        home = self.keeper.home()
+        self.keeper.fill(self.folder)
+        return home
+
+    def change(self, name: str, data: bytes) -> None:
+        self.keeper.change(name, data)
+
+    def remove(self, name: str) -> None:
+        self.keeper.remove(name)

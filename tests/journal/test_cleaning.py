@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tallymark.engine.message import Payload
@@ -13,12 +11,7 @@ from tallymark.journal.recovery import JournalCorrupt
 from tallymark.journal.verify import verify
 from tallymark.stored.layout import SEALED, header_at
 from tallymark.stored.records import ENTERED, LIVE, PAYLOAD, SETTLED
-from tests.journal.builders import TIME, Disk, all_shown, entering, settling
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Disk:
-    return Disk(tmp_path)
+from tests.journal.builders import TIME, Disk, all_shown, entering, local, settling
 
 
 def fill(disk: Disk, first: int, turns: int, size: int = 600) -> list[Payload]:
@@ -94,7 +87,7 @@ def test_ledgers_replay_as_their_segments_did(disk: Disk) -> None:
     assert numbers(disk, ".ledger")
     disk.journal.close()
     for name in disk.names(".checkpoint"):
-        (disk.folder / name).unlink()
+        disk.remove(name)
     assert all_shown(disk.start()) == expected
     disk.journal.close()
 
@@ -111,7 +104,7 @@ def test_a_fallback_checkpoint_replays_through_ledgers_from_its_own_block_on(dis
     disk.journal.close()
     data = bytearray((disk.folder / newer).read_bytes())
     data[20] ^= 1
-    (disk.folder / newer).write_bytes(data)
+    disk.change(newer, bytes(data))
     found = disk.start()
     assert [r.first for r in found if r.kind == LIVE] == [1, 2, 3, 4, 5, 6]
     assert [r.first for r in found if r.kind == ENTERED] == list(range(7, 15))
@@ -135,6 +128,7 @@ def test_a_live_message_keeps_its_segment(disk: Disk) -> None:
     disk.journal.close()
 
 
+@local
 def test_what_a_turn_released_counts_only_once_the_turn_is_on_disk(disk: Disk) -> None:
     disk.start(sync="never")  # nothing is on disk until a segment is sealed
     made = fill(disk, 1, 4)
@@ -174,7 +168,7 @@ def test_retaining_what_is_gone_refuses_the_start_unless_accepted(disk: Disk) ->
     made = fill(disk, 1, 12)
     checkpoint(disk, made)
     disk.journal.close()
-    disk.segments()[0].unlink()
+    disk.remove(disk.segments()[0].name)
     first = made[0]
     disk.open()
     assert not disk.journal.retain(first.position, first.size)
@@ -252,6 +246,7 @@ def test_sparse_segments_are_emptied_by_relocation(disk: Disk) -> None:
     disk.journal.close()
 
 
+@local
 @pytest.mark.parametrize("reached_disk", [False, True])
 def test_a_crash_around_a_relocation_finds_the_bytes(disk: Disk, reached_disk: bool) -> None:
     disk.start(sync="never")

@@ -17,12 +17,7 @@ from tallymark.journal.journal import Journal
 from tallymark.journal.recovery import JournalCorrupt
 from tallymark.journal.verify import verify
 from tallymark.stored.records import COUNTERS, ENTERED, LEASED, LIVE, PAYLOAD
-from tests.journal.builders import TIME, Disk, all_shown, entering, payload, settling, shown
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Disk:
-    return Disk(tmp_path / "data")
+from tests.journal.builders import TIME, Disk, all_shown, entering, local, payload, settling, shown
 
 
 def firsts(records: list[Record]) -> list[int]:
@@ -97,6 +92,7 @@ def test_a_fresh_folder_holds_four_segments_at_most(disk: Disk) -> None:
     assert sum(p.stat().st_size for p in disk.folder.iterdir()) < 4 * 4096 + 1000
 
 
+@local
 @pytest.mark.parametrize("sync", ["commit", "interval", "never"])
 def test_every_mode_reports_and_keeps_everything(disk: Disk, sync: str) -> None:
     disk.start(sync=sync, interval_ms=5)
@@ -108,6 +104,7 @@ def test_every_mode_reports_and_keeps_everything(disk: Disk, sync: str) -> None:
     disk.journal.close()
 
 
+@local
 def test_without_commit_synced_is_what_was_written_and_durable_is_not(disk: Disk) -> None:
     disk.start(sync="never")
     start = disk.journal.end
@@ -118,6 +115,7 @@ def test_without_commit_synced_is_what_was_written_and_durable_is_not(disk: Disk
     disk.journal.close()
 
 
+@local
 def test_a_torn_tail_is_no_corruption_in_a_mode_that_never_synced_it(disk: Disk) -> None:
     """Headers carry what was on disk, not what was reported."""
     disk.start(sync="never")
@@ -132,6 +130,7 @@ def test_a_torn_tail_is_no_corruption_in_a_mode_that_never_synced_it(disk: Disk)
     disk.journal.close()
 
 
+@local
 def test_the_interval_syncs_by_itself(disk: Disk) -> None:
     disk.start(sync="interval", interval_ms=1)
     disk.journal.commit(entering(1), TIME)
@@ -160,6 +159,7 @@ def test_an_opener_that_fails_leaves_the_folder_to_the_next(tmp_path: Path) -> N
     Journal(tmp_path, lambda error: None).close()
 
 
+@local
 def test_a_second_opener_is_told_who_has_the_folder(disk: Disk) -> None:
     disk.start()
     with pytest.raises(FolderInUse, match=f"in use by process {os.getpid()}") as refused:
@@ -202,7 +202,7 @@ def test_a_missing_segment_is_corruption(disk: Disk) -> None:
         disk.journal.commit(entering(number, 1, 500), TIME)
     disk.wait()
     disk.journal.close()
-    disk.segments()[1].unlink()
+    disk.remove(disk.segments()[1].name)
     with pytest.raises(JournalCorrupt, match="segments 2 to 2 are missing"):
         disk.open()
     found = firsts(disk.start(accept_loss=True))
@@ -228,8 +228,7 @@ def test_a_row_finds_its_payload_however_long_ago_it_was(disk: Disk) -> None:
     disk.journal.commit([lease], TIME)
     disk.wait()
     disk.journal.close()
-    disk.journal = Journal(disk.folder, lambda error: None)
-    last = list(disk.journal.recovered())[-1]
+    last = disk.open()[-1]
     assert shown(last) == shown(lease)
     disk.journal.close()
 
@@ -254,7 +253,7 @@ def test_a_large_checkpoint_gives_every_live_row_its_payload(disk: Disk) -> None
 def test_the_start_asks_for_the_replay_first(disk: Disk) -> None:
     disk.start()
     disk.journal.close()
-    disk.journal = Journal(disk.folder, lambda error: None)
+    disk.journal = Journal(disk.folder, lambda error: None, home=disk.home())
     with pytest.raises(AssertionError, match="use up `recovered`"):
         disk.journal.start()
     disk.journal.close()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,15 +10,17 @@ from tallymark.engine.message import Payload
 from tallymark.engine.record import Record
 from tallymark.journal.journal import BytesLost, Journal
 from tallymark.stored.records import COUNTERS, ENTERED, LIVE, PAYLOAD, SETTLED
-from tests.journal.builders import TIME, Disk, all_shown, entering, payload, settling
+from tests.journal.builders import HOMES, TIME, Disk, all_shown, entering, payload, settling
 from tests.support.memory_journal import MemoryJournal
+
+pytestmark = pytest.mark.parametrize("disk", ["twin", *HOMES], indirect=True)
 
 
 class OnDisk:
-    """The real one. `synced` is waited for; restarts reopen the folder."""
+    """The real one, in each of its homes. `synced` is waited for; restarts reopen the folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self.disk = Disk(folder / "data")
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
         self.disk.start()
 
     @property
@@ -39,7 +40,7 @@ class OnDisk:
 
 
 class InMemory:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         self.journal = MemoryJournal(4096)
         self.journal.start()
 
@@ -63,10 +64,9 @@ class InMemory:
 Kept = OnDisk | InMemory
 
 
-@pytest.fixture(params=[OnDisk, InMemory])
-def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kept]:
-    make: Callable[[Path], Kept] = request.param
-    made = make(tmp_path)
+@pytest.fixture
+def kept(disk: Disk | None) -> Iterator[Kept]:
+    made = InMemory() if disk is None else OnDisk(disk)
     yield made
     made.close()
 

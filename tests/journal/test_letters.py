@@ -3,8 +3,6 @@ may lie segments before it, before a checkpoint, or that was moved meanwhile."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tallymark.engine.message import Payload
@@ -17,11 +15,6 @@ from tests.journal.test_cleaning import checkpoint, fill, numbers, settle
 
 WORK, PARKING = 5, 6
 HISTORY = b'{"v":1,"form":3,"deaths":[{"queue":"work","reason":"rejected","count":1}]}'
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Disk:
-    return Disk(tmp_path)
 
 
 def died(source: int, p: Payload, sequence: int, lo: int = 0, n: int = 1) -> list[Record]:
@@ -226,7 +219,7 @@ def test_a_letter_is_found_through_ledgers_when_the_newest_checkpoint_is_damaged
     disk.journal.close()
     data = bytearray((disk.folder / newest).read_bytes())
     data[20] ^= 1
-    (disk.folder / newest).write_bytes(data)
+    disk.change(newest, bytes(data))
     found = disk.start()
     letter = letters(found)[0]
     assert payload_of(letter) is payload_of(found[0])
