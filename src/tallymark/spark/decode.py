@@ -121,13 +121,15 @@ def decode_payload(
 ) -> Iterator[pa.RecordBatch]:
     """The messages `which` of the payload that row `row` of a journal's block stores, as batches
     of the columns `names`; what only a queue knows of them is 0 or null there."""
-    payload = block.rows[np.full(len(which), row)]
+    payload = block.rows[row]
     bounds = block.bounds.astype(np.int64)
-    message_id, arrived_ms = _by_columns(bounds, payload, which)
-    own_route = payload["flags"] & layout.ROUTE_COLUMN != 0
-    bound = payload["lo"].astype(np.int64) + which
-    start = payload["at"] + np.int64(block.header.at)
     nothing = np.zeros(len(which), np.int64)
+    message_id, arrived_ms = _by_columns(bounds, block.rows[row : row + 1], nothing, which)
+    bound = int(payload["lo"]) + which
+    start = int(payload["at"]) + block.header.at
+    route = nothing + int(payload["owner"])
+    if payload["flags"] & layout.ROUTE_COLUMN:
+        route = bounds[route + which]
     places = _Places(
         sequence=nothing,
         lease=nothing - 1,
@@ -135,10 +137,8 @@ def decode_payload(
         message_id=message_id,
         arrived_ms=arrived_ms,
         redelivered=nothing > 0,
-        route=np.where(
-            own_route, bounds[np.where(own_route, payload["owner"] + which, 0)], payload["owner"]
-        ),
-        format=payload["reason"].astype(np.int64),
+        route=route,
+        format=nothing + int(payload["reason"]),
         starts=start + bounds[bound],
         ends=start + bounds[bound + 1],
         known=nothing,
@@ -194,6 +194,61 @@ def _batches(
 
 
 def _find_messages(block: Block, fence: int = 0) -> tuple[_Places, letters.Table | None]:
+    ranges, payload = _find_ranges(block)
+    # A field of a range, or of its payload, becomes that of each message by [of].
+    of, step = spread(ranges["count"].astype(np.int64))
+    message = ranges["lo"].astype(np.int64)[of] + step
+    bounds = block.bounds.astype(np.int64)
+    bound = payload["lo"].astype(np.int64)[of] + message
+    own_route = payload["flags"] & layout.ROUTE_COLUMN != 0
+    route = payload["owner"][of]
+    if own_route.any():
+        route_bound = np.where(own_route[of], route + message, 0)
+        _check_bounds(block, route_bound)
+        route = np.where(own_route[of], bounds[route_bound], route)
+    _check_bounds(block, bound + 1)
+    message_id, arrived_ms = _by_columns(bounds, payload, of, message)
+    elsewhere = payload["flags"] & layout.ELSEWHERE != 0
+    begin = payload["at"] + np.int64(block.header.at)
+    start = np.where(elsewhere, payload["payload"], begin)[of]
+    starts, ends = start + bounds[bound], start + bounds[bound + 1]
+    alone = (elsewhere & (payload["flags"] & layout.COLUMNS != 0))[of]
+    if alone.any():
+        sizes = ends[alone] - starts[alone]
+        starts[alone] = _own_column(bounds, payload, of[alone], message[alone], 2)
+        ends[alone] = starts[alone] + sizes
+    leased = ranges["kind"] == LEASED
+    times = ranges["other"] & 0xFFFF_FFFF
+    handed_out = np.where(leased, ranges["flags"], np.where(ranges["kind"] == LIVE, times, 0))
+    said = letters.read_table(block, ranges)
+    places = _Places(
+        sequence=ranges["first"][of] + step,
+        lease=np.where(leased[of], ranges["other"][of] + step, -1),
+        fence=np.full(len(of), fence),
+        message_id=message_id,
+        arrived_ms=arrived_ms,
+        redelivered=(handed_out > 0)[of],
+        route=route,
+        format=payload["reason"].astype(np.int64)[of],
+        starts=starts,
+        ends=ends,
+        known=np.zeros(len(of), np.int64) if said is None else said[1][of],
+    )
+    end = block.header.at + block.header.length
+    if len(of) and not (
+        ((payload["at"] > 0) | elsewhere).all()
+        and (places.starts <= places.ends).all()
+        and (elsewhere[of] | (places.ends <= end)).all()
+        and int(places.route.min()) >= 0
+        and int(places.route.max()) < block.header.routes
+    ):
+        raise layout.LayoutError(f"a message lies outside its block of {block.header.length}")
+    return places, None if said is None else said[0]
+
+
+def _find_ranges(block: Block) -> tuple[Any, Any]:
+    """The rows of a block that are ranges of messages with bytes, and for each the row of the
+    payload that it means. Raises LayoutError for a range that is not within one."""
     rows = block.rows
     payloads = rows[rows["kind"] == PAYLOAD]
     ranges = rows[np.isin(rows["kind"], (LEASED, ENTERED, LIVE)) & (rows["payload"] >= 0)]
@@ -203,75 +258,38 @@ def _find_messages(block: Block, fence: int = 0) -> tuple[_Places, letters.Table
     meant = order[np.where(known, found, 0)] if len(payloads) else np.zeros(len(ranges), np.int64)
     if len(ranges) and not (len(payloads) and known.all()):
         raise layout.LayoutError("a row means a payload that is not in its block")
-    if not (payloads["payload"][meant] == ranges["payload"]).all():
+    payload = payloads[meant]
+    if not (payload["payload"] == ranges["payload"]).all():
         raise layout.LayoutError("a row means a payload that is not in its block")
-
-    range_of, step = spread(ranges["count"].astype(np.int64))
-    row, payload = ranges[range_of], payloads[meant[range_of]]
-    message = row["lo"].astype(np.int64) + step
-    if (message >= payload["count"]).any():
+    ends = ranges["lo"].astype(np.int64) + ranges["count"]
+    if ((ranges["count"] > 0) & (ends > payload["count"])).any():
         raise layout.LayoutError("a row means more messages than its payload has")
-    bound = payload["lo"].astype(np.int64) + message
-    own_route = payload["flags"] & layout.ROUTE_COLUMN != 0
-    route_bound = np.where(own_route, payload["owner"] + message, 0)
-    if len(bound) and max(int(bound.max()) + 1, int(route_bound.max())) >= len(block.bounds):
+    return ranges, payload
+
+
+def _check_bounds(block: Block, at: Ints) -> None:
+    if len(at) and not 0 <= int(at.min()) <= int(at.max()) < len(block.bounds):
         raise layout.LayoutError(f"a payload's bounds lie outside the block's {len(block.bounds)}")
-    bounds = block.bounds.astype(np.int64)
-    message_id, arrived_ms = _by_columns(bounds, payload, message)
-    elsewhere = payload["flags"] & layout.ELSEWHERE != 0
-    start = np.where(elsewhere, payload["payload"], payload["at"] + np.int64(block.header.at))
-    starts, ends = start + bounds[bound], start + bounds[bound + 1]
-    alone = elsewhere & (payload["flags"] & layout.COLUMNS != 0)
-    if alone.any():
-        sizes = ends[alone] - starts[alone]
-        starts[alone] = _own_column(bounds, payload[alone], message[alone], 2)
-        ends[alone] = starts[alone] + sizes
-    leased = row["kind"] == LEASED
-    times = row["other"] & 0xFFFF_FFFF
-    handed_out = np.where(leased, row["flags"], np.where(row["kind"] == LIVE, times, 0))
-    said = letters.read_table(block, ranges)
-    places = _Places(
-        sequence=row["first"] + step,
-        lease=np.where(leased, row["other"] + step, -1),
-        fence=np.full(len(row), fence),
-        message_id=message_id,
-        arrived_ms=arrived_ms,
-        redelivered=handed_out > 0,
-        route=np.where(own_route, bounds[route_bound], payload["owner"]),
-        format=payload["reason"].astype(np.int64),
-        starts=starts,
-        ends=ends,
-        known=np.zeros(len(row), np.int64) if said is None else said[1][range_of],
-    )
-    end = block.header.at + block.header.length
-    if len(bound) and not (
-        ((payload["at"] > 0) | elsewhere).all()
-        and (places.starts <= places.ends).all()
-        and (elsewhere | (places.ends <= end)).all()
-        and int(places.route.min()) >= 0
-        and int(places.route.max()) < block.header.routes
-    ):
-        raise layout.LayoutError(f"a message lies outside its block of {block.header.length}")
-    return places, None if said is None else said[0]
 
 
-def _by_columns(bounds: Ints, payload: Any, message: Ints) -> tuple[Ints, Ints]:
+def _by_columns(bounds: Ints, payloads: Any, of: Ints, message: Ints) -> tuple[Ints, Ints]:
     """Message ids and arrivals: one after the other and all together, but where messages arrived
-    one by one and the payload has columns of its own."""
-    ids, arrivals = payload["first"] + message, payload["time"].astype(np.int64)
-    own = payload["flags"] & layout.COLUMNS != 0
+    one by one and the payload has columns of its own. of: each message's row in `payloads`."""
+    ids, arrivals = payloads["first"][of] + message, payloads["time"].astype(np.int64)[of]
+    own = (payloads["flags"] & layout.COLUMNS != 0)[of]
     if own.any():
-        ids[own] = _own_column(bounds, payload[own], message[own], 0)
-        arrivals[own] = _own_column(bounds, payload[own], message[own], 1)
+        ids[own] = _own_column(bounds, payloads, of[own], message[own], 0)
+        arrivals[own] = _own_column(bounds, payloads, of[own], message[own], 1)
     return ids, arrivals
 
 
-def _own_column(bounds: Ints, payload: Any, message: Ints, number: int) -> Ints:
-    """Return the column `number` of a payload with columns of its own, for each message: ids,
+def _own_column(bounds: Ints, payloads: Any, of: Ints, message: Ints, number: int) -> Ints:
+    """Return the column `number` of payloads with columns of their own, for each message: ids,
     arrivals, positions."""
-    count = payload["count"].astype(np.int64)
-    routes = np.where(payload["flags"] & layout.ROUTE_COLUMN != 0, count, 0)
-    at = payload["lo"].astype(np.int64) + count + 1 + routes + 2 * (number * count + message)
+    count = payloads["count"].astype(np.int64)
+    routes = np.where(payloads["flags"] & layout.ROUTE_COLUMN != 0, count, 0)
+    begin = payloads["lo"].astype(np.int64) + count + 1 + routes + 2 * number * count
+    at = begin[of] + 2 * message
     if int(at.max()) + 1 >= len(bounds):
         raise layout.LayoutError(f"columns of a payload lie outside the {len(bounds)} bounds")
     found: Ints = bounds[at] | bounds[at + 1] << 32
@@ -336,9 +354,9 @@ def _by_format(
     raw: pa.Buffer, starts: Ints, ends: Ints, formats: Ints, wanted: frozenset[str]
 ) -> dict[str, pa.Array]:
     """The cells of each wire format by its own reader, in the order they came in."""
+    if (formats == formats[0]).all():
+        return _of_format(int(formats[0]), raw, starts, ends, wanted)
     found = np.unique(formats).tolist()
-    if len(found) == 1:
-        return _of_format(found[0], raw, starts, ends, wanted)
     which = [np.flatnonzero(formats == one) for one in found]
     parts = [
         _of_format(one, raw, starts[at], ends[at], wanted)

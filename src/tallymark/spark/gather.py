@@ -23,17 +23,27 @@ def u8(data: NDArray[np.uint8], at: Ints) -> Ints:
 
 def u16(data: NDArray[np.uint8], at: Ints) -> Ints:
     """The big-endian 16-bit number at each position."""
-    return (u8(data, at) << 8) | u8(data, at + 1)
+    return _numbers(data, at, ">u2")
 
 
 def u32(data: NDArray[np.uint8], at: Ints) -> Ints:
     """The big-endian 32-bit number at each position."""
-    return (u16(data, at) << 16) | u16(data, at + 2)
+    return _numbers(data, at, ">u4")
 
 
 def u64(data: NDArray[np.uint8], at: Ints) -> Ints:
     """The big-endian 64-bit number at each position; from 2**63 on it comes out negative."""
-    return (u32(data, at) << 32) | u32(data, at + 4)
+    return _numbers(data, at, ">i8")
+
+
+def _numbers(data: NDArray[np.uint8], at: Ints, type: str) -> Ints:
+    """The numbers of that type at each position, read in one pass over a view of the bytes in
+    which a number begins at every one of them."""
+    size = np.dtype(type).itemsize
+    if len(data) < size:
+        data = np.concatenate([data, np.zeros(size - len(data), np.uint8)])
+    every: NDArray[Any] = np.ndarray((len(data) - size + 1,), type, data, 0, (1,))
+    return every[np.clip(at, 0, len(every) - 1)].astype(np.int64)
 
 
 def binary(
@@ -58,7 +68,7 @@ def binary(
     cells: Any = pa.Array.from_buffers(
         pa.binary(), 2 * rows - 1, [None, pa.py_buffer(offsets), raw.slice(base)]
     )
-    return cells.take(pa.array(np.arange(0, 2 * rows - 1, 2)))
+    return cells.take(pa.array(np.arange(0, 2 * rows - 1, 2, dtype=np.int32)))
 
 
 def text(values: pa.BinaryArray) -> pa.StringArray:
