@@ -43,7 +43,7 @@ def _numbers(data: NDArray[np.uint8], at: Ints, type: str) -> Ints:
     if len(data) < size:
         data = np.concatenate([data, np.zeros(size - len(data), np.uint8)])
     every: NDArray[Any] = np.ndarray((len(data) - size + 1,), type, data, 0, (1,))
-    return every[np.clip(at, 0, len(every) - 1)].astype(np.int64)
+    return every[np.minimum(np.maximum(at, 0), len(every) - 1)].astype(np.int64)
 
 
 def binary(
