@@ -12,6 +12,7 @@ from typing import Any
 import pika
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 from tallymark.spark import schema
 from tallymark.spark.blocks import blocks
@@ -19,6 +20,7 @@ from tallymark.spark.client import Client, Endpoint, Gone
 from tallymark.spark.command import cause
 from tallymark.spark.decode import decode_offsets
 from tallymark.spark.options import SourceOptions
+from tallymark.spark.source import TallymarkDataSource
 from tallymark.spark.starting import begin
 from tallymark.spark.streams import DataLoss, StreamTable, StreamTail, Stretch
 from tallymark.stored.layout import COLUMNS, LayoutError
@@ -138,6 +140,48 @@ def test_a_query_goes_on_from_its_checkpoint_in_batches_of_so_many_rows(
     with pytest.raises(Exception, match="deleted and made again") as refused:
         follow(spark, broker, "f", tmp_path / "f")
     assert "Begin with a new checkpoint" in cause(refused.value)
+
+
+@pytest.mark.parametrize("option", ["stream", "streams"])
+def test_the_first_batch_begins_where_it_began_although_latest_is_elsewhere_by_then(
+    broker: BrokerProcess, option: str
+) -> None:
+    name = f"latest.{option}"
+    publish(broker, name, 0, 5)
+    given = {
+        "url": broker.url, option: name, "startingOffsets": "latest", "partitions": "1",
+        "columns": "offset, message_id, body", "waitMs": "0",
+    }  # fmt: skip
+
+    def reader() -> Any:
+        return TallymarkDataSource(given).streamReader(StructType())  # type: ignore[arg-type]
+
+    killed = reader()
+    begun = killed.initialOffset()
+    publish(broker, name, 5, 5)
+    end = killed.latestOffset(begun, killed.getDefaultReadLimit())
+    publish(broker, name, 10, 5)
+    # Spark has the end of batch 0 in its log, and asks the next process for its start.
+    again = reader()
+    start = again.initialOffset()
+    assert start != begun
+    assert read(again, again.partitions(start, end)) == expected(5, 10)
+    after = again.latestOffset(end, again.getDefaultReadLimit())
+    assert read(again, again.partitions(end, after)) == expected(10, 15)
+    for one in (killed, again):
+        one.stop()
+
+
+def test_an_offset_of_an_earlier_version_does_not_say_where_its_query_began(
+    broker: BrokerProcess,
+) -> None:
+    publish(broker, "earlier", 0, 10)
+    tail = StreamTail(parsed(broker, "earlier", columns="offset, message_id, body"))
+    kept = {key: value for key, value in tail.initialOffset().items() if key != "began"}
+    end = tail.latestOffset({**kept, "offset": 4}, tail.getDefaultReadLimit())
+    assert end == {**kept, "offset": 10}
+    assert read(tail, tail.partitions({**kept, "offset": 4}, end)) == expected(4, 10)
+    tail.stop()
 
 
 def test_a_planned_range_is_held_against_retention(broker: BrokerProcess) -> None:

@@ -1,8 +1,10 @@
 """format("tallymark") with option `stream`: a stream by offset, followed or as a table.
 
 Nothing is leased and nothing is settled: what Spark has read stands in its checkpoint alone, as
-`{"stream", "id", "offset"}`, the offset to go on from. The id is the stream's, so that a checkpoint
-is not taken for one of a stream that was deleted and made again under its name.
+`{"stream", "id", "offset", "began"}`, the offset to go on from. The id is the stream's, so that a
+checkpoint is not taken for one of a stream that was deleted and made again under its name. `began`
+is where the query began: Spark keeps the end of its first batch and not the start, and asks for
+that again where the first batch has to be run again, when `latest` means another place.
 
 Retention waits for no reader. A batch's range is held by a *plan* from when it is planned to when
 the next one is; what was gone before is data loss: it fails the query, or, with failOnDataLoss
@@ -129,7 +131,10 @@ class StreamTail(Tail):
         self._options = options
         self._planner = _Planner(options)
         self._id = 0
-        self._beginning: int | None = None
+        self._initial: int | None = None
+        """What initialOffset has answered."""
+        self._began: int | None = None
+        """Where the query began; None: its checkpoint, of an earlier version, does not say."""
         self._planned: int | None = None
         """End of the newest batch."""
         self._target: int | None = None
@@ -141,9 +146,9 @@ class StreamTail(Tail):
     def initialOffset(self) -> dict[str, Any]:
         """Return the offset of startingOffsets or startingTimestamp; the same one at every call."""
         self._find()
-        if self._beginning is None:
-            self._beginning = self._planner.place(self._options.starting or "at=next")
-        return self.offset(self._beginning)
+        if self._initial is None:
+            self._initial = self._planner.place(self._options.starting or "at=next")
+        return self._offset(self._initial, self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._options.max_rows)
@@ -175,6 +180,7 @@ class StreamTail(Tail):
     def committed(self, offset: dict[str, Any]) -> int:
         """Return the number of an offset whose batch is committed: the broker need not know."""
         self._planned = self._place_of(offset)
+        self._began = offset.get("began")
         return self._planned
 
     def place(self, begin: int) -> dict[str, Any]:
@@ -215,6 +221,9 @@ class StreamTail(Tail):
         """Return the partitions of a batch; also the first call of a query that restarts in mid
         batch."""
         low, high = self._place_of(start), self._place_of(end)
+        began = end.get("began")
+        if began is not None and began != start.get("began"):
+            low = int(began)  # the first batch once more, from where it began then
         if low >= high:
             return []
         if (low, high) not in self._plans:
@@ -264,7 +273,11 @@ class StreamTail(Tail):
 
     def offset(self, offset: int) -> dict[str, Any]:
         """Return the offset with this number, for Spark's checkpoint."""
-        return {"stream": self._options.stream, "id": self._id, "offset": offset}
+        return self._offset(offset, self._began)
+
+    def _offset(self, offset: int, began: int | None) -> dict[str, Any]:
+        found = {"stream": self._options.stream, "id": self._id, "offset": offset}
+        return found if began is None else {**found, "began": began}
 
     def _place_of(self, offset: dict[str, Any]) -> int:
         name, id = offset["stream"], int(offset["id"])
