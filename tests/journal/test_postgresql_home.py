@@ -11,7 +11,7 @@ import pytest
 
 from tallymark.journal.postgresql import schema
 from tallymark.journal.postgresql.connection import Connection, connect, shown
-from tallymark.journal.postgresql.errors import LeadLost
+from tallymark.journal.postgresql.errors import LeadLost, OtherBytes
 from tallymark.journal.postgresql.home import ROW_BYTES, PostgresqlHome
 from tallymark.stored.layout import HEADER, SEALED, bare_block
 from tallymark.stored.segment import segment_name
@@ -113,6 +113,31 @@ def test_a_large_turn_is_rows_of_whole_blocks(led: Led) -> None:
     assert led.rows() == [
         (1 << 32 | offset, 0, data) for offset, data in zip(at, joined, strict=True)
     ]
+
+
+def test_bytes_of_another_writer_are_never_taken_for_ours(led: Led) -> None:
+    led.home.append(1, 0, [block(0)])
+    with pytest.raises(OtherBytes, match="a row at position 0x100000000 that this broker has not"):
+        led.home.append(1, 0, [block(5)])
+    with pytest.raises(OtherBytes):
+        led.home.append(1, 0, [block(0)])  # not in doubt: it cannot be there
+    assert led.rows() == [(1 << 32, 0, block(0))]
+
+
+def test_other_bytes_are_not_taken_for_ours_when_the_connection_was_lost_either(led: Led) -> None:
+    led.home.append(1, 0, [block(0)])
+    found = led.connection.execute(
+        "SELECT pid FROM pg_stat_activity WHERE query LIKE %s",
+        (f'%INSERT INTO "tallymark"."block_{led.journal}_1"%',),
+    ).fetchall()
+    assert len(found) == 1
+    led.connection.execute("SELECT pg_terminate_backend(%s, 60000)", found[0])
+    led.connection.execute(
+        "INSERT INTO tallymark.block VALUES (%s, %s, 0, 7, %s)",
+        (led.journal, 1 << 32 | 64, block(1)),
+    )
+    with pytest.raises(OtherBytes):
+        led.home.append(1, 64, [block(1)])
 
 
 def test_who_lost_the_lead_writes_nothing_any_more(led: Led, tmp_path: Path) -> None:

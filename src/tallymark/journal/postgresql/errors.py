@@ -23,5 +23,17 @@ class LeadLost(OSError):
 
 
 @final
+class OtherBytes(OSError):
+    """There is a row already where this broker, which leads, was to write the first."""
+
+    def __init__(self, position: int, found: object) -> None:
+        super().__init__(
+            errno.EEXIST,
+            f"the table has a row at position {position:#x} that this broker has not written "
+            f"(epoch, crc: {found}): another writer, or tables that are not this journal's",
+        )
+
+
+@final
 class SchemaRefused(Exception):
     """The database's tables are not what this program works with; the text says why."""

@@ -21,7 +21,7 @@ from psycopg.types.numeric import Int8
 
 from tallymark.journal.postgresql import schema
 from tallymark.journal.postgresql.connection import Connection, Link, Waiting
-from tallymark.journal.postgresql.errors import LeadLost
+from tallymark.journal.postgresql.errors import LeadLost, OtherBytes
 from tallymark.stored.layout import header_at
 from tallymark.stored.segment import parsed_name
 
@@ -66,7 +66,8 @@ class PostgresqlHome:
     # -- blocks
 
     def append(self, segment: int, offset: int, buffers: list[bytes]) -> None:
-        """Append whole blocks to a segment, which has `offset` bytes. Raises LeadLost, Stopped."""
+        """Append whole blocks to a segment, which has `offset` bytes. Raises LeadLost, OtherBytes,
+        Stopped."""
         rows = list(_rows(segment << 32 | offset, b"".join(buffers)))
 
         def work(connection: Connection, is_doubtful: bool) -> None:
@@ -75,14 +76,24 @@ class PostgresqlHome:
                 self._segment = segment
                 self._insert = _insert_into(self._journal, segment)
             for position, data in rows:
-                self._append_row(connection, position, data)
+                self._append_row(connection, position, data, is_doubtful)
 
         self._waiting.until_safe(self._appending, work)
 
-    def _append_row(self, connection: Connection, position: int, data: bytes) -> None:
+    def _append_row(
+        self, connection: Connection, position: int, data: bytes, is_doubtful: bool
+    ) -> None:
+        """Insert a row. Raises LeadLost, OtherBytes."""
         done = connection.execute(self._insert, self._row(position, data), prepare=True)
-        if not done.rowcount:  # the lead is lost, or the row is there from before
-            self._fence(connection)
+        if done.rowcount:
+            return
+        self._fence(connection)
+        found = connection.execute(
+            "SELECT epoch, crc FROM tallymark.block WHERE journal = %s AND position = %s",
+            (self._journal, position),
+        ).fetchone()
+        if not is_doubtful or found != (self.epoch, schema.checksum(data)):
+            raise OtherBytes(position, found)
 
     def _row(self, position: int, data: bytes) -> dict[str, object]:
         return {
