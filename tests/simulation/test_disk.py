@@ -78,6 +78,16 @@ def test_what_others_wrote_is_there(tmp_path: Path) -> None:
     assert all(image == {"users.json": b"{}"} for image in images(disk, tmp_path))
 
 
+def test_what_others_changed_since_the_start_is_there(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    (folder / "users.json").write_bytes(b"{}")
+    disk = Disk(folder, Process(World(1)), Faults(), Random(1), 1)
+    (folder / "new").write_bytes(b"{1}")
+    (folder / "new").rename(folder / "users.json")
+    assert all(image == {"users.json": b"{1}"} for image in images(disk, tmp_path))
+
+
 def test_the_power_goes_in_the_call_that_was_named(tmp_path: Path) -> None:
     disk = disk_on(tmp_path / "disk", Faults(crash_at=(2,)))
     files = disk.files

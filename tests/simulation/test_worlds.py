@@ -31,7 +31,7 @@ def test_some_worlds_hold() -> None:
 
 def test_a_seed_gives_the_same_history_each_time() -> None:
     """In processes of their own: nothing of the machine is in it."""
-    first, second = simulated("--seed", "3"), simulated("--seed", "3")
+    first, second = simulated("--seed", "254"), simulated("--seed", "254")
     assert first == second
     assert len(first.splitlines()) > 100
 

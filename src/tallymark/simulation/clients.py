@@ -12,10 +12,8 @@ from typing import Any, Final
 
 from tallymark.client import (
     ClientError,
-    CommitUncertain,
     Message,
     NotAccepted,
-    RollbackUncertain,
     Session,
     TimedOut,
     connect,
@@ -29,6 +27,9 @@ from tallymark.simulation.threads import Process
 from tallymark.simulation.world import SECOND_NS, World
 
 FANOUT: Final = "fan"
+WORKER: Final = "worker"
+"""User whose rights change. Passwords are as the names."""
+GUEST: Final = "guest"
 IDLE_MS: Final = 4000
 GONE: Final = (ClientError, OSError, TimeoutError)
 """Errors of a connection that a client takes as a reason to connect again."""
@@ -82,13 +83,14 @@ class Clients:
         protocol: str,
         goes_on: Callable[[], bool],
         work: Callable[[Session, Line], Coroutine[Any, Any, None]],
+        is_worker: bool = False,
     ) -> None:
         """Do the work on a connection, and again on another one when that is gone."""
         while goes_on():
             line: Line | None = None
             try:
                 ends: list[End] = []
-                async with self._connect(protocol, ends) as connection:
+                async with self._connect(protocol, ends, is_worker) as connection:
                     line = self.history.connected(name, self.broker.life)
                     self.lines[ends[-1]] = line
                     self.history.note(f"{name} connected, line {line.number}")
@@ -104,14 +106,16 @@ class Clients:
                     self.history.disconnected(line)
             await self.pause(0.05)
 
-    def _connect(self, protocol: str, ends: list[End]) -> Any:
+    def _connect(self, protocol: str, ends: list[End], is_worker: bool) -> Any:
+        user = WORKER if is_worker else GUEST
+
         async def opener(endpoint: Any, factory: Callable[[], Any]) -> Any:
             end, made = await self.network.connect(self.loop, AMQP, factory)
             ends.append(end)
             return end, made
 
         return connect(
-            f"{protocol}://guest:guest@broker", opener=opener, timeout=10, idle_timeout_ms=IDLE_MS
+            f"{protocol}://{user}:{user}@broker", opener=opener, timeout=10, idle_timeout_ms=IDLE_MS
         )
 
     # -- the topology
@@ -126,6 +130,8 @@ class Clients:
                     await session.declare_queue(queue.dead, arguments=queue.dead_arguments)
                 await session.declare_queue(queue.name, type=queue.type, arguments=queue.arguments)
                 await session.bind_queue(queue.name, FANOUT, "")
+            for stream in self.plan.streams:
+                await session.declare_queue(stream.name, type="stream", arguments=stream.arguments)
             done.append(True)
 
         done: list[bool] = []
@@ -146,10 +152,10 @@ class Clients:
                     if plan.transactional:
                         await self._in_transaction(session, sender, batch)
                     else:
-                        await asyncio.gather(*[self._send(sender, one) for one in batch])
+                        await asyncio.gather(*[self._send(plan, sender, one) for one in batch])
                     await self.pause(plan.pause_s)
 
-        await self.steadily(plan.name, plan.protocol, lambda: self.publishing, work)
+        await self.steadily(plan.name, plan.protocol, lambda: self.publishing, work, plan.is_worker)
 
     def _message(self, plan: PublisherPlan, line: Line, number: int) -> Published:
         name = f"{plan.name}.{line.number}.{number}"
@@ -160,7 +166,7 @@ class Clients:
             f"{plan.name}.{line.number}", number,
         )  # fmt: skip
 
-    async def _send(self, sender: Any, one: Published) -> None:
+    async def _send(self, plan: PublisherPlan, sender: Any, one: Published) -> None:
         self.history.publishes(one)
         try:
             await sender.send(Message(one.body, message_id=one.name), timeout=30)
@@ -168,6 +174,8 @@ class Clients:
             self.history.refused(one.name)
         else:
             self.history.confirmed(one.name)
+            if plan.is_worker:
+                self.history.permissions.confirmed(WORKER, one.at_ns, one.name)
 
     async def _in_transaction(self, session: Any, sender: Any, batch: list[Published]) -> None:
         work = self._work()
@@ -181,6 +189,8 @@ class Clients:
                     await sender.send(Message(one.body, message_id=one.name), timeout=30)
                 if rolls_back:
                     await tx.rollback()
+                else:
+                    self.history.works[work] = "committing"
             ended("rolled back" if rolls_back else "committed")
 
     def _work(self) -> str:
@@ -202,7 +212,7 @@ class Clients:
                 else:
                     await self._consume(plan, receiver, line)
 
-        await self.steadily(plan.name, plan.protocol, lambda: self.consuming, work)
+        await self.steadily(plan.name, plan.protocol, lambda: self.consuming, work, plan.is_worker)
 
     async def _consume(self, plan: ConsumerPlan, receiver: Any, line: Line) -> None:
         random = self.world.random
@@ -213,7 +223,7 @@ class Clients:
             except TimedOut:
                 pass
             else:
-                delivery = self._delivered(plan.queue, message, line)
+                delivery = self._delivered(plan.queue, message, line, plan.is_worker)
                 until = self.world.now_ns + int(random.expovariate(1 / (plan.hold_s + 1e-6)) * 1e9)
                 held.append((until, message, delivery))
                 if random.random() < plan.vanish:
@@ -233,10 +243,14 @@ class Clients:
                 self.history.disconnected(line)
                 self.network.cut(end.link)
 
-    def _delivered(self, queue: str, message: Any, line: Line) -> Delivered:
+    def _delivered(
+        self, queue: str, message: Any, line: Line, is_worker: bool = False
+    ) -> Delivered:
         is_flagged = not message.first_acquirer or message.delivery_count > 0
         name = str(message.message_id)
         body = bytes(message.body)
+        if is_worker:
+            self.history.permissions.delivered(WORKER, name)
         self.history.note(f"{line.client} got {name} from {queue}{' again' * is_flagged}")
         return self.history.delivered(line, queue, name, body, is_flagged)
 
@@ -274,7 +288,7 @@ class Clients:
             if plan.credit > 1:
                 more = random.randint(1, min(5, plan.credit - 1))
                 batch += await receiver.receive_batch(more, timeout=0.05)
-            deliveries = [self._delivered(plan.queue, one, line) for one in batch]
+            deliveries = [self._delivered(plan.queue, one, line, plan.is_worker) for one in batch]
             work = self._work()
             rolls_back = random.random() < 0.3
             with self._ending(work) as ended:
@@ -285,6 +299,8 @@ class Clients:
                     await self.pause(plan.hold_s)
                     if rolls_back:
                         await tx.rollback()
+                    else:
+                        self.history.works[work] = "committing"
                 ended("rolled back" if rolls_back else "committed")
 
     # -- the end
@@ -316,7 +332,7 @@ class _Ending:
     def __init__(self, history: History, work: str) -> None:
         self._history = history
         self._work = work
-        self._how = "unknown"
+        self._how = ""
 
     def __enter__(self) -> Callable[[str], None]:
         self._history.works[self._work] = "open"
@@ -326,9 +342,8 @@ class _Ending:
 
         return ended
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ClientError) and not isinstance(
-            error, (CommitUncertain, RollbackUncertain)
-        ):
-            self._how = "unknown"
+    def __exit__(self, *error: object) -> None:
+        if not self._how:  # whose commit was never sent, nobody sees
+            was_sent = self._history.works[self._work] == "committing"
+            self._how = "unknown" if was_sent else "rolled back"
         self._history.ended_work(self._work, self._how)

@@ -84,7 +84,8 @@ class Disk:
         self._changes: list[tuple[str, str, int]] = []
         """Changes to the folder since it was synced: ("name", name, inode), ("gone", name, 0)."""
         self._known: set[str] = set()
-        """Names that were ever used through this disk."""
+        """Names that were ever used through this disk: the others are somebody else's, and on the
+        disk as the folder shows them."""
         for path in folder.iterdir():
             if path.is_file():
                 inode = path.stat().st_ino
@@ -138,10 +139,10 @@ class Disk:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode):
             return fd
+        self._known.add(name)
         if is_new:
             self._inodes[facts.st_ino] = _File()
             self._changes.append(("name", name, facts.st_ino))
-            self._known.add(name)
         elif flags & os.O_TRUNC:
             self._inodes[facts.st_ino].pending.append((0, b""))
         return fd
@@ -248,10 +249,12 @@ class Disk:
         for change in kept:
             _change(names, change)
         for path in self.folder.iterdir():  # what others wrote
-            if path.is_file() and path.name not in self._known and path.name not in names:
+            if path.is_file() and path.name not in self._known:
                 (target / path.name).write_bytes(path.read_bytes())
         for name, inode in names.items():
-            (target / name).write_bytes(self._content(self._inodes[inode], random))
+            if name in self._known:
+                content = self._content(self._inodes[inode], random)
+                (target / name).write_bytes(content)
 
     def _content(self, file: _File, random: Random) -> bytes:
         """Return a file's content after a power cut: sectors of writes that were not synced may be

@@ -10,7 +10,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Final
 
+from tallymark.simulation.models.permissions import Permissions
 from tallymark.simulation.plan import CLOCK, NSQ_QUEUE, Plan, QueuePlan
+from tallymark.simulation.violated import Violated
 from tallymark.simulation.world import SECOND_NS, World
 
 CERTAIN_NS: Final = 5 * SECOND_NS
@@ -18,10 +20,6 @@ CERTAIN_NS: Final = 5 * SECOND_NS
 NEVER: Final = 1 << 62
 LATE_NS: Final = 3 * SECOND_NS
 """Time that an expired message may have been under way to its consumer."""
-
-
-class Violated(Exception):
-    """Report of a broken promise: which, and by what."""
 
 
 @dataclass
@@ -65,6 +63,9 @@ class Delivered:
     """accept, reject, release, fail; empty: none yet."""
     answered_ns: int = NEVER
     work: str = ""
+    is_certain: bool | None = None
+    """True once the broker says that the answer took effect, False until then; None: time
+    tells."""
 
 
 class History:
@@ -73,6 +74,9 @@ class History:
     def __init__(self, world: World, plan: Plan) -> None:
         self._world = world
         self.queues: dict[str, QueuePlan] = {one.name: one for one in plan.queues}
+        self.permissions = Permissions(world, "worker")
+        self._streams = {one.name for one in plan.streams}
+        """Names of streams, which have a model of their own."""
         self._has_clock_steps = any(one.kind == CLOCK for one in plan.faults)
         self.published: dict[str, Published] = {}
         self.deliveries: dict[tuple[str, str], list[Delivered]] = defaultdict(list)
@@ -122,9 +126,16 @@ class History:
         self.published[name].refused = True
 
     def delivered(
-        self, line: Line, queue: str, name: str, body: bytes, is_flagged: bool
+        self,
+        line: Line,
+        queue: str,
+        name: str,
+        body: bytes,
+        is_flagged: bool,
+        is_leased: bool = False,
     ) -> Delivered:
-        """Check a delivery, and note it. Raises Violated."""
+        """Check a delivery, and note it. is_leased: it was taken at some time before, from when on
+        no limit of its queue is for it. Raises Violated."""
         now = self._world.now_ns
         message = self.published.get(name)
         where = f"{name} from {queue} to {line.client}"
@@ -135,8 +146,9 @@ class History:
         home = queue.removesuffix(".dead")
         if home not in message.queues:
             raise Violated(f"misrouted: {where}, published to {message.queues}")
-        if message.work and self.works.get(message.work) == "rolled back":
-            raise Violated(f"rolled back: {where} was published in {message.work}")
+        if message.work and self.is_unseen(message.work):
+            how = self.works[message.work]
+            raise Violated(f"{how}: {where} was published in {message.work}")
         before = self.deliveries[queue, name]
         delivery = Delivered(now, line, is_flagged)
         if line.down_ns < NEVER:  # it was under way when the connection ended
@@ -155,7 +167,8 @@ class History:
                 self.seen.add("redelivery after a crash")
         if not before and not is_flagged:
             self._check_order(line, queue, message, where)
-        self._check_limits(queue, message, before, where)
+        if not is_leased:
+            self._check_limits(queue, message, before, where)
         if queue != home:
             self.seen.add("dead letter delivered")
         before.append(delivery)
@@ -206,6 +219,21 @@ class History:
 
     # -- rules
 
+    def is_unseen(self, work: str) -> bool:
+        """Return whether nobody may see what was published in a transaction, or in a batch of a
+        sink: its commit was not sent, or it was given up."""
+        return self.works.get(work) in ("open", "rolled back")
+
+    def is_due(self, message: Published) -> bool:
+        """Return whether a message has to be there, or to have been."""
+        if message.work:
+            return self.works.get(message.work) == "committed"
+        return message.confirmed and not message.refused
+
+    def rejects_publish(self, queue: str) -> bool:
+        plan = self.queues.get(queue)
+        return plan is not None and plan.rejects_publish
+
     def _lived_on_ns(self, delivery: Delivered) -> int:
         """Return how long connection and broker lived after an answer."""
         end = min(delivery.line.down_ns, self.life_ended_ns.get(delivery.line.life, NEVER))
@@ -218,9 +246,13 @@ class History:
             return False
         if delivery.work:
             return self.works.get(delivery.work) == "committed"
+        if delivery.is_certain is not None:
+            return delivery.is_certain
         return self._is_held(delivery) or self._took_effect(delivery)
 
     def _took_effect(self, delivery: Delivered) -> bool:
+        if delivery.is_certain is not None:
+            return delivery.is_certain
         return self._lived_on_ns(delivery) > CERTAIN_NS
 
     def _is_held(self, delivery: Delivered) -> bool:
@@ -233,13 +265,11 @@ class History:
         parts: dict[str, list[bool]] = defaultdict(list)
         for message in self.published.values():
             found = [self._is_found(message.name, queue) for queue in message.queues]
-            is_due = message.confirmed or self.works.get(message.work) == "committed"
+            is_due = self.is_due(message)
             if message.refused and any(found) and len(found) == 1:
                 raise Violated(f"refused, and there: {message.name}")
-            if message.work and self.works.get(message.work) == "rolled back":
-                is_due = False
             for queue, is_found in zip(message.queues, found, strict=True):
-                if is_due and not message.refused and not is_found and not self._may_drop(queue):
+                if is_due and not is_found and not self._may_drop(queue):
                     raise Violated(f"lost: {message.name}, confirmed, from {queue}")
                 if message.work and not self._may_drop(queue):
                     parts[message.work].append(is_found)
@@ -263,7 +293,7 @@ class History:
 
     def _may_drop(self, queue: str) -> bool:
         plan = self.queues.get(queue)
-        return plan is not None and plan.may_drop
+        return queue in self._streams or (plan is not None and plan.may_drop)
 
 
 def _s(delivery: Delivered) -> str:

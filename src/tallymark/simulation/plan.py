@@ -32,6 +32,10 @@ POWER_TWICE: Final = "power cut twice"
 TWICE: Final = 0.3
 """Chance that a power cut is followed by one in the recovery, and that one in a sync is one among
 files."""
+DECLARE, POLICY, PURGE, RIGHTS, RELOAD, CLOSE, LOOK, DEFINITIONS, GET = KINDS = (
+    "declare", "policy", "purge", "rights", "reload", "close", "look", "definitions", "get",
+)  # fmt: skip
+"""Kinds of things that an operator does."""
 FEATURES: Final = ("ttl", "length", "limit", "priorities", "single", "dead", "tx", "fanout")
 """Names of what a seed switches on or off."""
 
@@ -51,6 +55,8 @@ class QueuePlan:
     dead_letters: bool = False
     dead_length: int | None = None
     """Length of the queue for its dead letters: those that find it full wait in this one."""
+    is_managed: bool = False
+    """True if an operator purges it and changes its policies."""
 
     @property
     def dead(self) -> str:
@@ -89,11 +95,12 @@ class QueuePlan:
     @property
     def may_drop(self) -> bool:
         """Return whether a message may end here without a consumer, and leave no letter."""
-        return not self.dead_letters and (
+        has_limits = (
             self.ttl_ms is not None
             or (self.max_length is not None and not self.rejects_publish)
             or self.delivery_limit is not None
         )
+        return self.is_managed or (has_limits and not self.dead_letters)
 
 
 @dataclass(frozen=True)
@@ -108,6 +115,8 @@ class PublisherPlan:
     pause_s: float = 0.05
     size: int = 100
     transactional: bool = False
+    is_worker: bool = False
+    """True if it works under the name of the user whose rights change."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +134,70 @@ class ConsumerPlan:
     vanish: float = 0.0
     """Chance, for each message, that the connection is cut with what is held."""
     transactional: bool = False
+    is_worker: bool = False
+
+
+@dataclass(frozen=True)
+class SubscriptionPlan:
+    """A durable subscription of a queue, and its readers over HTTP."""
+
+    name: str
+    queue: str
+    rows: int = 10
+    """Messages of a batch."""
+    pause_s: float = 0.02
+    """Mean time between two steps of a reader."""
+    hangs: float = 0.0
+    """Chance that a reader hangs between two steps."""
+    ends: float = 0.0
+    """Chance that it ends there."""
+    rival: bool = False
+    """True if another reader takes the subscription over now and then."""
+    reject: float = 0.0
+    release: float = 0.0
+    fail: float = 0.0
+
+
+@dataclass(frozen=True)
+class SinkPlan:
+    """A sink, and its writer over HTTP."""
+
+    name: str
+    target: str
+    rows: int = 3
+    """Messages of a task."""
+    pause_s: float = 0.1
+    size: int = 100
+    gives_up: float = 0.1
+    """Chance that a batch is given up, and that it is left behind."""
+
+
+@dataclass(frozen=True)
+class StreamPlan:
+    """A stream, and its readers over HTTP."""
+
+    name: str
+    max_bytes: int | None = None
+    segment_bytes: int = 2000
+    readers: int = 1
+    rows: int = 20
+    pause_s: float = 0.02
+
+    @property
+    def arguments(self) -> dict[str, object]:
+        found: dict[str, object] = {"x-stream-max-segment-size-bytes": self.segment_bytes}
+        if self.max_bytes is not None:
+            found["x-max-length-bytes"] = self.max_bytes
+        return found
+
+
+@dataclass(frozen=True)
+class ManagementPlan:
+    """An operator over HTTP."""
+
+    name: str
+    kinds: tuple[str, ...] = KINDS
+    pause_s: float = 0.2
 
 
 @dataclass(frozen=True)
@@ -150,6 +223,10 @@ class Plan:
     queues: tuple[QueuePlan, ...] = ()
     publishers: tuple[PublisherPlan, ...] = ()
     consumers: tuple[ConsumerPlan, ...] = ()
+    subscriptions: tuple[SubscriptionPlan, ...] = ()
+    sinks: tuple[SinkPlan, ...] = ()
+    streams: tuple[StreamPlan, ...] = ()
+    operators: tuple[ManagementPlan, ...] = ()
     faults: tuple[FaultPlan, ...] = ()
     disk: Faults = field(default_factory=Faults)
     weather: Weather = field(default_factory=Weather)
@@ -180,7 +257,7 @@ def draw(seed: int) -> Plan:
     is_unsafe = (
         POWER in kinds or POWER_IN_SYNC in kinds or disk.write_error > 0 or disk.sync_error > 0
     )
-    return Plan(
+    plan = Plan(
         seed, duration_s,
         # With an interval a confirm promises nothing of a power cut, or of a disk that fails.
         sync="commit" if is_unsafe else random.choice(["commit", "interval", "never"]),
@@ -190,6 +267,75 @@ def draw(seed: int) -> Plan:
         max_memory=random.choice([64 * KIB, 16 * KIB * KIB]),
         queues=queues, publishers=publishers, consumers=consumers, faults=faults,
         disk=disk, weather=weather,
+    )  # fmt: skip
+    return _over_http(plan)
+
+
+def _over_http(plan: Plan) -> Plan:
+    """Draw what works over HTTP: nothing in most worlds."""
+    random = Random(f"http {plan.seed}")
+    if _is_on(random, 0.3):
+        subscriptions = tuple(
+            _subscription(f"s{n}", plan.queues, random) for n in range(random.choice([1, 1, 2]))
+        )
+        plan = replace(plan, subscriptions=subscriptions)
+    targets = [one.name for one in plan.queues]
+    if _is_on(random, 0.15):
+        stream = _stream("log", random)
+        targets.append(stream.name)
+        publisher = PublisherPlan(
+            "log0", random.choice(PROTOCOLS), stream.name, batch=random.choice([1, 5, 30]),
+            pause_s=random.choice([0.01, 0.1]), size=random.choice([20, 300, 3000]),
+        )  # fmt: skip
+        plan = replace(plan, streams=(stream,), publishers=(*plan.publishers, publisher))
+    if _is_on(random, 0.2):
+        sink = SinkPlan(
+            "w0", random.choice(targets), rows=random.choice([1, 3, 20]),
+            pause_s=random.choice([0.01, 0.1]), size=random.choice([20, 3000]),
+            gives_up=random.choice([0.0, 0.2]),
+        )  # fmt: skip
+        plan = replace(plan, sinks=(sink,))
+    return _managed(plan, random) if _is_on(random, 0.25) else plan
+
+
+def _managed(plan: Plan, random: Random) -> Plan:
+    """Draw an operator, the queues that it changes, and the clients whose rights it changes."""
+    kinds = tuple(random.sample(KINDS, random.randint(1, 4)))
+    operator = ManagementPlan("op", kinds, pause_s=random.choice([0.02, 0.2]))
+    has_workers = RIGHTS in kinds
+    return replace(
+        plan,
+        operators=(operator,),
+        queues=tuple(
+            replace(one, is_managed=bool({PURGE, POLICY} & {*kinds}) and _is_on(random, 0.5))
+            for one in plan.queues
+        ),
+        publishers=tuple(
+            replace(one, is_worker=has_workers and one.protocol != "nsq" and _is_on(random, 0.5))
+            for one in plan.publishers
+        ),
+        consumers=tuple(
+            replace(one, is_worker=has_workers and one.protocol != "nsq" and _is_on(random, 0.5))
+            for one in plan.consumers
+        ),
+    )
+
+
+def _stream(name: str, random: Random) -> StreamPlan:
+    return StreamPlan(
+        name, max_bytes=random.choice([None, 3000, 30_000]),
+        segment_bytes=random.choice([500, 2000, 10_000]), readers=random.choice([1, 2]),
+        rows=random.choice([1, 20, 200]), pause_s=random.choice([0.0, 0.02, 0.2]),
+    )  # fmt: skip
+
+
+def _subscription(name: str, queues: tuple[QueuePlan, ...], random: Random) -> SubscriptionPlan:
+    return SubscriptionPlan(
+        name, random.choice(queues).name, rows=random.choice([1, 5, 40]),
+        pause_s=random.choice([0.0, 0.005, 0.05]), hangs=random.choice([0.0, 0.01, 0.05]),
+        ends=random.choice([0.0, 0.02]), rival=_is_on(random, 0.5),
+        reject=random.choice([0.0, 0.1]), release=random.choice([0.0, 0.1]),
+        fail=random.choice([0.0, 0.1]),
     )  # fmt: skip
 
 

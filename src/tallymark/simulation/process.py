@@ -104,6 +104,9 @@ class Broker:
         config = self._config_of(self.data_dir)
         tls = Certificates(config)
         node = self.node = open_node(config, loop, self.disk.files, self.process.threads)
+        node.doors.limit = config.max_connections
+        node.read_config = self._reads_config
+        node.certificates = tls
         node.broker.check()
         gc.enable()
         self._stop = loop.create_future()
@@ -113,6 +116,16 @@ class Broker:
 
     def _config_of(self, data_dir: Path) -> Config:
         return replace(self._config, data_dir=data_dir)
+
+    def _reads_config(self) -> Config:
+        """Read the configuration again: what may change at run time has."""
+        random = self.world.random
+        return replace(
+            self._config_of(self.data_dir),
+            deliver_after=random.choice(["written", "synced"]),
+            max_memory=random.choice([65_536, 1 << 24]),
+            write_high_water=random.choice([4096, 1 << 20]),
+        )
 
     def _unexpected(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         error = context.get("exception")

@@ -22,6 +22,7 @@ from tallymark.simulation import states
 from tallymark.simulation.clients import Clients
 from tallymark.simulation.disk import Faults
 from tallymark.simulation.history import History, Violated
+from tallymark.simulation.management import Operator
 from tallymark.simulation.network import Network, Weather
 from tallymark.simulation.nsq import NsqClients
 from tallymark.simulation.plan import (
@@ -42,6 +43,9 @@ from tallymark.simulation.plan import (
     draw,
 )  # fmt: skip
 from tallymark.simulation.process import Broker
+from tallymark.simulation.readers import Readers
+from tallymark.simulation.sinks import Writer
+from tallymark.simulation.streams import StreamReaders
 from tallymark.simulation.world import SECOND_NS, Stuck, World
 
 CLOCK_STEP_S: Final = 900
@@ -130,6 +134,7 @@ class _Run:
         self.clients = Clients(world, self.network, self.broker, plan, self.history)
         self.nsq = NsqClients(self.clients)
         self.has_nsq = any(one.protocol == "nsq" for one in plan.publishers)
+        self._streams = [StreamReaders(self.clients, one) for one in plan.streams]
         self._due = list(plan.faults)
         self._faults_from = 0
         """Time from which the times of faults count."""
@@ -171,6 +176,8 @@ class _Run:
         self._start()
         clients = self.clients
         ready = [clients.begin(clients.declare())]
+        operators = [Operator(clients, one) for one in self.plan.operators]
+        ready += [clients.begin(one.prepare()) for one in operators]
         if self.has_nsq:
             ready.append(clients.begin(self.nsq.declare()))
         self._until(lambda: all(one.done() for one in ready), "the topology is declared", False)
@@ -182,6 +189,18 @@ class _Run:
         for consumer in self.plan.consumers:
             by = self.nsq if consumer.protocol == "nsq" else clients
             clients.begin(by.consume(consumer))
+        for subscription in self.plan.subscriptions:
+            readers = Readers(clients, subscription)
+            clients.begin(readers.read(subscription.name, False))
+            if subscription.rival:
+                clients.begin(readers.read(f"{subscription.name}'", True))
+        for operator in operators:
+            clients.begin(operator.work())
+        for sink in self.plan.sinks:
+            clients.begin(Writer(clients, sink).write())
+        for readers_of in self._streams:
+            for number in range(readers_of.plan.readers):
+                clients.begin(readers_of.read(f"reader {number}"))
         end_ns = began_ns + int(self.plan.duration_s * SECOND_NS)
         self._until(lambda: self.world.now_ns >= end_ns, "the time is over")
         self._heal()
@@ -191,6 +210,10 @@ class _Run:
         self._until(lambda: all(one.done() for one in clients.tasks), "the clients are done")
         self._drain()
         self.history.check_end()
+        checks = [clients.begin(one.check()) for one in self._streams]
+        self._until(lambda: all(one.done() for one in checks), "the streams are read")
+        if self.world.failures:
+            raise Violated(self.world.failures[0])
         self._stop_and_look()
 
     def _let_them_work(self) -> None:
@@ -365,6 +388,7 @@ class _Run:
             left = {
                 queue.name: queue.ready + queue.acquired
                 for queue in broker.node.broker.queues.values()
+                if not queue.settings.is_stream
             }
             waiting = {name: count for name, count in left.items() if count}
             if waiting:

@@ -74,7 +74,7 @@ async def send_apart(
             return response
         try:
             out: _Out
-            if transport.get_extra_info("sslcontext") is None:
+            if _is_plain(transport):
                 out = await _Plain.over(transport)
             else:
                 out = _Encrypted(response)
@@ -90,6 +90,12 @@ async def send_apart(
         return response
     finally:
         files.close()
+
+
+def _is_plain(transport: asyncio.Transport) -> bool:
+    """Return whether bytes may go to the transport's socket itself, which it has."""
+    get = transport.get_extra_info
+    return get("sslcontext") is None and get("socket") is not None
 
 
 class _Files:

@@ -1,0 +1,1 @@
+"""Reference models: for each part of the broker the least program that says what may be seen."""

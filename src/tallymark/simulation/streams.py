@@ -1,0 +1,124 @@
+"""Readers of a stream over HTTP: ranges of offsets, with a plan that holds them or without."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tallymark.simulation.clients import Clients
+from tallymark.simulation.history import Violated
+from tallymark.simulation.http import HttpClient, Refused
+from tallymark.simulation.models.streams import Stream
+from tallymark.simulation.plan import StreamPlan
+from tallymark.spark.decode import decode_offsets
+
+GONE: Final = 410
+UNKNOWN: Final = 404
+NEXT: Final = "tallymark-next"
+COLUMNS: Final = ("offset", "body")
+
+
+class StreamReaders:
+    """Readers of one stream."""
+
+    def __init__(self, clients: Clients, plan: StreamPlan) -> None:
+        self._clients = clients
+        self.plan = plan
+        self._random = clients.world.random
+        self._model = Stream(clients.history, plan)
+        self._path = f"/api/tallymark/streams/%2F/{plan.name}"
+
+    async def read(self, name: str) -> None:
+        """Follow the stream until told to end, and then to its end."""
+        clients = self._clients
+        http = HttpClient(clients.network, clients.loop)
+        at = 0
+        is_gone = False
+        while True:
+            goes_on = clients.consuming
+            try:
+                if is_gone or self._random.random() < 0.1:
+                    at = await self._first(http, name)  # what was read has not changed
+                    is_gone = False
+                found = await http.call(
+                    "GET", f"{self._path}/range?from={at}&max_rows={self.plan.rows}"
+                    f"&wait_ms={300 if goes_on else 0}", wait_s=0.3,
+                )  # fmt: skip
+                if found["to"] > at:
+                    at = await self._read(http, name, at, found["to"], found["first"])
+                elif not goes_on:
+                    break
+                await clients.pause(self.plan.pause_s)
+            except Refused as error:  # of the range: nothing holds it
+                if error.status != GONE:
+                    raise Violated(f"{name}: range from {at}: {error}") from error
+                clients.history.seen.add("stream range gone")
+                is_gone = True
+            except OSError as error:
+                clients.history.note(f"{name} gone: {error!r}")
+                await clients.pause(0.1)
+        http.close()
+
+    async def check(self) -> None:
+        """Read the whole stream and check it, when nothing happens any more."""
+        http = HttpClient(self._clients.network, self._clients.loop)
+        stat = await http.call("GET", self._path)
+        at = stat["first"]
+        while at < stat["next"]:
+            at = await self._part(http, at, stat["next"], "")
+        self._model.check_end(stat["first"], stat["next"])
+        http.close()
+
+    async def _first(self, http: HttpClient, name: str) -> int:
+        life = self._clients.broker.life
+        stat = await http.call("GET", self._path)
+        if self._clients.broker.life == life:
+            self._model.begins_at(stat["first"], name, life)
+        return int(stat["first"])
+
+    async def _read(self, http: HttpClient, name: str, low: int, high: int, first: int) -> int:
+        """Read a range; returns where to go on. A range without a plan may be gone by now."""
+        plan, life = "", self._clients.broker.life
+        try:
+            if self._random.random() < 0.5:
+                asked = {"from": low, "to": high}
+                plan = (await http.call("POST", f"{self._path}/plans", asked))["plan"]
+                self._clients.history.seen.add("stream plan")
+                await self._clients.pause(0.3)
+            at = low
+            while at < high:
+                at = await self._part(http, at, high, plan)
+                await self._clients.pause(self.plan.pause_s)
+            if plan:
+                await http.call("DELETE", f"{self._path}/plans/{plan}")
+        except Refused as error:
+            is_of_plan = error.status == UNKNOWN and self._clients.broker.life != life
+            if error.status == GONE and (not plan or self._clients.broker.life != life):
+                self._clients.history.seen.add("stream range gone")
+            elif not is_of_plan:
+                raise Violated(f"{name}: {low} to {high} with plan {plan!r}: {error}") from error
+            return max(low, await self._first(http, name))
+        return high
+
+    async def _part(self, http: HttpClient, low: int, high: int, plan: str) -> int:
+        most = self._random.choice([1, 400, 100_000])
+        headers, data = await http.fetch(
+            "GET", f"{self._path}/read?from={low}&to={high}&max_bytes={most}"
+            + (f"&plan={plan}" if plan else ""),
+        )  # fmt: skip
+        upto = int(headers[NEXT])
+        if upto <= low:
+            raise Violated(f"an answer from {low} goes on at {upto}")
+        self._model.read(low, upto, _rows(data, low, upto, self.plan.name))
+        return upto
+
+
+def _rows(data: bytes, low: int, high: int, stream: str) -> list[tuple[int, str, bytes]]:
+    rows: list[tuple[int, str, bytes]] = []
+    for batch in decode_offsets(data, low, high, stream, COLUMNS, None):
+        for row in batch.to_pylist():
+            rows.append((row["offset"], _name(row), row["body"]))
+    return rows
+
+
+def _name(row: dict[str, Any]) -> str:
+    return str(row["body"].split(b" ")[0].decode())

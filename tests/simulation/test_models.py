@@ -1,0 +1,185 @@
+"""The reference models find what they are there for, and nothing in what is right."""
+
+from __future__ import annotations
+
+import pytest
+
+from tallymark.simulation.history import History, Published
+from tallymark.simulation.http import answer_in
+from tallymark.simulation.models.leases import Leases
+from tallymark.simulation.models.permissions import READ, WRITE, Permissions
+from tallymark.simulation.models.streams import Stream
+from tallymark.simulation.plan import Plan, QueuePlan, StreamPlan
+from tallymark.simulation.violated import Violated
+from tallymark.simulation.world import SECOND_NS, World
+
+LOG = StreamPlan("log")
+
+
+@pytest.fixture
+def world() -> World:
+    return World(1)
+
+
+@pytest.fixture
+def history(world: World) -> History:
+    found = History(world, Plan(1, 1.0, queues=(QueuePlan("q"),), streams=(LOG,)))
+    for queue in ("q", "log"):
+        for n in range(4):
+            message = Published(f"{queue}{n}", (queue,), f"{queue}{n} ".encode(), 0, "p.0", n)
+            found.publishes(message)
+    return found
+
+
+def row(n: int, is_flagged: bool = False) -> tuple[int, str, bytes, bool]:
+    """Lease sequence n, which is message n."""
+    return n, f"q{n}", f"q{n} ".encode(), is_flagged
+
+
+def attached(model: Leases, fence: int, floor: int = 0, next: int = 0) -> None:
+    model.attached(model.attaches(), 1, fence, floor, next)
+
+
+@pytest.fixture
+def leases(history: History) -> Leases:
+    """Two messages leased and read under fence 1."""
+    model = Leases(history, "q", "s")
+    attached(model, 1)
+    model.leased(1, 0, 2, 10)
+    model.has_read(0, 2, [row(0), row(1)])
+    return model
+
+
+class TestLeases:
+    def test_a_batch_that_is_read_settled_and_taken_over_is_right(self, leases: Leases) -> None:
+        leases.has_read(0, 2, [row(0), row(1)])
+        leases.settles(2)
+        leases.settled(2, 2)
+        attached(leases, 2, floor=2, next=2)
+        assert leases.is_stale(1)
+        leases.refused(1)
+        leases.passed(2, leases.is_stale(2), "lease")
+
+    def test_a_lease_sequence_means_one_message(self, leases: Leases) -> None:
+        with pytest.raises(Violated, match="0 was q0, and is q1"):
+            leases.has_read(0, 1, [(0, "q1", b"q1 ", False)])
+
+    def test_leases_are_not_lost(self, leases: Leases) -> None:
+        with pytest.raises(Violated, match="leases were lost"):
+            attached(leases, 2, next=1)
+
+    def test_a_settlement_is_not_lost(self, leases: Leases) -> None:
+        leases.settles(2)
+        leases.settled(2, 2)
+        with pytest.raises(Violated, match="floor 0"):
+            attached(leases, 2, next=2)
+
+    def test_a_fenced_reader_is_not_let_through(self, leases: Leases) -> None:
+        attached(leases, 2, next=2)
+        with pytest.raises(Violated, match="fenced reader"):
+            leases.passed(1, leases.is_stale(1), "settle")
+
+    def test_nobody_is_fenced_for_nothing(self, leases: Leases) -> None:
+        with pytest.raises(Violated, match="nobody attached"):
+            leases.refused(1)
+
+    def test_an_attach_whose_answer_was_lost_may_have_fenced(self, leases: Leases) -> None:
+        leases.attaches()
+        leases.refused(1)
+
+    def test_what_is_leased_is_given_to_nobody_else(self, leases: Leases, history: History) -> None:
+        line = history.connected("c", 1)
+        with pytest.raises(Violated, match="twice at once"):
+            history.delivered(line, "q", "q0", b"q0 ", True)
+
+    def test_what_was_accepted_does_not_come_again(self, leases: Leases, history: History) -> None:
+        leases.settles(2)
+        leases.settled(2, 2)
+        with pytest.raises(Violated, match="settled twice"):
+            history.delivered(history.connected("c", 1), "q", "q0", b"q0 ", True)
+
+    def test_what_was_released_comes_again_with_a_flag(
+        self, leases: Leases, history: History
+    ) -> None:
+        leases.judged([(0, 1, "released")])
+        leases.settles(2)
+        leases.settled(2, 2)
+        line = history.connected("c", 1)
+        with pytest.raises(Violated, match="no flag"):
+            history.delivered(line, "q", "q0", b"q0 ", False)
+        history.delivered(line, "q", "q0", b"q0 ", True)
+
+    def test_verdicts_of_an_earlier_holder_are_forgotten(
+        self, leases: Leases, history: History
+    ) -> None:
+        leases.judged([(0, 1, "released")])
+        attached(leases, 2, next=2)
+        leases.begins(2, 0)
+        leases.settles(2)
+        leases.settled(2, 2)
+        with pytest.raises(Violated, match="settled twice"):
+            history.delivered(history.connected("c", 1), "q", "q0", b"q0 ", True)
+
+
+class TestStreams:
+    def test_an_offset_means_one_message(self, history: History) -> None:
+        model = Stream(history, LOG)
+        model.read(0, 2, [(0, "log0", b"log0 "), (1, "log1", b"log1 ")])
+        with pytest.raises(Violated, match="offset 0 was log0, and is log2"):
+            model.read(0, 1, [(0, "log2", b"log2 ")])
+
+    def test_a_confirmed_message_is_not_lost(self, history: History) -> None:
+        model = Stream(history, LOG)
+        history.confirmed("log1")
+        model.read(0, 1, [(0, "log0", b"log0 ")])
+        with pytest.raises(Violated, match="lost: log1"):
+            model.check_end(0, 1)
+
+    def test_order_is_the_publishers(self, history: History) -> None:
+        model = Stream(history, LOG)
+        model.read(0, 2, [(0, "log1", b"log1 "), (1, "log0", b"log0 ")])
+        with pytest.raises(Violated, match="out of order"):
+            model.check_end(0, 2)
+
+    def test_without_retention_nothing_goes(self, history: History) -> None:
+        with pytest.raises(Violated, match="may lose"):
+            Stream(history, LOG).begins_at(1, "reader", 1)
+
+
+class TestPermissions:
+    def test_a_right_that_was_taken_forbids_what_comes_after(self, world: World) -> None:
+        model = Permissions(world, "bob")
+        model.confirmed("bob", world.now_ns, "m")
+        model.taken(WRITE)
+        model.confirmed("bob", world.now_ns, "sent before")
+        model.confirmed("ann", world.now_ns + 1, "m")
+        with pytest.raises(Violated, match="no right to write"):
+            model.confirmed("bob", world.now_ns + 1, "m")
+        model.gives(WRITE)
+        model.confirmed("bob", world.now_ns + 1, "m")
+
+    def test_a_delivery_may_have_been_under_way(self, world: World) -> None:
+        model = Permissions(world, "bob")
+        model.taken(READ)
+        model.delivered("bob", "m")
+        world.now_ns += 60 * SECOND_NS
+        with pytest.raises(Violated, match="no right to read"):
+            model.delivered("bob", "m")
+
+
+def test_what_nobody_committed_is_seen_by_nobody(history: History) -> None:
+    history.publishes(Published("t", ("q",), b"t ", 0, "p.1", 0, work="tx"))
+    history.works["tx"] = "open"
+    with pytest.raises(Violated, match="published in tx"):
+        history.delivered(history.connected("c", 1), "q", "t", b"t ", False)
+
+
+def test_an_answer_is_whole_when_its_body_is() -> None:
+    sized = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc"
+    assert answer_in(sized) == (200, {"content-length": "3"}, b"abc")
+    assert all(answer_in(sized[:n]) is None for n in range(len(sized)))
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"
+    found = answer_in(chunked)
+    assert found is not None
+    assert found[2] == b"abc"
+    assert all(answer_in(chunked[:n]) is None for n in range(len(chunked)))
