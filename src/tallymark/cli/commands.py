@@ -13,6 +13,8 @@ COMMANDS: Final = {
     "check-config": ("serve", "Show the settings as a broker would see them."),
     "doctor": ("doctor", "Look at machine, folder and settings, and say what to change."),
     "nsqd": ("nsqd", "Run a broker in nsqd's place: takes nsqd's own flags (-help shows them)."),
+    "takeover": ("cluster", "Have a standby take over, though the leader may still be there."),
+    "handover": ("cluster", "Have the leader stop in good order and a standby go on at once."),
     "status": ("inspect", "The broker at a glance: version, memory, journal, alarms, counts."),
     "queues": ("inspect", "Queues with the counts of their account."),
     "exchanges": ("inspect", "Exchanges of every virtual host."),

@@ -4,7 +4,8 @@ A command imports what it needs itself and nothing else: help and `nsqd` do with
 does `serve` where its flags are plain. tests/cli/test_imports.py holds that.
 
 Exit codes: 0 done; 1 the command failed (the reason is on stderr); 2 wrong usage or configuration;
-3 the data folder is in use by another broker; 4 the journal failed or is corrupt.
+3 the data folder is in use by another broker; 4 the journal failed or is corrupt; 5 another broker
+leads the journal, or has taken the lead.
 """
 
 from __future__ import annotations
@@ -63,8 +64,9 @@ def _run(words: list[str]) -> int | None:
 
         return run_nsqd(words[1:])
     if words[0] == "serve":
-        from tallymark.cli.serving import plain_flags
+        from tallymark.cli.serving import plain_flags, spelled_out
 
+        words = spelled_out(words)
         flags = plain_flags(words[1:])
         if flags is not None:
             from tallymark.cli.serving import serve_with
@@ -72,5 +74,5 @@ def _run(words: list[str]) -> int | None:
             return serve_with(flags)
     from tallymark.cli.app import build
 
-    build(words[0])()
+    build(words[0])(words)
     return None

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from tallymark.server.config import kinds
 from tallymark.server.config.settings import DECLARED, Config, ConfigError, load
 
 USAGE: Final = 2
@@ -51,6 +52,19 @@ def serve_with(given: dict[str, Any]) -> int:
     from tallymark.server.run import run
 
     return run(config, read)
+
+
+def spelled_out(words: list[str]) -> list[str]:
+    """Return flags with their values where a flag that is true or false stands alone: `--standby`
+    is `--standby true`."""
+    may_stand_alone = {one.flag for one in DECLARED.values() if one.kind is kinds.FLAG}
+    found: list[str] = []
+    for i, word in enumerate(words):
+        found.append(word)
+        follows = words[i + 1] if i + 1 < len(words) else "--"
+        if word in may_stand_alone and follows.startswith("--"):
+            found.append("true")
+    return found
 
 
 def plain_flags(words: list[str]) -> dict[str, Any] | None:

@@ -41,6 +41,11 @@ def node_name() -> str:
     return f"tallymark@{platform.node() or 'localhost'}"
 
 
+def _always() -> bool:
+    """Nobody else can lead a journal that is in its folder only."""
+    return True
+
+
 class Node(Turns):
     """A running broker. Everything here happens on the loop's thread."""
 
@@ -81,6 +86,8 @@ class Node(Turns):
         self.shovels = Shovels(loop, node_name())
         self.tracing: Tracing | None = None
         """Traces of messages, where the configuration asks for them."""
+        self.is_leading: Callable[[], bool] = _always
+        """Function that returns whether this broker leads its journal, for all that is known."""
         self.certificates: Certificates | None = None
         """Certificates of its listeners."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tallymark.journal.files import Files
+from tallymark.journal.home import Home
 from tallymark.journal.journal import Journal
 from tallymark.journal.recovery import Opened
 from tallymark.journal.threads import REAL, Threads
@@ -77,11 +78,13 @@ def open_node(
     files: Files | None = None,
     threads: Threads = REAL,
     replay: Replay | None = None,
+    home: Home | None = None,
 ) -> Node:
     """Recover the data folder and start the journal.
 
     files, threads: the journal's, where they are not the machine's.
     replay: that of the folder so far, where it has begun.
+    home: of the journal, where it has one beside the folder.
 
     Raises:
         FolderInUse, JournalCorrupt, NotUnderstood, FeaturesError, OSError.
@@ -101,6 +104,7 @@ def open_node(
         files=files,
         threads=threads,
         opened=replay.opened,
+        home=home,
     )
     broker = replay.broker
     broker.dead_letters.death_form = features.death_form

@@ -20,12 +20,14 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tallymark import __version__, is_compiled
 from tallymark.bridge.amqp091.lifecycle import Settings as Settings091
 from tallymark.journal.files import FolderInUse
+from tallymark.journal.postgresql.errors import AnotherLeads, LeadLost, NotUsable
 from tallymark.journal.recovery import JournalCorrupt
 from tallymark.server import amqp10, logs, supervisor
 from tallymark.server.access import audit, users
@@ -33,7 +35,7 @@ from tallymark.server.access.limits import LimitsError
 from tallymark.server.access.tls import Certificates, Tls, TlsRefused
 from tallymark.server.access.user import UsersError
 from tallymark.server.amqp import AmqpClient, Settings
-from tallymark.server.config.kinds import is_loopback
+from tallymark.server.config.kinds import LOCAL, is_loopback
 from tallymark.server.config.reload import on_signal
 from tallymark.server.config.settings import Config
 from tallymark.server.doors import RESERVED
@@ -59,6 +61,8 @@ FAILED: Final = 1
 REFUSED: Final = 2
 IN_USE: Final = 3
 JOURNAL: Final = 4
+LED: Final = 5
+"""Another broker leads the journal, or has taken the lead."""
 
 OTHER_FILES: Final = 1024
 """Open files besides connections: journal, listeners, outgoing connections; and connections
@@ -93,12 +97,22 @@ def run(config: Config, read: Callable[[], Config] | None = None) -> int:
         most = _connections_allowed(config.max_connections)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_serve(config, most, read))
-    except (StartRefused, UsersError, FeaturesError, LimitsError, NotUnderstood) as error:
+    except (
+        StartRefused,
+        UsersError,
+        FeaturesError,
+        LimitsError,
+        NotUnderstood,
+        NotUsable,
+    ) as error:
         print(f"tallymark: {error}", file=sys.stderr)
         return REFUSED
     except FolderInUse as error:
         print(f"tallymark: {error}", file=sys.stderr)
         return IN_USE
+    except AnotherLeads as error:
+        print(f"tallymark: {error}", file=sys.stderr)
+        return LED
     except JournalCorrupt as error:
         print(f"tallymark: {error}", file=sys.stderr)
         return JOURNAL
@@ -116,6 +130,17 @@ def _check(config: Config) -> None:
     _check_ports(config)
     tokens_of(config)
     _check_tracing(config)
+    if config.journal == LOCAL:
+        _check_users(config)
+    elif find_spec("psycopg") is None:
+        raise StartRefused(
+            "journal is on PostgreSQL and psycopg is not installed: "
+            "pip install 'tallymark[postgresql]'"
+        )
+
+
+def _check_users(config: Config) -> None:
+    """Check who may log in, where no definitions that are taken later say more."""
     if config.definitions is None:
         _check_hosts(config)
 
@@ -209,17 +234,39 @@ async def _serve(config: Config, max_connections: int, read: Callable[[], Config
         tls = _certificates(config)
         bound = Bound(config, tls, held)
         make_folder(config.data_dir)
-        node = open_node(config, loop)
-        node.doors.limit = max_connections
-        node.read_config = read
-        node.certificates = tls
-        if config.tracing:
-            from tallymark.server.tracing.tracing import Tracing
+        if config.journal == LOCAL:
+            node = open_node(config, loop)
+            _set_up(node, tls, max_connections, read)
+            return await _run(node, stop, bound, tls)
+        from tallymark.server.cluster import take_lead
 
-            node.tracing = Tracing(config.tracing, node_name(), node.broker)
-            node.tracer = node.tracing.tracer
-        loop.add_signal_handler(signal.SIGHUP, on_signal, node)
-        return await _run(node, stop, bound, tls)
+        lead = await take_lead(config, bound, stop)
+        if lead is None:
+            return STOPPED
+        try:
+            _check_users(config)
+            node = open_node(config, loop, replay=lead.replay, home=lead.home())
+            lead.lead(node)
+            _set_up(node, tls, max_connections, read)
+            return await _run(node, stop, bound, tls)
+        finally:
+            await lead.let_go()
+
+
+def _set_up(
+    node: Node, tls: Certificates, max_connections: int, read: Callable[[], Config] | None
+) -> None:
+    """Give a node what the process has."""
+    config = node.config
+    node.doors.limit = max_connections
+    node.read_config = read
+    node.certificates = tls
+    if config.tracing:
+        from tallymark.server.tracing.tracing import Tracing
+
+        node.tracing = Tracing(config.tracing, node_name(), node.broker)
+        node.tracer = node.tracing.tracer
+    node.loop.add_signal_handler(signal.SIGHUP, on_signal, node)
 
 
 async def _run(node: Node, stop: asyncio.Future[int], bound: Bound, tls: Certificates) -> int:
@@ -359,8 +406,9 @@ async def _close(node: Node) -> int:
         await asyncio.to_thread(node.journal.close)
         node.housekeeping.journal_closed()
     if node.failed.done():
-        print(f"tallymark: the broker failed and stops: {node.failed.result()}", file=sys.stderr)
-        return JOURNAL
+        reason = node.failed.result()
+        print(f"tallymark: the broker failed and stops: {reason}", file=sys.stderr)
+        return LED if isinstance(reason, LeadLost) else JOURNAL
     log.info("broker.stopped")
     return STOPPED
 

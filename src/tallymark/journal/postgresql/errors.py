@@ -22,6 +22,10 @@ class LeadLost(OSError):
         """Epoch of the journal now."""
 
 
+class NotUsable(Exception):
+    """The journal in the database cannot be led or followed from here; the text says why."""
+
+
 @final
 class OtherBytes(OSError):
     """There is a row already where this broker, which leads, was to write the first."""
@@ -35,5 +39,20 @@ class OtherBytes(OSError):
 
 
 @final
-class SchemaRefused(Exception):
+class SchemaRefused(NotUsable):
     """The database's tables are not what this program works with; the text says why."""
+
+
+@final
+class NotAMirror(NotUsable):
+    """The folder has a journal of its own, which a mirror would overwrite; the text says so."""
+
+
+@final
+class Differs(NotUsable):
+    """The tables hold what they never should; the text says what."""
+
+
+@final
+class AnotherLeads(Exception):
+    """This broker was to lead and another one does. The text names it."""

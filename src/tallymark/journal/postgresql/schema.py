@@ -14,9 +14,9 @@
               All other files of the data folder by their names: checkpoints, ledgers of stripped
               segments, users, limits, feature flags. Cut in parts of at most PART_BYTES, counted
               from 0. Blocks of a segment whose ledger is here are dead.
-    lease     journal bigint primary key, epoch bigint, holder text, expires timestamptz,
-              handover text
-              Who leads, and until when by the database's clock.
+    lease     journal bigint primary key, holder text, expires timestamptz, request text
+              Who leads, in the leader's epoch, and until when by the database's clock. request:
+              what an operator asks for (lease.py).
     standby   journal bigint, name text, position bigint, seen timestamptz
               Brokers that follow, and how far they are.
     version   version bigint
@@ -70,10 +70,9 @@ CREATE TABLE tallymark.file (
 ALTER TABLE tallymark.file ALTER bytes SET STORAGE EXTERNAL;
 CREATE TABLE tallymark.lease (
     journal bigint PRIMARY KEY,
-    epoch bigint NOT NULL,
     holder text NOT NULL,
     expires timestamptz NOT NULL,
-    handover text NOT NULL DEFAULT ''
+    request text NOT NULL
 );
 CREATE TABLE tallymark.standby (
     journal bigint NOT NULL,
@@ -132,9 +131,14 @@ def checksum(data: bytes) -> int:
 
 
 def add_journal(connection: psycopg.Connection[tuple[object, ...]], journal: int) -> None:
-    """Make the leader's row of a journal, in epoch 0, where there is none."""
+    """Make the leader's row of a journal, in epoch 0, and a lease that nobody has, where there are
+    none."""
     connection.execute(
         "INSERT INTO tallymark.leader VALUES (%s, 0) ON CONFLICT DO NOTHING", (journal,)
+    )
+    connection.execute(
+        "INSERT INTO tallymark.lease VALUES (%s, '', clock_timestamp(), '') ON CONFLICT DO NOTHING",
+        (journal,),
     )
 
 

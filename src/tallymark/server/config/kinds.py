@@ -23,6 +23,9 @@ LOCALHOST: Final = "localhost"
 """Listening address that stands for the loopback of each address family that the machine has [RFC
 6761]."""
 
+LOCAL: Final = "local"
+"""Journal in the data folder, and nowhere else."""
+
 T = TypeVar("T")
 
 _SIZES: Final = {
@@ -41,6 +44,7 @@ _TIMES: Final = {
     "H": 3_600_000,
     "D": 86_400_000,
 }
+_POSTGRESQL: Final = re.compile(r"postgres(ql)?://")
 _QUANTITY: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 TLS_VERSIONS: Final = {
@@ -158,6 +162,12 @@ def _text(value: object) -> str:
     return value
 
 
+def _journal(value: object) -> str:
+    if value != LOCAL and not (isinstance(value, str) and _POSTGRESQL.match(value)):
+        raise ValueError
+    return str(value)
+
+
 def _pattern(value: object) -> str:
     text = _text(value)
     problem = problem_of(text)
@@ -239,6 +249,12 @@ OPTIONAL_PATH: Final[Kind[Path | None]] = Kind(
     lambda value: None if value == "" else _path(value),
     lambda value: "" if value is None else str(value),
 )
+JOURNAL: Final[Kind[str]] = Kind(
+    "local, or a URL postgresql://...",
+    _journal,
+    lambda value: re.sub(r"(//[^:/@]*):[^@]*@", r"\1@", value),
+)
+"""Place of the journal; shown without its password."""
 TEXT: Final[Kind[str]] = Kind("a text", _text)
 PATTERN: Final[Kind[str]] = Kind("a regular expression, or empty for none", _pattern)
 FLAG: Final = Kind("true or false", _flag, lambda value: str(value).lower())

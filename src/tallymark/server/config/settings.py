@@ -104,12 +104,32 @@ class BrokerSettings:
     vhosts: tuple[str, ...] = setting(("/",), kinds.NAMES, "Virtual hosts that exist.")
     sync: str = setting(
         "commit",
-        choice("commit", "interval", "never"),
+        choice("commit", "interval", "never", "both"),
         "Time of a confirm: after fdatasync (commit), or after the write, with an fdatasync every "
-        "sync_interval_ms (interval) or by the operating system (never).",
+        "sync_interval_ms (interval) or by the operating system (never). With a journal on "
+        "PostgreSQL: after its commit (commit), or that and fdatasync here (both).",
     )
     sync_interval_ms: int = setting(
         200, integer(1, 60_000, "milliseconds"), "Time between fdatasyncs with sync = interval."
+    )
+    journal: str = setting(
+        kinds.LOCAL,
+        kinds.JOURNAL,
+        "Place of the journal: the data folder (local), or PostgreSQL, of which the folder is then "
+        "a copy. See docs/cluster.md.",
+    )
+    journal_id: int = setting(
+        1, integer(1, (1 << 62)), "Number of the journal, where several brokers share a database."
+    )
+    standby: bool = setting(
+        False,
+        kinds.FLAG,
+        "Follow the journal on PostgreSQL while another broker leads it, and take over from it.",
+    )
+    lease: int = setting(
+        5_000,
+        duration(500, 600_000),
+        "Time after which a leader that does not answer is replaced by a standby.",
     )
     segment_size: int = setting(
         64 * MIB, size(1 * MIB, 2 * GIB), "Size of one journal file. Preallocated."
@@ -444,6 +464,7 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str 
             f"nsq_vhost is '{config.nsq_vhost}', expected one of the vhosts: "
             f"{', '.join(config.vhosts)}"
         )
+    _check_journal(config)
     for one in config.policies:
         if one.vhost not in config.vhosts:
             raise ConfigError(
@@ -451,6 +472,19 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str 
                 f"the vhosts: {', '.join(config.vhosts)}"
             )
     return config
+
+
+def _check_journal(config: Config) -> None:
+    """Raises ConfigError: settings of one home of the journal are given for the other."""
+    is_local = config.journal == kinds.LOCAL
+    if is_local and config.standby:
+        raise ConfigError("standby is true and journal is local, expected postgresql://...")
+    allowed = ("commit", "interval", "never") if is_local else ("commit", "both")
+    if config.sync not in allowed:
+        shown = kinds.JOURNAL.show(config.journal)
+        raise ConfigError(
+            f"sync is '{config.sync}' and journal is {shown}, expected one of {', '.join(allowed)}"
+        )
 
 
 def _from_file(file: Path) -> dict[str, object]:

@@ -152,6 +152,8 @@ class HttpServer:
         await self._listener.stop()
 
     async def _health(self, request: web.Request) -> web.Response:
+        if "leader" in request.query and not self.node.is_leading():
+            return answer({"status": "lapsed", "reason": "the lease was not renewed in time"}, 503)
         alarms = self.node.alarms.shown()
         return answer({"status": "alarm" if alarms else "ok", "alarms": alarms})
 

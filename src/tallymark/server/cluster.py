@@ -1,0 +1,138 @@
+"""A broker among several of one journal: from the configuration to the lead, and out of it.
+
+    follow      like a standby, though perhaps only for a moment
+    claim       the lease is free: the epoch is raised, the lease renewed from now on
+    lead        the rest is read; `open_node` goes on with the replay
+    let go      after the last commit: a standby may claim at once
+
+Only a standby listens meanwhile, and only for HTTP (http/standby.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from typing import Any, final
+
+from tallymark import __version__
+from tallymark.journal.home import Home
+from tallymark.journal.postgresql.errors import LeadLost
+from tallymark.journal.postgresql.home import PostgresqlHome
+from tallymark.journal.postgresql.leadership import Leadership
+from tallymark.server import supervisor
+from tallymark.server.config.settings import Config
+from tallymark.server.http.standby import StandbyHttp
+from tallymark.server.listening import Bound
+from tallymark.server.logs import log_of
+from tallymark.server.node import Node
+from tallymark.server.replay import Replay
+from tallymark.server.standby import Following, Keeper, process_name
+
+log = log_of("server")
+
+
+@final
+class Lead:
+    """The lead of a journal, in one epoch."""
+
+    def __init__(
+        self, config: Config, replay: Replay, keeper: Keeper, lost: asyncio.Future[LeadLost]
+    ) -> None:
+        self._config = config
+        self.replay = replay
+        self.keeper = keeper
+        self.lost = lost
+        """Future that gets the error when another broker has the lead."""
+
+    @property
+    def epoch(self) -> int:
+        return self.keeper.epoch
+
+    def home(self) -> Home:
+        """Return the journal's home, for this epoch."""
+        return PostgresqlHome(self._config.journal, self._config.journal_id, self.epoch)
+
+    def lead(self, node: Node) -> None:
+        """Tell a node when it no longer leads."""
+        self.lost.add_done_callback(lambda lost: node.fail(lost.result()))
+        node.is_leading = lambda: self.keeper.is_valid
+
+    async def let_go(self) -> None:
+        """Renew no more, and have a standby take over at once."""
+        await asyncio.to_thread(self.keeper.stop)
+
+
+async def take_lead(config: Config, bound: Bound, stop: asyncio.Future[int]) -> Lead | None:
+    """Follow the journal until this broker leads it; None: it was stopped before.
+
+    Raises:
+        AnotherLeads: it is no standby, and another one leads.
+        FolderInUse, NotAMirror, JournalCorrupt, NotUnderstood, Differs, OSError.
+    """
+    name = process_name()
+    leadership = Leadership(config.journal, config.journal_id, name, config.lease)
+    following = Following(leadership, config.data_dir, config.journal_id, config.accept_loss)
+    http = StandbyHttp(following, name)
+    if config.standby:
+        await http.start(bound.http)
+        _announce(http)
+    work = asyncio.create_task(asyncio.to_thread(following.until_leading, config.standby))
+    try:
+        await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            following.stop()
+        epoch = await work
+        if not epoch:
+            await asyncio.to_thread(leadership.unfollow)
+            following.close()
+            log.info("standby.stopped")
+            return None
+        return await _lead(config, following, leadership, epoch, stop)
+    finally:
+        following.stop()
+        await http.stop()
+        leadership.close()
+
+
+async def _lead(
+    config: Config,
+    following: Following,
+    leadership: Leadership,
+    epoch: int,
+    stop: asyncio.Future[int],
+) -> Lead:
+    loop = asyncio.get_running_loop()
+    lost: asyncio.Future[LeadLost] = loop.create_future()
+
+    def on_lost(error: LeadLost) -> None:
+        loop.call_soon_threadsafe(_resolve, lost, error)
+
+    def on_handover() -> None:
+        loop.call_soon_threadsafe(_resolve, stop, 0)
+
+    own = Leadership(config.journal, config.journal_id, leadership.name, config.lease)
+    keeper = Keeper(own, epoch, on_lost, on_handover)
+    keeper.start()
+    log.info("lead.taken", epoch=epoch, position=f"{following.position:#x}")
+    await asyncio.to_thread(following.read_rest)
+    await asyncio.to_thread(leadership.unfollow)
+    return Lead(config, following.replay, keeper, lost)
+
+
+def _announce(http: StandbyHttp) -> None:
+    """The line on stdout: HTTP is open, and the journal is followed."""
+    said = {
+        "ready": False,
+        "standby": True,
+        "pid": os.getpid(),
+        "http": http.addresses[0],
+        "version": __version__,
+    }
+    print(json.dumps(said), flush=True)  # noqa: T201
+    supervisor.tell_ready(f"Tallymark {__version__} stands by")
+
+
+def _resolve(future: asyncio.Future[Any], result: object) -> None:
+    if not future.done():
+        future.set_result(result)

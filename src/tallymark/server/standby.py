@@ -1,0 +1,206 @@
+"""Brokers of one journal on PostgreSQL: one leads, the others follow until they do.
+
+Every broker begins by following: it brings its folder to what the tables say, and applies the
+records to an engine of its own. One that may lead claims the lease when it is free, reads the rest
+and goes on as a leader. So the start of a first broker and a takeover are the same.
+
+The work is done in threads: the loop serves HTTP meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, final
+
+import psycopg
+
+from tallymark.journal.postgresql.connection import Doubtful
+from tallymark.journal.postgresql.errors import AnotherLeads, LeadLost
+from tallymark.journal.postgresql.leadership import Leadership
+from tallymark.journal.postgresql.lease import HANDOVER, RENEWALS, Lease
+from tallymark.journal.postgresql.mirror import Mirror
+from tallymark.journal.recovery import Opened
+from tallymark.server.logs import log_of
+from tallymark.server.replay import Replay
+
+POLL_S: Final = 0.2
+"""Seconds between two looks at the tables where nothing is announced."""
+RETRY_S: Final = 0.3
+"""Seconds after which a database that did not answer is asked again."""
+PATIENCE: Final = 2
+"""Leases for which a broker that is no standby waits for a leader that may have died."""
+
+log = log_of("server")
+
+
+def process_name() -> str:
+    """Return the name of this process among the brokers of a journal."""
+    return f"{platform.node() or 'localhost'}:{os.getpid()}"
+
+
+@final
+class Following:
+    """A broker that follows its journal, in a thread, until it leads."""
+
+    def __init__(
+        self, leadership: Leadership, folder: Path, journal: int, accept_loss: bool
+    ) -> None:
+        """Raises FolderInUse, NotAMirror, OSError."""
+        self._leadership = leadership
+        self._opened = Opened(folder, accept_loss)
+        self._mirror = Mirror(folder, leadership, journal)
+        self._mirror.open()
+        self._stopped = threading.Event()
+        self._checkpoint = -1
+        """Position of the checkpoint that the replay began with."""
+        self.replay = Replay(self._opened)
+        self.lease = Lease(0, "", 0)
+        """Lease as it was seen last."""
+        self.problem = ""
+        """Why the database is not read; empty: it is."""
+        self.seen_at = 0.0
+        """Monotonic time at which this broker had read everything, in seconds; 0: never."""
+
+    @property
+    def position(self) -> int:
+        """Position that the folder reaches to."""
+        return self._mirror.position
+
+    def stop(self) -> None:
+        """Have `until_leading` return soon. From any thread."""
+        self._stopped.set()
+
+    def close(self) -> None:
+        """Let go of the folder, of a broker that does not lead."""
+        self._opened.lock.release()
+
+    def until_leading(self, waits: bool) -> int:
+        """Follow until this broker leads; return its epoch, 0 after `stop`.
+
+        waits: for as long as another one leads. Otherwise only while that one may have died.
+
+        Raises:
+            AnotherLeads: another one leads, and does not stop to.
+            JournalCorrupt, NotUnderstood, Differs, OSError: it cannot be followed.
+        """
+        others: list[int] = []
+        while not self._stopped.is_set():
+            try:
+                self._step()
+                epoch = self._leadership.claim() if self._is_free() else 0
+                if epoch:
+                    return epoch
+                if not waits:
+                    self._check_patience(others)
+                self.problem = ""
+                self._leadership.wait(POLL_S)
+            except (psycopg.Error, Doubtful) as error:
+                self._trouble(error)
+        return 0
+
+    def read_rest(self) -> None:
+        """Read what leaders before this one committed; nobody else writes any more. Raises as
+        `until_leading`."""
+        while not self._stopped.is_set():
+            try:
+                self._step()
+            except (psycopg.Error, Doubtful) as error:
+                self._trouble(error)
+            else:
+                return
+
+    def _step(self) -> None:
+        """Read what came, and apply it."""
+        if self._mirror.catch_up() or self._checkpoint < 0:
+            if self._mirror.checkpoint != self._checkpoint:
+                self._checkpoint = self._mirror.checkpoint
+                self._opened.begin_again()
+                self.replay = Replay(self._opened)
+            else:
+                self._opened.recovery.look_again()
+            self.replay.advance()
+        self._leadership.follow(self._mirror.position)
+        self.seen_at = time.monotonic()
+
+    def _is_free(self) -> bool:
+        self.lease, now_ms = self._leadership.look()
+        return self.lease.is_free(now_ms) or self.lease.holder == self._leadership.name
+
+    def _check_patience(self, seen: list[int]) -> None:
+        """Raises AnotherLeads: the lease was renewed while this broker looked."""
+        if self.lease.expires_ms not in seen:
+            seen.append(self.lease.expires_ms)
+        if len(seen) > PATIENCE:
+            raise AnotherLeads(
+                f"{self.lease.holder} leads this journal: start with --standby to follow it"
+            )
+
+    def _trouble(self, error: Exception) -> None:
+        text = " ".join(str(error).split())
+        if text != self.problem:
+            log.warning("standby.waits", problem=text)
+        self.problem = text
+        self._stopped.wait(RETRY_S)
+
+
+@final
+class Keeper:
+    """Renews a leader's lease, in a thread of its own."""
+
+    def __init__(
+        self,
+        leadership: Leadership,
+        epoch: int,
+        on_lost: Callable[[LeadLost], None],
+        on_handover: Callable[[], None],
+    ) -> None:
+        """leadership: of this thread alone. on_lost, on_handover: called from the thread, once."""
+        self._leadership = leadership
+        self.epoch = epoch
+        self._on_lost = on_lost
+        self._on_handover = on_handover
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+        self.renewed_at = time.monotonic()
+        """Monotonic time, in seconds, at which the last renewal that succeeded was begun."""
+
+    @property
+    def is_valid(self) -> bool:
+        """Return whether nobody else can have claimed the lease by its time."""
+        return time.monotonic() < self.renewed_at + self._leadership.lasting_ms / 1000
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Renew no more, and give the lease back so that a standby may claim it at once."""
+        self._ending.set()
+        self._thread.join()
+        try:
+            self._leadership.release(self.epoch)
+        except psycopg.Error as error:
+            log.warning("lease.not_released", problem=str(error))
+        self._leadership.close()
+
+    def _run(self) -> None:
+        pause = self._leadership.lasting_ms / 1000 / RENEWALS
+        is_asked = False
+        while not self._ending.wait(pause):
+            began = time.monotonic()
+            try:
+                lease = self._leadership.renew(self.epoch)
+            except LeadLost as error:
+                self._on_lost(error)
+                return
+            except psycopg.Error as error:
+                log.warning("lease.not_renewed", problem=" ".join(str(error).split()))
+                continue
+            self.renewed_at = began
+            if lease.request == HANDOVER and not is_asked:
+                is_asked = True
+                self._on_handover()

@@ -1,0 +1,162 @@
+"""A folder that mirrors a journal's tables, over a PostgreSQL of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tallymark.journal.postgresql.errors import LeadLost, NotAMirror
+from tallymark.journal.postgresql.leadership import Leadership
+from tallymark.journal.postgresql.lease import HANDOVER, TAKEOVER
+from tallymark.journal.postgresql.mirror import Mirror
+from tallymark.journal.postgresql.schema import checksum, make_partition
+from tests.journal.builders import Disk, all_shown
+from tests.journal.test_growth import blocks_of, written
+from tests.support.postgresql import MISSING, Cluster, find_postgresql
+
+pytestmark = pytest.mark.skipif(find_postgresql() is None, reason=MISSING)
+LASTING_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as made:
+        yield made
+
+
+@pytest.fixture
+def leadership(cluster: Cluster) -> Iterator[Leadership]:
+    with psycopg.connect(cluster.url(), autocommit=True) as connection:
+        connection.execute("DROP SCHEMA IF EXISTS tallymark CASCADE")
+    made = Leadership(cluster.url(), 1, "a", LASTING_MS)
+    yield made
+    made.close()
+
+
+class Tables:
+    """The tables as a leader fills them."""
+
+    def __init__(self, leadership: Leadership) -> None:
+        self.connection = leadership.connected()
+
+    def put(self, position: int, data: bytes) -> None:
+        make_partition(self.connection, 1, position >> 32)
+        self.connection.execute(
+            "INSERT INTO tallymark.block VALUES (1, %s, 1, %s, %s)",
+            (position, checksum(data), data),
+        )
+
+    def put_all(self, blocks: list[tuple[str, bytes]]) -> None:
+        at: dict[str, int] = {}
+        for name, block in blocks:
+            offset = at.get(name, 0)
+            self.put(int(name[:10]) << 32 | offset, block)
+            at[name] = offset + len(block)
+
+    def put_file(self, name: str, *parts: bytes) -> None:
+        for i, part in enumerate(parts):
+            self.connection.execute(
+                "INSERT INTO tallymark.file VALUES (1, %s, %s, %s, %s)",
+                (name, i, checksum(part), part),
+            )
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("0*.segment"))}
+
+
+def test_an_empty_folder_becomes_the_leaders_and_goes_on_as_it_grows(
+    tmp_path: Path, leadership: Leadership
+) -> None:
+    leader = written(tmp_path / "leader", clean=True)
+    blocks = blocks_of(leader.folder)
+    tables = Tables(leadership)
+    half = len(blocks) // 2
+    tables.put_all(blocks[:half])
+    tables.put_file("users.json", b"{}", b"\n")
+    (tmp_path / "follower").mkdir()
+    mirror = Mirror(tmp_path / "follower", leadership, 1)
+    mirror.open()
+    assert mirror.catch_up()
+    assert not mirror.catch_up()
+    assert (tmp_path / "follower" / "users.json").read_bytes() == b"{}\n"
+    at: dict[str, int] = {}
+    for i, (name, block) in enumerate(blocks):
+        if i >= half:
+            tables.put(int(name[:10]) << 32 | at.get(name, 0), block)
+        at[name] = at.get(name, 0) + len(block)
+    assert mirror.catch_up()
+    assert bytes_of(tmp_path / "follower") == bytes_of(leader.folder)
+    follower = Disk(tmp_path / "follower")
+    assert all_shown(follower.open()) == all_shown(leader.open())
+    follower.journal.close()
+    leader.journal.close()
+
+
+def test_what_an_old_leader_wrote_and_could_not_commit_goes(
+    tmp_path: Path, leadership: Leadership
+) -> None:
+    leader = written(tmp_path / "leader", clean=True)
+    blocks = blocks_of(leader.folder)
+    names = sorted({name for name, _ in blocks})
+    Tables(leadership).put_all([b for b in blocks if b[0] != names[-1]][:-1])
+    folder = tmp_path / "old"
+    folder.mkdir()
+    Mirror(folder, leadership, 1).open()
+    for name, data in bytes_of(leader.folder).items():
+        (folder / name).write_bytes(data + bytes(4096))
+    damaged = bytearray((folder / names[1]).read_bytes())
+    damaged[100] ^= 1
+    (folder / names[1]).write_bytes(damaged)
+    (folder / "00000000000000ff.checkpoint").write_bytes(b"of nobody")
+    (folder / "tail.json").write_bytes(b"{}")
+    mirror = Mirror(folder, leadership, 1)
+    mirror.open()
+    mirror.catch_up()
+    found = bytes_of(folder)
+    assert list(found) == names[:-1]
+    assert found[names[0]] == (leader.folder / names[0]).read_bytes()
+    assert found[names[1]] == (leader.folder / names[1]).read_bytes()
+    whole = (leader.folder / names[2]).read_bytes()
+    assert len(found[names[2]]) < len(whole)
+    assert whole.startswith(found[names[2]])
+    assert not (folder / "00000000000000ff.checkpoint").exists()
+    assert (folder / "tail.json").exists()
+
+
+def test_a_folder_with_a_journal_of_its_own_is_not_overwritten(
+    tmp_path: Path, leadership: Leadership
+) -> None:
+    leader = written(tmp_path / "leader", clean=True)
+    with pytest.raises(NotAMirror, match="has a journal of its own"):
+        Mirror(leader.folder, leadership, 1).open()
+    assert bytes_of(leader.folder)
+
+
+def test_a_lease_in_the_database_goes_to_one_and_is_lost_with_the_next_epoch(
+    cluster: Cluster, leadership: Leadership
+) -> None:
+    other = Leadership(cluster.url(), 1, "b", LASTING_MS)
+    try:
+        assert leadership.claim() == 1
+        assert leadership.claim() == 1, "an answer that was lost is given again"
+        assert other.claim() == 0
+        assert leadership.renew(1).request == ""
+        other.request(HANDOVER)
+        assert leadership.renew(1).request == HANDOVER
+        leadership.release(1)
+        assert other.claim() == 2
+        with pytest.raises(LeadLost, match="it is in epoch 2"):
+            leadership.renew(1)
+        leadership.request(TAKEOVER)
+        assert leadership.claim() == 3
+        assert leadership.look()[0].request == ""
+        other.follow(77)
+        assert [(f.name, f.position) for f in leadership.followers()] == [("b", 77)]
+        other.unfollow()
+        assert leadership.followers() == []
+    finally:
+        other.close()
