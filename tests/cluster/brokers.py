@@ -15,14 +15,13 @@ import selectors
 import signal
 import socket
 import threading
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from tests.support.patience import LOOK_S, PATIENCE_S
+from tests.support.patience import until
 from tests.support.postgresql import DATABASE, USER, Cluster
-from tests.support.process import BrokerDied, BrokerProcess
+from tests.support.process import BrokerProcess
 
 LEASE_MS: Final = 1500
 CHUNK: Final = 1 << 16
@@ -208,16 +207,14 @@ class Brokers:
 
     def leader(self, *others: Broker) -> Broker:
         """Wait until a broker leads that is none of these; return it."""
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
-            for broker in self.all:
-                if broker in others:
-                    continue
-                if broker.is_running and broker.leads:
-                    return broker
-            time.sleep(LOOK_S)
-        logs = "\n".join(f"{b.data_dir.name}: {b.log()[-1500:]}" for b in self.all)
-        raise BrokerDied(f"nobody leads: {logs}")
+        found: list[Broker] = []
+
+        def leads() -> bool:
+            found.extend(b for b in self.all if b not in others and b.is_running and b.leads)
+            return bool(found)
+
+        until(leads, what=lambda: "\n".join(one.log()[-1500:] for one in self.all))
+        return found[0]
 
     def start_again(self) -> None:
         """Start those that have ended."""

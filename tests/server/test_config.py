@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tallymark.server.config.kinds import is_loopback
+from tallymark.cli.serving import spelled_out
 from tallymark.server.config.settings import DECLARED, ConfigError, load
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -91,3 +92,24 @@ def test_every_setting_is_documented(name: str) -> None:
 )  # fmt: skip
 def test_what_counts_as_loopback(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
+
+
+def test_settings_of_one_home_of_the_journal_are_refused_with_the_other() -> None:
+    url = "postgresql://ann:secret@pg1,pg2/tallymark"
+    assert load(None, {}, {"journal": url, "standby": "true", "sync": "both"}).standby
+    assert DECLARED["journal"].kind.show(url) == "postgresql://ann@pg1,pg2/tallymark"
+    with pytest.raises(ConfigError, match="standby is true and journal is local"):
+        load(None, {}, {"standby": "true"})
+    with pytest.raises(ConfigError, match="sync is 'both' and journal is local, expected one of"):
+        load(None, {}, {"sync": "both"})
+    with pytest.raises(ConfigError, match=r"'never' and journal is postgresql://ann@pg1,pg2/"):
+        load(None, {}, {"journal": url, "sync": "never"})
+    with pytest.raises(ConfigError, match=r"'/srv/journal', expected local, or a URL postgresql"):
+        load(None, {}, {"journal": "/srv/journal"})
+
+
+def test_a_flag_that_is_true_or_false_may_stand_alone() -> None:
+    assert spelled_out(["serve", "--standby", "--lease", "2s", "--accept-loss"]) == [
+        "serve", "--standby", "true", "--lease", "2s", "--accept-loss", "true",
+    ]  # fmt: skip
+    assert spelled_out(["serve", "--standby", "false"]) == ["serve", "--standby", "false"]

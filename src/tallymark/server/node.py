@@ -42,7 +42,7 @@ def node_name() -> str:
 
 
 def _always() -> bool:
-    """Nobody else can lead a journal that is in its folder only."""
+    """Return True: a journal in its folder only has no other leader."""
     return True
 
 

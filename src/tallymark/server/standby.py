@@ -62,7 +62,7 @@ class Following:
         self.lease = Lease(0, "", 0)
         """Lease as it was seen last."""
         self.problem = ""
-        """Why the database is not read; empty: it is."""
+        """Reason for which the database is not read; empty: it is."""
         self.seen_at = 0.0
         """Monotonic time at which this broker had read everything, in seconds; 0: never."""
 
