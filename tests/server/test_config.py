@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tallymark.server.config.kinds import is_loopback
 from tallymark.cli.serving import spelled_out
+from tallymark.server.config.kinds import is_loopback
 from tallymark.server.config.settings import DECLARED, ConfigError, load
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
