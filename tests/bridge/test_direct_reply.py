@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tallymark.wire.amqp091.methods import (
     BasicCancel,
     BasicCancelOk,
@@ -36,6 +38,48 @@ def asked(rig: Rig) -> tuple[Peer, Peer, str]:
     assert got.properties.reply_to is not None
     assert got.properties.reply_to.startswith("amq.rabbitmq.reply-to.")
     return client, server, got.properties.reply_to
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {},
+        {"content_type": "t/" + "x" * 200, "correlation_id": "7"},
+        {
+            "content_type": "a", "content_encoding": "b", "delivery_mode": 2, "priority": 3,
+            "correlation_id": "c", "message_id": "m", "timestamp": 1 << 60, "type": "t",
+            "app_id": "p", "cluster_id": "q",
+        },
+        {"headers": {"h": 1}, "priority": 3, "message_id": "m"},
+        {"expiration": "60000", "user_id": "guest"},
+        {"correlation_id": "amq.rabbitmq.reply-to", "type": "amq.rabbitmq.reply-to"},
+    ],
+)  # fmt: skip
+def test_of_a_request_nothing_but_its_reply_to_changes(others: dict[str, object]) -> None:
+    rig = Rig()
+    client, server, reply_to = asked(rig)
+    client.ask(client.publish(b"?", "rpc", reply_to="amq.rabbitmq.reply-to", **others))
+    ((_, got),) = server.hear()
+    assert isinstance(got, Content)
+    assert got.body == b"?"
+    assert got.properties == Properties(reply_to=reply_to, **others)  # type: ignore[arg-type]
+
+
+def test_answers_of_several_publishers_are_told_alike() -> None:
+    rig = Rig()
+    client, other, reply_to = asked(rig)
+    client.ask(BasicCancel("me"), REPLIES)
+    client.ask(client.publish(b"?", "rpc", reply_to="amq.rabbitmq.reply-to"))
+    ((_, again),) = other.hear()
+    assert isinstance(again, Content)
+    assert again.properties.reply_to not in (None, reply_to)
+    peers = [other, rig.connect(), other]
+    for peer in peers:
+        peer.ask(peer.publish(b"!", str(again.properties.reply_to)))
+    heard = [item for _, item in client.hear() if isinstance(item, Content)]
+    assert [item.method for item in heard] == [
+        BasicDeliver("me", 1, False, "", str(again.properties.reply_to))
+    ] * len(peers)
 
 
 def test_an_answer_reaches_who_asked() -> None:

@@ -67,11 +67,14 @@ class Intake:
 class Replies(ReplyConsumer):
     """A channel's consumer of direct replies."""
 
-    __slots__ = ("tag",)
+    __slots__ = ("address", "tag")
 
     def __init__(self, tag: str, token: str) -> None:
         super().__init__(token)
         self.tag = tag
+        name = (PREFIX + token).encode()
+        self.address = bytes((len(name),)) + name
+        """The reply-to of its requests, as their consumers see it."""
 
     def go_on(self) -> None:
         """Deliver held replies after the client has resumed deliveries."""

@@ -307,11 +307,14 @@ def return_messages(
 class ReplyRecipient(Replies):
     """A channel that waits for direct replies."""
 
-    __slots__ = ("_held", "_held_bytes", "channel")
+    __slots__ = ("_held", "_held_bytes", "_route", "_template", "channel")
 
     def __init__(self, channel: Channel, tag: str, token: str) -> None:
         super().__init__(tag, token)
         self.channel = channel
+        self._route = Route("", "")
+        self._template = Template(channel.number, tag.encode(), self._route)
+        """Frame of the last reply, and its route: whoever replies publishes by one."""
         self._held: list[tuple[bytes, Route, int, int]] = []
         """Replies that arrived while the client had stopped deliveries [TX-10]."""
         self._held_bytes = 0
@@ -341,7 +344,10 @@ class ReplyRecipient(Replies):
         client = channel.client
         if not client.takes_reply(len(message)):
             return
-        template = Template(channel.number, self.tag.encode(), route)
+        if route is not self._route:
+            self._route = route
+            self._template = Template(channel.number, self.tag.encode(), route)
+        template = self._template
         client.wire.line.out.append(
             template.prefix + channel.session.next_tag.to_bytes(8, "big") + template.suffix
             + content_for(channel, message, method_size, largest_frame)

@@ -14,7 +14,13 @@ from typing import Final, final
 
 from tallymark.bridge.amqp091.channel import Channel, Client, Publish
 from tallymark.bridge.amqp091.content import return_messages
-from tallymark.bridge.amqp091.special import Special, examine, headers_of, with_section
+from tallymark.bridge.amqp091.special import (
+    Special,
+    asks_for_reply,
+    examine,
+    headers_of,
+    with_section,
+)
 from tallymark.bridge.direct_reply import PREFIX
 from tallymark.bridge.permissions import EXCHANGE, WRITE, check_keys
 from tallymark.engine.errors import BrokerError
@@ -38,29 +44,39 @@ def publish(channel: Channel, event: PublishReceived) -> None:
         those after it are not.
     """
     client = channel.client
-    known = plain(client, event)
-    if known is None:
+    known = shared(client, event)
+    targets = None if known is None else known.targets
+    if known is None or targets is None:
         stretch, failure = routed(channel, event)
         if stretch.publishes:
             _enter(channel, stretch)
         if failure is not None:
             raise failure
         return
-    targets = known.targets
-    assert targets is not None, known.route.exchange
+    if known.is_reply:
+        answer(
+            channel, known, known.route.key, event.raw, event.cuts, 0, len(event.cuts) - 1,
+            event.largest_frame,
+        )  # fmt: skip
     if targets.queues:
         client.broker.publishing.publish(channel.session, targets, payload_of(client, event, known))
     else:
         _nowhere(channel, known, event.raw, event.cuts, 0, len(event.cuts) - 1)
 
 
-def plain(client: Client, event: PublishReceived) -> Publish | None:
-    """Return the publish that all messages of a stretch share, if nothing but its targets matters;
+def shared(client: Client, event: PublishReceived) -> Publish | None:
+    """Return the publish that all messages of a stretch share, if none of their properties matter;
     otherwise None. Raises as publish."""
     if len(event.methods) > 1 or event.facts & SPECIAL:
         return None
-    known = _known(client, event.methods[0])
-    return None if known.targets is None or known.is_reply else known
+    return _known(client, event.methods[0])
+
+
+def plain(client: Client, event: PublishReceived) -> Publish | None:
+    """Return the publish that all messages of a stretch share, if nothing but its targets matters;
+    otherwise None. Raises as publish."""
+    known = shared(client, event)
+    return None if known is None or known.targets is None or known.is_reply else known
 
 
 def payload_of(client: Client, event: PublishReceived, known: Publish) -> Payload:
@@ -275,7 +291,10 @@ def _route_special(
         for k, method in enumerate(methods):
             known = _known(client, method)
             if special is None:
-                special = examine(channel, event.properties)
+                if known.targets is not None:
+                    special = asks_for_reply(channel, event.properties)
+                if special is None:
+                    special = examine(channel, event.properties)
             end = starts[k + 1] if k + 1 < len(starts) else len(event)
             found = known.targets
             if found is not None and not special.more_keys:
@@ -288,6 +307,8 @@ def _route_special(
             )
             singly = client.vhost.routes_singly(route.exchange)
             for upto in range(starts[k] + 1, end + 1) if singly else (end,):
+                if special.headers is None:
+                    special.headers = headers_of(event.properties)
                 to = client.vhost.route(route.exchange, keys, special.headers)
                 stretch.add(known, to, upto)
     finally:

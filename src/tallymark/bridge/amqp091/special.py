@@ -24,12 +24,16 @@ from tallymark.wire.amqp091.properties import (
     Properties,
     decode_properties,
     encode_properties,
+    is_special_by_reply_to_alone,
+    reply_to_at,
 )
 
 DELAY: Final = "x-delay"
 LONGEST_DELAY_MS: Final = (1 << 32) - 1
 """Longest delay in milliseconds. A longer one is ignored, as in
 rabbitmq_delayed_message_exchange."""
+_ASKS: Final = bytes((len(PSEUDO_QUEUE),)) + PSEUDO_QUEUE.encode()
+"""Value of reply-to in a request."""
 _NUMBER: Final = re.compile(r"[+-]?[0-9]+")
 _SHORT_NUMBER: Final = re.compile(rb"[+-]?[0-9]{1,20}")
 
@@ -44,7 +48,7 @@ class Special:
         self,
         annotations: Annotations | None,
         more_keys: list[str],
-        headers: dict[str, object],
+        headers: dict[str, object] | None,
         section: bytes | None,
         returned: bytes | None,
     ) -> None:
@@ -53,12 +57,28 @@ class Special:
         self.more_keys = more_keys
         """Further routing keys: CC, then BCC."""
         self.headers = headers
-        """Headers and properties for routing by headers."""
+        """Headers and properties for routing by headers; None: not read yet."""
         self.section = section
         """Property section for consumers, if it differs from the publisher's."""
         self.returned = returned
         """Property section for messages returned to their publisher, if it differs. The publisher
         may send them again as they are, and they must be delayed again then."""
+
+
+def asks_for_reply(channel: Channel, section: bytes) -> Special | None:
+    """Return the consequences of a property section where they are those of reply-to alone: its
+    value is replaced and the rest left as it is. None: read all of it (`examine`).
+
+    Requests are like that, and to decode one costs more than all else that publishing it takes."""
+    consumer = channel.reply_consumer
+    if consumer is None or not is_special_by_reply_to_alone(section):
+        return None
+    at = reply_to_at(section, 0)
+    end = at + len(_ASKS)
+    if section[at:end] != _ASKS:
+        return None
+    new = section[:at] + consumer.address + section[end:]
+    return Special(None, [], None, new, new)
 
 
 def examine(channel: Channel, section: bytes) -> Special:

@@ -183,13 +183,25 @@ def before_correlation_id(raw: bytes, at: int) -> int:
     return at
 
 
-def expiration_at(raw: bytes, at: int) -> int:
-    """Return the offset of the expiration of a property section (its length byte), if it has
-    one."""
+def is_special_by_reply_to_alone(section: bytes) -> bool:
+    """Return whether a section has a reply-to, and neither headers nor expiration nor user-id."""
+    return section[0] & 0x23 == 0x02 and not section[1] & USER_ID
+
+
+def reply_to_at(raw: bytes, at: int) -> int:
+    """Return the offset of the reply-to of a property section (its length byte), if it has one."""
     high = raw[at]
     at = before_correlation_id(raw, at)
     if high & 0x04:  # correlation-id
         at += 1 + raw[at]
+    return at
+
+
+def expiration_at(raw: bytes, at: int) -> int:
+    """Return the offset of the expiration of a property section (its length byte), if it has
+    one."""
+    high = raw[at]
+    at = reply_to_at(raw, at)
     if high & 0x02:  # reply-to
         at += 1 + raw[at]
     return at
