@@ -17,18 +17,18 @@ import pytest
 from tests.support.process import BrokerProcess
 
 FAULT = """
-from tallymark.server.amqp import AmqpClient
+from tallymark.server.alarms import Alarms
 
-flush = AmqpClient.flush
+enter = Alarms.enter
 
-def faulty(client):
-    for queue in client._node.broker.queues.values():
+def faulty(alarms, client):
+    for queue in alarms._broker.queues.values():
         if queue.name == "poison":
             for consumer in queue.consumers:
                 consumer.handle = "no words for this message"
-    flush(client)
+    enter(alarms, client)
 
-AmqpClient.flush = faulty
+Alarms.enter = faulty  # called when a client first publishes
 """
 
 

@@ -127,6 +127,16 @@ class AmqpBridge(Bridge):
         return None if client is None else client.connection
 
     @property
+    def asks(self) -> bool:
+        """True, too, while a log-in, a step of one or a secret is pending."""
+        return (
+            self.closing
+            or self.pending_login is not None
+            or self.pending_sasl is not None
+            or self.pending_secret is not None
+        )
+
+    @property
     def entered(self) -> Connection | None:
         """Return the connection in the engine while the client is in a virtual host."""
         client = self.logged_in()

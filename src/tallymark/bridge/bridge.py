@@ -78,6 +78,12 @@ class Bridge:
         return self.is_over and not self.gate.shut
 
     @property
+    def asks(self) -> bool:
+        """True while the owner has something to do for the bridge besides reading and writing:
+        close the transport, or what a protocol says."""
+        return self.is_over and not self.gate.shut
+
+    @property
     def connection(self) -> Connection | None:
         """Connection in the engine, once there is one. Its `handle` is this bridge."""
         raise NotImplementedError

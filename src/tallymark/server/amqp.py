@@ -79,13 +79,9 @@ class AmqpClient(Client):
             self._clients.speaks_otherwise(self, bridge)
         return start
 
-    def flush(self) -> None:
-        """Write the bridge's output; begin a log-in or close the connection where the bridge asks
-        for it."""
+    def attend(self) -> None:
+        """Close the connection, or begin a log-in."""
         bridge = self.bridge
-        output = bridge.take_output()
-        if output:
-            self.put(output)
         if bridge.closing:
             self.finish()
             return
@@ -95,13 +91,6 @@ class AmqpClient(Client):
             self.begin(self._check_step)
         if bridge.pending_secret is not None and not self.is_asking:
             self.begin(self._check_secret)
-        if not self.is_reading or self.is_full or not bridge.wants_data:
-            self.read_or_not()
-
-    def put(self, output: list[bytes]) -> None:
-        self.sent_bytes += sum(map(len, output))
-        if not self.transport.is_closing() and not self.is_over:
-            self.transport.writelines(output)
 
     @property
     def protocol(self) -> str:

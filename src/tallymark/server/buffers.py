@@ -87,10 +87,14 @@ class Buffers:
     def count(self, one: Weighed, input_bytes: int, output_bytes: int) -> None:
         """Set the bytes that a connection's input and output take now."""
         weight = input_bytes + output_bytes
-        self.input += input_bytes - one.input_weight
-        self.total += weight - one.weight
+        self.change(input_bytes - one.input_weight, weight - one.weight)
         one.input_weight = input_bytes
         one.weight = weight
+
+    def change(self, input_bytes: int, weight: int) -> None:
+        """Add to the sums what a connection takes more than before, or less."""
+        self.input += input_bytes
+        self.total += weight
 
     def forget(self, one: Weighed) -> None:
         """Remove a connection from the sums."""

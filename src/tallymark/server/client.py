@@ -2,7 +2,8 @@
 
 Every rule about the socket that does not depend on the protocol is here, so that no front end can
 lack it: who is read and who is not, what becomes of an exception, how a connection ends. A protocol
-says what its bridge is (`meet`), what is done with input (`take`) and with output (`flush`, `put`).
+says what its bridge is (`meet`), what is done with input and output that do not go to and from it
+unchanged (`take`, `put`), and with what it asks for (`attend`).
 
 A client that does not read its output is not read itself. It may lag behind by CLOGGED high water
 marks where it has something of ours to answer for (a subscriber goes on saying what it is done
@@ -36,9 +37,10 @@ from tallymark.server.clock import now_ms, wall_ms
 from tallymark.server.deadlines import Deadlines, Entry
 from tallymark.server.doors import Doors
 from tallymark.server.logs import log_of
+from tallymark.server.outlet import Outlet, room_of, weigh, write
 from tallymark.server.pacer import Pacer
 from tallymark.server.postponed import Postponed
-from tallymark.server.turns import Turns
+from tallymark.server.turns import Served, Turns
 from tallymark.wire.line import MonotonicMs
 
 LEAST_DELIVERY_BYTES: Final = 128 * 1024
@@ -53,21 +55,17 @@ INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Client:
+class Client(Outlet):
     """One client connection; to asyncio a Protocol, by its methods.
 
     A plain Protocol, not a BufferedProtocol: under uvloop both read into one shared 256 KiB buffer
     and hand over a bytes object of the length read; the plain one costs one call less.
     """
 
-    transport: asyncio.Transport
-    bridge: Bridge
-
     def __init__(self, clients: Clients, category: str) -> None:
         """category: of the log that reports on it."""
+        super().__init__(clients.turns, clients.buffers)
         self._clients = clients
-        self._turns = clients.turns
-        self._buffers = clients.buffers
         self.is_plain = False
         """True where input goes to the bridge unchanged, so that `take` need not be called."""
         self._last_words: asyncio.TimerHandle | None = None
@@ -88,12 +86,6 @@ class Client:
         self.holds_input = False
         """True while input that was read waits to be decoded: the socket is not read meanwhile, so
         that no more of it piles up."""
-        self.encoded_bytes = 0
-        """Bytes of input that are not decoded yet."""
-        self.is_full = False
-        """True while the socket's send buffer is full."""
-        self.is_over = False
-        """True once all output was written: further input is read and discarded."""
         self.subject: User | None = None
         """The user that it has proven to be; None: not yet, or nobody asked."""
         self.has_expired = False
@@ -108,9 +100,6 @@ class Client:
         self.armed: Entry | None = None
         """Entry in the heap of deadlines; None: no deadline is set."""
         self.received_bytes = 0
-        self.sent_bytes = 0
-        self.weight = self.input_weight = 0
-        """Bytes of memory that are counted for it [buffers]."""
         self.publishing = False
         """True once it has published: it is paused when memory or disk run low."""
         self.read_at = 0
@@ -131,12 +120,8 @@ class Client:
         """Pass input to the bridge, where it is not plain. What it raises costs the connection."""
         raise NotImplementedError
 
-    def flush(self) -> None:
-        """Write the bridge's output, and carry out its requests."""
-        raise NotImplementedError
-
-    def put(self, output: list[bytes]) -> None:
-        """Write these pieces of output."""
+    def attend(self) -> None:
+        """Carry out what the bridge asks for (`Bridge.asks`); its output is written."""
         raise NotImplementedError
 
     def may_lag(self) -> int:
@@ -272,31 +257,6 @@ class Client:
 
     # -- writing
 
-    def limit_output(self) -> None:
-        """Set how many bytes may wait in the socket's buffer [SC-D6]."""
-        if not self.transport.is_closing():
-            high = self._buffers.high_water
-            low = min(self._turns.config.low_water, high // 2)
-            self.transport.set_write_buffer_limits(high, low)
-
-    def room(self) -> int:
-        """Bytes that fit in the write buffer; at least 1, since a full socket reports itself by
-        pause_writing."""
-        room = self._buffers.high_water - self.transport.get_write_buffer_size()
-        return room if room > 1 else 1
-
-    def unsent(self) -> int:
-        """Bytes that wait in its socket's buffer."""
-        return self.transport.get_write_buffer_size()
-
-    def output_bytes(self) -> int:
-        """See buffers.py."""
-        return self.transport.get_write_buffer_size() + self.bridge.output_bytes
-
-    def input_bytes(self) -> int:
-        """See buffers.py."""
-        return 0 if self.is_over else self.bridge.input_bytes + self.encoded_bytes
-
     def touch(self) -> None:
         """Flush this client with the coming turn: its bridge may have output."""
         self._clients.touch(self)
@@ -353,11 +313,6 @@ class Client:
         self._clients.doors.may_go(self)
         self.read_or_not()
 
-    def shut(self) -> None:
-        """Send the end of the stream."""
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-
     def broken(self, error: Exception) -> None:
         """Drop the connection after an exception that should not have been possible."""
         self.has_logged_end = True
@@ -385,7 +340,24 @@ class Client:
         self.log.info("connection.closed", peer=self.peer, id=self.id, reason=self.bridge.reason)
 
 
-class Clients:
+def _flush(client: Client, bridge: Bridge) -> None:
+    """Write the bridge's output, and carry out what it asks for. It goes on reading unless
+    something speaks against it."""
+    output = bridge.take_output()
+    if output:
+        if client.writes_plainly:
+            write(client, output)
+        else:
+            client.put(output)
+    if bridge.asks:
+        client.attend()
+    if not client.is_reading or client.is_full or not bridge.wants_data:
+        client.read_or_not()
+    if bridge.is_behind:
+        client.catch_up()
+
+
+class Clients(Served):
     """The clients of one node. Everything here happens on the loop's thread."""
 
     def __init__(
@@ -440,7 +412,7 @@ class Clients:
         broker, bridge = turns.broker, client.bridge
         published = broker.publishing.published
         monotonic_ms = turns.tell_time()
-        bridge.room = client.room()
+        bridge.room = room_of(client, self.buffers)
         bridge.receive(data, monotonic_ms, broker.clock.now_ms)
         if broker.publishing.published != published:
             self._published(client, broker.publishing.published - published, len(data))
@@ -522,7 +494,7 @@ class Clients:
             handle = connection.handle
             client = self._by_bridge.get(handle) if isinstance(handle, Bridge) else None
             if client is not None:
-                connection.allowance = min(share, client.room())
+                connection.allowance = min(share, room_of(client, self.buffers))
 
     def flush_soon(self, bridge: Bridge) -> None:
         """Flush the bridge's client in this turn: it has output."""
@@ -543,9 +515,7 @@ class Clients:
             client.touched = False
             bridge = client.bridge
             try:
-                client.flush()
-                if bridge.is_behind:
-                    client.catch_up()
+                _flush(client, bridge)
             except Exception as error:
                 client.broken(error)
             if bridge not in self._by_bridge:
@@ -554,11 +524,7 @@ class Clients:
             armed = client.armed
             if due_ms is not None and (armed is None or due_ms < armed.due_ms):
                 self.deadlines.arm(client, due_ms)
-            # Client.input_bytes and output_bytes
-            input_bytes = 0 if client.is_over else bridge.input_bytes + client.encoded_bytes
-            output_bytes = client.transport.get_write_buffer_size() + bridge.output_bytes
-            if input_bytes != client.input_weight or input_bytes + output_bytes != client.weight:
-                self.buffers.count(client, input_bytes, output_bytes)
+            weigh(client, bridge, self.buffers)
 
     def hold_for(self, bridge: Bridge, queue: Queue, held: bool) -> None:
         """Hold a publisher back for the sake of a queue whose consumer is slow, or no more."""

@@ -15,7 +15,7 @@ from tallymark.server.alarms import Alarms
 from tallymark.server.buffers import Buffers
 from tallymark.server.clock import wall_ms
 from tallymark.server.logs import log_of
-from tallymark.server.turns import Turns
+from tallymark.server.turns import Turns, Upkeep
 from tallymark.stored.records import LIVE_PACKED
 from tallymark.units import EngineMs, Position
 
@@ -54,7 +54,7 @@ SIZE_SHARE: Final = 4
 log = log_of("journal")
 
 
-class Housekeeping:
+class Housekeeping(Upkeep):
     """One node's budgets and alarms."""
 
     def __init__(self, turns: Turns, buffers: Buffers, alarms: Alarms) -> None:

@@ -53,8 +53,11 @@ from tallymark.server.polls import LongPolls
 from tallymark.units import EngineMs, Position, WallMs
 from tallymark.wire.line import MonotonicMs
 
-LINGER_S: Final = 0.002
+LINGER_S: Final = 0.005
 """Seconds that records may stay out of the journal while no client waits for them."""
+TIMER_NS: Final = 1_000_000
+"""Nanoseconds by which a timer of the loop may come early."""
+LINGER_NS: Final = int(LINGER_S * 1_000_000_000)
 LINGER_BYTES: Final = 64 * 1024
 """Bytes read since the last commit above which the records are committed at once, as a block of
 their own."""
@@ -77,29 +80,36 @@ class JournalFailed(Exception):
     """The broker is stopping because its journal failed: nothing more can be promised."""
 
 
-class Served(Protocol):
-    """The connected clients, as a turn uses them."""
+class Served:
+    """The connected clients, as a turn uses them. A class and no Protocol, and so is Upkeep: what
+    is compiled calls a method of a Protocol by its name."""
 
     def give_room(self, connections: list[Connection]) -> None:
         """Set how much a client may be sent in this turn."""
+        raise NotImplementedError
 
     def flush_soon(self, bridge: Bridge) -> None:
         """Flush the bridge's client in this turn: it has output."""
+        raise NotImplementedError
 
     def flush(self) -> None:
         """Write the output of all clients that have some, or were read."""
+        raise NotImplementedError
 
     def hold_for(self, bridge: Bridge, queue: Queue, held: bool) -> None:
         """Hold a publisher back for the sake of a queue, or no more."""
+        raise NotImplementedError
 
     def broken(self, bridge: Bridge, error: Exception) -> bool:
         """Drop the client of a bridge after an exception; False: it is gone already."""
+        raise NotImplementedError
 
     def drop_all(self) -> None:
         """Close every socket now."""
+        raise NotImplementedError
 
 
-class Upkeep(Protocol):
+class Upkeep:
     """The housekeeping, as a turn uses it."""
 
     wants_checkpoint: bool
@@ -107,9 +117,11 @@ class Upkeep(Protocol):
 
     def committed(self, position: Position, now: EngineMs) -> None:
         """A block was handed to the journal, which now ends at `position`; now: engine time."""
+        raise NotImplementedError
 
     def after_turn(self, now: EngineMs) -> None:
         """The effects of a turn were carried out; now: engine time."""
+        raise NotImplementedError
 
 
 class Tracer(Protocol):
@@ -172,7 +184,12 @@ class Turns:
         self.is_due = False
         """True if a turn is scheduled."""
         self._has_ended = False
-        self._lingering: asyncio.TimerHandle | None = None
+        self._lingers_until_ns = 0
+        """Monotonic time until which the records that nobody waits for stay out of the journal, in
+        nanoseconds; 0: there are none."""
+        self._is_linger_armed = False
+        """True while a timer runs for them. It outlives a commit: where messages come one at a
+        time, a timer for each would cost more than to find now and then that nothing is due."""
         self._linger_over = False
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_ms = NEVER
@@ -285,7 +302,7 @@ class Turns:
         if (
             broker.dispatcher.has_work()
             or broker.store.is_behind
-            or (broker.ledger.rows and self._lingering is None)
+            or (broker.ledger.rows and not self._lingers_until_ns)
         ):
             self.schedule()
         else:
@@ -319,7 +336,7 @@ class Turns:
 
     def _may_linger(self) -> bool:
         """Return whether the turn's records (there are some) can wait for others to be written with
-        them; starts the timer that ends the wait."""
+        them; begins the wait."""
         broker = self.broker
         if (
             broker.is_awaited()
@@ -328,19 +345,32 @@ class Turns:
             or len(broker.ledger.rows) > LINGER_RECORDS
         ):
             return False
-        if self._lingering is None:
-            self._lingering = self.loop.call_later(LINGER_S, self._lingered)
+        if not self._lingers_until_ns:
+            self._lingers_until_ns = self._told_ns + LINGER_NS
+            if not self._is_linger_armed:
+                self._arm_linger(LINGER_S)
         return not self._linger_over
 
+    def _arm_linger(self, seconds: float) -> None:
+        self._is_linger_armed = True
+        self.loop.call_later(seconds, self._lingered)
+
     def _lingered(self) -> None:
+        """Have a turn that commits, if records have lingered for their time."""
+        self._is_linger_armed = False
+        if not self._lingers_until_ns or self._has_ended or self.failed.done():
+            return
+        self.tell_time()
+        left_ns = self._lingers_until_ns - self._told_ns
+        if left_ns > TIMER_NS:
+            self._arm_linger(left_ns / 1_000_000_000)
+            return
         self._linger_over = True
         self.turn_now()
 
     def _commit(self, now: EngineMs) -> None:
         """Hand the records to the journal as one block."""
-        if self._lingering is not None:
-            self._lingering.cancel()
-            self._lingering = None
+        self._lingers_until_ns = 0
         self._linger_over = False
         self.unwritten_bytes = 0
         broker, journal = self.broker, self.journal

@@ -121,6 +121,11 @@ class Lifecycle(Bridge):
         """True while the client waits for an answer to AUTH."""
 
     @property
+    def asks(self) -> bool:
+        """True, too, while a layer is due or the auth server is to be asked."""
+        return self.closing or self.upgrade is not None or self.pending_auth is not None
+
+    @property
     def connection(self) -> EngineConnection | None:
         return self._engine
 

@@ -67,7 +67,7 @@ class NsqClient(Client):
         self._stuck: asyncio.TimerHandle | None = None
         """Runs while the socket takes no more."""
         self._written_bytes = 0
-        """Handed to the transport, as they leave the layers."""
+        """Handed to the transport since the start, as they leave the layers, once there are any."""
         self._uncalled_bytes = 0
         """Bytes decoded since it was last sent a heartbeat to learn whether it is there."""
         self._has_ended = False
@@ -188,26 +188,23 @@ class NsqClient(Client):
 
     # -- writing
 
-    def flush(self) -> None:
-        """Write the bridge's output; add a layer, ask the auth server, or close, where the bridge
-        asks for it."""
+    def attend(self) -> None:
+        """Add a layer, ask the auth server, or close the connection."""
         bridge = self.bridge
-        while True:
+        while bridge.upgrade is not None and self._handshake is None and not self.is_over:
+            self._upgrade(bridge.upgrade)
             output = bridge.take_output()
             if output:
                 self.put(output)
-            upgrade = bridge.upgrade
-            if upgrade is None or self._handshake is not None or self.is_over:
-                break
-            self._upgrade(upgrade)
         if bridge.closing:
             self.finish()
         elif bridge.pending_auth is not None and not self.is_asking:
             self.begin(self._ask)
-        if not self.is_reading or self.is_full or not bridge.wants_data:
-            self.read_or_not()
 
     def put(self, output: list[bytes]) -> None:
+        if self.writes_plainly:
+            super().put(output)
+            return
         self.sent_bytes += sum(map(len, output))
         if self.transport.is_closing() or self.is_over or self._handshake is not None:
             return
@@ -246,7 +243,8 @@ class NsqClient(Client):
             self._stuck = later(timeout_ms / 1000, self._look, timeout_ms, self._taken_bytes())
 
     def _taken_bytes(self) -> int:
-        return self._written_bytes - self.transport.get_write_buffer_size()
+        written = self.sent_bytes if self.writes_plainly else self._written_bytes
+        return written - self.transport.get_write_buffer_size()
 
     def _look(self, timeout_ms: int, taken_before: int) -> None:
         self._stuck = None
@@ -269,6 +267,9 @@ class NsqClient(Client):
         """Add a layer, now that all earlier output is written."""
         bridge = self.bridge
         self.is_plain = False
+        if self.writes_plainly:
+            self.writes_plainly = False
+            self._written_bytes = self.sent_bytes
         if due.layer == TLS:
             assert self._certificate is not None
             layer = TlsLayer(self._certificate.context)
