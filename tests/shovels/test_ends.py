@@ -8,6 +8,7 @@ import json
 from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pika
 import pytest
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 from tallymark.cli.app import build
 from tallymark.shovels.ends import Batch, ShovelFailed, Source, Target
 from tallymark.shovels.making import ends_of
-from tallymark.shovels.plan import Plan
+from tallymark.shovels.plan import Plan, PlanRefused
 from tallymark.shovels.runner import Runner
 from tallymark.shovels.shovel import Pace
 from tests.support.patience import until
@@ -141,6 +142,55 @@ def test_what_comes_again_after_a_crash_is_flagged_or_has_no_effect(
     again = found[len(first) :]
     flagged = {body for said, body in again if said.headers["x-shovelled"][0]["redelivered"]}
     assert flagged >= set(first)
+
+
+def test_messages_go_through_nsq_and_come_back(brokers: list[BrokerProcess]) -> None:
+    """To a topic of the second broker, and from its channel to a queue of the first."""
+    source, _ = declared(brokers, "nsq-in")
+    for path in ("/topic/create?topic=t", "/channel/create?topic=t&channel=c"):
+        urlopen(Request(brokers[1].nsq_http_url + path, method="POST")).close()
+    bodies = [b"%d" % i for i in range(6)]
+    for body in bodies:
+        source.basic_publish("", "nsq-in", body, RICH)
+    nsqd = f"nsq://127.0.0.1:{brokers[1].nsq_port}"
+    there = {"name": "s", "from": address(brokers[0], "amqp"), "queue": "nsq-in", "to": nsqd}
+    move(Plan.from_table({**there, "to-queue": "t"}), 6)
+    back = {"name": "s", "from": nsqd, "queue": "t/c", "to": address(brokers[0], "amqp")}
+    plan = Plan.from_table({**back, "to-queue": "nsq-in"})
+    asyncio.run(crash_after_put(*ends_of(plan, "me", PACE)))
+    move(plan, 6)
+    found = got(source, "nsq-in")
+    first = len(found) - 6
+    assert {body for _, body in found} == set(bodies)
+    flagged = {
+        body for said, body in found[first:] if said.headers["x-shovelled"][0]["redelivered"]
+    }
+    assert flagged >= {body for _, body in found[:first]}
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"queue": "t"}, "topic/channel"),
+        ({"queue": "t/c"}, "to-queue is missing"),
+        ({"from": "amqp://x", "to": "nsq://x", "to-exchange": "e"}, "an nsqd has none"),
+        ({"from": "amqp://x", "to": "nsq://x", "to-queue": "a b"}, "expected a topic"),
+        ({"from": "amqp://me:secret@x:y"}, "amqp://x:y"),
+        ({"from": "ftp://me:secret@x"}, "'ftp://x'"),
+        ({"to-key": "k"}, "without to-exchange"),
+        ({"to-queue": "q", "to-exchange": "e"}, "expected one of them"),
+        ({"batch": 0}, "batch is 0"),
+        ({"name": ""}, "name is ''"),
+        ({"queue": 7}, "queue is 7"),
+        ({"other": 7}, "unknown field 'other'"),
+    ],
+)
+def test_a_plan_is_refused_with_what_was_expected(more: dict[str, Any], expected: str) -> None:
+    table = {"name": "s", "from": "nsq://x", "queue": "q", "to": "http://x"}
+    with pytest.raises(PlanRefused) as found:
+        Plan.from_table({**table, **more})
+    assert expected in str(found.value)
+    assert "secret" not in str(found.value)
 
 
 def test_names_that_brokers_act_on_are_told_and_not_repeated(brokers: list[BrokerProcess]) -> None:
@@ -268,4 +318,4 @@ def test_a_broker_runs_the_shovels_of_its_configuration(
         assert 'tallymark_shovel_moved_total{shovel="good"} 5.0' in metrics
         config.write_text("")
         assert runs.http("POST", "/api/tallymark/config/reload")[1]["changed"] == ["shovels"]
-        assert rows() == {}
+        until(lambda: rows() == {}, what=rows)

@@ -77,18 +77,18 @@ class RabbitProcess:
         """As its banner has it: "3.10.8"."""
         self.seconds_to_ready = 0.0
         self._output = b""
+        self._environ: dict[str, str] = {}
         self._running: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> RabbitProcess:
         began = time.monotonic()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.port, distribution, names = reserved(), reserved(), reserved()
-        environment = self._environment(distribution, names)
+        self._environ = self._environment(distribution, names)
         try:
-            self._start([str(_epmd()), "-port", str(names), "-address", "127.0.0.1"], environment)
+            self._start([str(_epmd()), "-port", str(names), "-address", "127.0.0.1"])
             wait_for_listener(names, self._running[0])
-            self._start([str(self.script)], environment)
-            self._wait_until_ready()
+            self.restart()
         except BaseException:
             self._stop()
             raise
@@ -105,6 +105,18 @@ class RabbitProcess:
     ) -> None:
         self._stop()
 
+    def kill(self) -> None:
+        """SIGKILL to the Erlang machine."""
+        machine = self._running.pop()
+        machine.kill()
+        machine.communicate()
+
+    def restart(self) -> None:
+        """Start on its folder and ports. Raises RabbitDied."""
+        self._output = b""
+        self._start([str(self.script)])
+        self._wait_until_ready()
+
     @property
     def pid(self) -> int:
         """Of the Erlang machine."""
@@ -114,11 +126,11 @@ class RabbitProcess:
     def is_running(self) -> bool:
         return self._running[-1].poll() is None
 
-    def _start(self, command: list[str], environment: dict[str, str]) -> None:
+    def _start(self, command: list[str]) -> None:
         process = subprocess.Popen(
             command,
             cwd=self.folder,
-            env=environment,
+            env=self._environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

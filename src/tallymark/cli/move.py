@@ -68,7 +68,7 @@ def move(
     """Move ready messages to another queue, those first that would be delivered next.
 
     Within a broker each is moved whole and once, in one step on disk. With --from or --to it goes
-    to another broker: amqp:// (RabbitMQ and others over AMQP 0-9-1), amqp10:// (AMQP 1.0),
+    to another broker: amqp:// (RabbitMQ and others over AMQP 0-9-1), amqp10:// (AMQP 1.0), nsq://,
     http:// (another Tallymark: each message once, whatever is killed). Nothing is lost when it is
     killed; the same command goes on.
 

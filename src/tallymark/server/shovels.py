@@ -52,7 +52,8 @@ class Shovels:
         self._loop = loop
         self._by = by
         self._working: dict[str, Working] = {}
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending: dict[asyncio.Task[None], Working] = {}
+        """Shovels that move what they hold, and end then."""
 
     def use(self, plans: Iterable[Plan]) -> None:
         """Have exactly these at work: those that changed begin again when they have moved what they
@@ -61,8 +62,8 @@ class Shovels:
         for name, working in list(self._working.items()):
             if wanted.get(name) != working.plan:
                 working.runner.stop()
-                self._ending.add(working.task)
-                working.task.add_done_callback(self._ending.discard)
+                self._ending[working.task] = working
+                working.task.add_done_callback(self._ending.pop)
                 del self._working[name]
                 if name in wanted:
                     self._start(wanted[name], working.task)
@@ -72,7 +73,8 @@ class Shovels:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return what each is, and what it has done."""
-        return [working.row() for working in self._working.values()]
+        found = [working.row() for working in self._working.values()]
+        return found + [{**one.row(), "state": "stopping"} for one in self._ending.values()]
 
     async def stop(self) -> None:
         """End all of them: each may move what it holds, but for no longer than STOP_S."""

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from tallymark.client import ClientError, Connection, Message, Receiver, Sender, Session, connect
 from tallymark.shovels.ends import Batch, ShovelFailed, Source, Target
 from tallymark.shovels.parcel import Parcel, Stamp
-from tallymark.wire.conversion.addresses import EXCHANGES, queue_address
+from tallymark.wire.conversion.addresses import EXCHANGES
 
 PATIENCE_S: Final = 1.0
 """Seconds that a source waits for a message before it says that there is none."""
@@ -134,11 +134,6 @@ def exchange_address(exchange: str, key: str) -> str:
     '/exchanges/amq.topic/a%2Fb'
     """
     return EXCHANGES + _quoted(exchange) + ("/" + _quoted(key) if key else "")
-
-
-def address_of_queue(queue: str) -> str:
-    """Return the address of a queue; one that begins with a slash is taken as it is."""
-    return queue if queue.startswith("/") else queue_address(queue)
 
 
 def _quoted(name: str) -> str:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from tallymark.shovels.amqp import AmqpSource, AmqpTarget, address_of_queue, exchange_address
+from typing import Final
+
+from tallymark.shovels.amqp import AmqpSource, AmqpTarget, exchange_address
 from tallymark.shovels.ends import Source, Target
+from tallymark.shovels.nsq import NsqSource, NsqTarget
 from tallymark.shovels.parcel import Stamp
-from tallymark.shovels.plan import AMQP, HTTP, Plan, scheme_of
+from tallymark.shovels.plan import AMQP, HTTP, NSQ, Plan, scheme_of
 from tallymark.shovels.shovel import Pace
 from tallymark.shovels.tallymark import TallymarkSource, TallymarkTarget
+from tallymark.wire.conversion.addresses import queue_address
+
+RDY_MAX: Final = 2500
+"""Most messages in flight that an nsqd allows unless it is told otherwise."""
 
 
 def ends_of(plan: Plan, by: str, pace: Pace) -> tuple[Source, Target]:
@@ -19,7 +26,10 @@ def _source(plan: Plan, pace: Pace) -> Source:
     if scheme_of(plan.source) in HTTP:
         return TallymarkSource(plan.source, plan.queue, plan.name)
     window = pace.batch * pace.ahead
-    return AmqpSource(_for_client(plan.source), address_of_queue(plan.queue), window)
+    if scheme_of(plan.source) == NSQ:
+        topic, _, channel = plan.queue.partition("/")
+        return NsqSource(plan.source, topic, channel, min(window, RDY_MAX))
+    return AmqpSource(_for_client(plan.source), _address(plan.source, plan.queue), window)
 
 
 def _target(plan: Plan, stamp: Stamp) -> Target:
@@ -29,10 +39,18 @@ def _target(plan: Plan, stamp: Stamp) -> Target:
         if exchange is None:
             return TallymarkTarget(plan.target, "", queue, stamp)
         return TallymarkTarget(plan.target, exchange, key, stamp)
-    address: str | None = address_of_queue(queue)
+    if scheme_of(plan.target) == NSQ:
+        return NsqTarget(plan.target, queue)
+    address: str | None = _address(plan.target, queue)
     if exchange is not None:
         address = None if key is None else exchange_address(exchange, key)
     return AmqpTarget(_for_client(plan.target), address, exchange or "", stamp)
+
+
+def _address(broker: str, queue: str) -> str:
+    """Return the address of a queue. Peers of AMQP 1.0 have addresses of their own, which are taken
+    as they stand."""
+    return queue_address(queue) if AMQP[scheme_of(broker)].endswith("091") else queue
 
 
 def _for_client(address: str) -> str:
