@@ -104,7 +104,7 @@ def test_an_owner_is_no_source_where_nothing_entered(rows: list[dict[str, Any]])
 def test_what_is_said_of_consumers_names_them_and_no_messages(rows: list[dict[str, Any]]) -> None:
     slow, came_to = of_kind(rows, "slow_consumer"), of_kind(rows, "consumer")
     assert [row["reason"] for row in slow] == ["near", "found", "acted", "recovered"]
-    assert [row["reason"] for row in came_to] == ["goes_on", "ended"]
+    assert [row["reason"] for row in came_to] == ["goes_on", "ended", "started", "credit"]
     for row in (*slow, *came_to):
         assert (row["queue_id"], row["owner"], row["first"], row["count"]) == (5, 8, 0, 0)
         assert row["blob"] == '{"v":1}'

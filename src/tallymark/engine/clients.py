@@ -167,6 +167,7 @@ class Consuming:
         else:
             consumer.filter = filter
             self._seek(consumer)
+        self._consumers.tell_start(consumer)
         return consumer
 
     def browse(self, session: Session, queue: Queue, tag: str, filter: Filter | None) -> Consumer:
@@ -231,11 +232,21 @@ class Consuming:
         queue = consumer.queue
         consumer.by_link = True
         consumer.limit = credit
+        self._consumers.note_credit(consumer)
         if drain and not consumer.draining:
             queue.draining += 1
         consumer.draining = drain
         if drain or queue.ready:
             self._agenda.mark(queue)
+
+    def set_limit(self, consumer: Consumer, limit: int) -> None:
+        """Set the number of messages that a consumer may hold unsettled. [nsq RDY]"""
+        if not consumer.active:
+            return
+        consumer.limit = limit
+        self._consumers.note_credit(consumer)
+        if consumer.queue.ready:
+            self._agenda.mark(consumer.queue)
 
     def set_prefetch(self, session: Session, count: int, shared: bool) -> None:
         """Limit unsettled messages; 0 = no limit. [amqp-0.9.1 basic.qos, as RabbitMQ reads it]
@@ -245,6 +256,7 @@ class Consuming:
         limit = count if count else UNLIMITED
         if shared:
             self._dispatcher.share(session, limit)
+            self._consumers.note_shared(session)
         else:
             session.consumer_limit = limit
 

@@ -80,6 +80,31 @@ class Consumers:
             self._agenda.mark(queue)
         return consumer
 
+    def tell_start(self, consumer: Consumer) -> None:
+        """Record a new consumer of a queue whose transitions are recorded."""
+        if consumer.queue.stored:
+            self._tell_window(consumer, records.CONSUMER_STARTED)
+
+    def note_credit(self, consumer: Consumer) -> None:
+        """Record the consumer's window if it differs much from the one recorded last: what a client
+        grants bit by bit changes with every grant."""
+        told = consumer.told_window
+        if told < 0:
+            return
+        window = consumer.window()
+        if window > 2 * told or 2 * window < told:
+            self._tell_window(consumer, records.CONSUMER_CREDIT)
+
+    def note_shared(self, session: Session) -> None:
+        """Record a change of the limit that a session's consumers share."""
+        for consumer in session.consumers.values():
+            if consumer.told_window >= 0:
+                self._tell_window(consumer, records.CONSUMER_CREDIT)
+
+    def _tell_window(self, consumer: Consumer, event: int) -> None:
+        consumer.told_window = consumer.window()
+        self._ledger.emit(progress_record(consumer, event, self._clock.now_ms))
+
     def remove(self, consumer: Consumer) -> None:
         """Stop a consumer; its unsettled messages stay with its session."""
         if not consumer.active:
@@ -91,7 +116,7 @@ class Consumers:
         session.give_share_back(consumer)
         self._agenda.offer(session)
         queue = consumer.queue
-        if consumer.progress:
+        if consumer.progress or consumer.told_window >= 0:
             self._ledger.emit(progress_record(consumer, records.CONSUMER_ENDED, self._clock.now_ms))
         at = queue.consumers.index(consumer)
         del consumers_of(queue)[at]
@@ -156,5 +181,23 @@ def progress_record(consumer: Consumer, event: int, now_ms: EngineMs) -> Record:
         "user": connection.user,
         **figures(consumer, now_ms),
     }
+    if event in (records.CONSUMER_STARTED, records.CONSUMER_CREDIT):
+        about.update(_terms(consumer))
     consumer.told = consumer.progress
     return consumer_record(consumer.queue.id, consumer.id, event, consumer.pace.done, about)
+
+
+def _terms(consumer: Consumer) -> dict[str, object]:
+    """Return the terms on which a consumer is given messages. window, shared: the most that it, and
+    its session, may hold unsettled; None: no limit. timeout_ms: -1: the queue's setting applies."""
+    window, shared = consumer.window(), consumer.session.limit
+    return {
+        "session": consumer.session.id,
+        "window": None if window >= UNLIMITED else window,
+        "shared": None if shared >= UNLIMITED else shared,
+        "exclusive": consumer.exclusive,
+        "priority": consumer.priority,
+        "timeout_ms": consumer.timeout_ms,
+        "on_timeout": consumer.on_timeout,
+        "filtered": bool(consumer.cursors),
+    }

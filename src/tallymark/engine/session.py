@@ -202,6 +202,8 @@ class Consumer(QueueConsumer):
         self.filter: Filter | None = None
         """Filter that messages must match; None: all messages match."""
         self.unacked = 0
+        self.told_window = -1
+        """Window in the last row of the ledger that gave one; -1: its rows give none."""
         self.in_line = False
         """True while the consumer waits in its session's line for the limit that the session's
         consumers share."""
@@ -233,6 +235,10 @@ class Consumer(QueueConsumer):
         if self.by_link:
             return 0 if self.overdue else self.limit
         return max(0, self._left())
+
+    def window(self) -> int:
+        """Return how many unsettled messages its own credit lets the consumer hold at once."""
+        return self.limit + self.unacked if self.by_link and self.limit < UNLIMITED else self.limit
 
     @property
     def progress(self) -> int:

@@ -81,8 +81,9 @@ SLOW: Final = 21
 its limits again [SC-4]: reason = SLOW_*. owner = its consumer's id; blob = JSON object: measures,
 limits, names, action. first and count are 0: the record concerns no single messages."""
 CONSUMER: Final = 22
-"""Progress of consumer `owner` of a queue: reason = CONSUMER_*. other = messages it settled so far;
-blob = JSON object, see consumers.py. first and count are 0."""
+"""Consumer `owner` of a queue: it came, its credit changed, its progress, it went: reason =
+CONSUMER_*. other = messages it settled so far; blob = JSON object, see consumers.py. first and
+count are 0."""
 
 SINK_STAGED: Final = 24
 """Messages staged under `owner`, to be published by a commit of their sink. payload; first = index
@@ -265,7 +266,16 @@ SLOW_EVENTS: Final = {
 }
 CONSUMER_GOES_ON: Final = 1
 CONSUMER_ENDED: Final = 2
-CONSUMER_EVENTS: Final = {CONSUMER_GOES_ON: "goes_on", CONSUMER_ENDED: "ended"}
+CONSUMER_STARTED: Final = 3
+CONSUMER_CREDIT: Final = 4
+"""The messages that the consumer may hold at once became another number: of a window that a client
+grants bit by bit, at least twice or at most half of the last one told."""
+CONSUMER_EVENTS: Final = {
+    CONSUMER_GOES_ON: "goes_on",
+    CONSUMER_ENDED: "ended",
+    CONSUMER_STARTED: "started",
+    CONSUMER_CREDIT: "credit",
+}
 
 REASONS: Final = {
     SETTLED: SETTLEMENTS,

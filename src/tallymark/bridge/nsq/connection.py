@@ -251,7 +251,7 @@ class Nsq(Lifecycle):
         elif isinstance(event, ClsReceived):
             self._is_stopping = True
             if self.consumer is not None:
-                self.consumer.limit = 0
+                self.broker.consuming.set_limit(self.consumer, 0)
             self.answers.add(Answer(CLOSE_WAIT))
         elif isinstance(event, PeerClosed):
             self.reason = self.reason or event.reason
@@ -322,9 +322,9 @@ class Nsq(Lifecycle):
             broker.clients.close_connection(connection, False)
             self.fail(sub_failed(str(refusal)))
             return
-        consumer.limit = 0
         consumer.timeout_ms = Ms(self.wire.identify.msg_timeout_ms)
         consumer.on_timeout = REQUEUES
+        broker.consuming.set_limit(consumer, 0)
         self.consumer = consumer
         self.subscription = (event.topic, event.channel)
         self.in_flight = InFlightMessages(broker, consumer, self.settings.on_finish)
@@ -333,11 +333,8 @@ class Nsq(Lifecycle):
         self.answers.add_durable(answer)
 
     def _ready(self, count: int) -> None:
-        consumer = self.consumer
-        if consumer is not None and consumer.active:
-            consumer.limit = count
-            if consumer.queue.ready:
-                self.broker.agenda.mark(consumer.queue)
+        if self.consumer is not None:
+            self.broker.consuming.set_limit(self.consumer, count)
 
     def _finish(self, ids: array[int]) -> None:
         in_flight = self.in_flight

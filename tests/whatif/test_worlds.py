@@ -1,0 +1,122 @@
+"""A recorded stretch of time, played again by the engine: as it was, and with other settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tallymark.engine.session import ACCEPTED, FAILED, REJECTED
+from tallymark.whatif.changes import Change, changes_of
+from tallymark.whatif.reading import Reader
+from tallymark.whatif.recording import Recording
+from tallymark.whatif.world import World
+from tests.support.engine_rig import Delivery, Rig
+from tests.support.recorded import BlockLog
+
+ORDERS = ("/", "orders", 0)
+PARKED = ("/", "parked", 0)
+
+
+@dataclass
+class Worker:
+    """A consumer that takes a while for each message, and refuses some."""
+
+    tag: str = "worker"
+    prefetch: int = 1
+    takes_ms: int = 250
+    refuses: int = 7
+    """Every so many are refused."""
+    repeats: int = 5
+    """Every so many are given back at their first delivery."""
+    busy_until: int = 0
+    due: list[tuple[int, int, int]] = field(default_factory=list)
+    """Time, tag, and what it says."""
+
+    def take(self, given: Delivery, now: int) -> None:
+        self.busy_until = max(self.busy_until, now) + self.takes_ms
+        says = ACCEPTED
+        if self.refuses and given.number % self.refuses == 0:
+            says = REJECTED
+        elif self.repeats and given.number % self.repeats == 0 and not given.redelivered:
+            says = FAILED
+        self.due.append((self.busy_until, given.tag, says))
+
+
+def lived(
+    arguments: dict[str, object] | None = None, worker: Worker | None = None, messages: int = 100
+) -> Recording:
+    """A stretch of time in which a message came every 100 ms to a queue with one consumer."""
+    worker = worker or Worker()
+    log = BlockLog()
+    rig = Rig(log)
+    rig.tick_ms = 0
+    rig.declare("parked")
+    rig.declare("orders", {"dead-letter-exchange": "", "dead-letter-routing-key": "parked",
+                           **(arguments or {})})  # fmt: skip
+    rig.settle_down()
+    publisher, session = rig.session(), rig.session()
+    rig.consume(session, "orders", worker.tag, worker.prefetch)
+    begin = rig.now_ms
+    last = begin + 100 * messages + 200
+    for now in range(begin, last, 50):
+        given = rig.advance(now - rig.now_ms)
+        if (now - begin) % 100 == 0 and now < last - 200:
+            number = (now - begin) // 100 + 1
+            rig.publish(publisher, "orders", [number])
+        while worker.due and worker.due[0][0] <= now:
+            _, tag, says = worker.due.pop(0)
+            rig.broker.settlement.settle(session, tag, tag, says)
+        given += rig.settle_down()
+        for one in given:
+            worker.take(one, rig.now_ms)
+    rig.broker.clients.close_session(session, False)
+    rig.settle_down()
+    reader = Reader()
+    for block in log.read():
+        reader.read(block)
+    return reader.finish()
+
+
+def alike() -> Worker:
+    """A consumer that treats all messages alike: what it does with others is known as well."""
+    return Worker(refuses=0, repeats=0)
+
+
+def accounts(recording: Recording) -> dict[str, dict[str, int]]:
+    return {name[1]: fates.account() for name, fates in recording.fates.items()}
+
+
+def played(recording: Recording, **said: object) -> dict[str, dict[str, int]]:
+    """The accounts of the world with a change."""
+    [change] = changes_of("change", said)
+    return {name[1]: one.account() for name, one in World(recording, change).run().fates.items()}
+
+
+def test_the_world_as_it_was_gives_the_ledger_back_message_by_message() -> None:
+    recording = lived()
+    assert accounts(recording)["orders"]["dead-lettered (rejected)"] > 3, "there is something to it"
+    outcome = World(recording, Change()).run()
+    for name in (ORDERS, PARKED):
+        was, again = recording.fates[name], outcome.fates[name]
+        assert again.account() == was.account()
+        assert again.ids == was.ids
+        assert again.fate == was.fate
+        assert again.entered_ms == was.entered_ms
+        assert again.ended_ms == was.ended_ms
+        assert again.again_ms == was.again_ms
+        assert again.size == was.size
+    assert outcome.drawn == {}, "nothing rests on drawn times"
+
+
+def test_a_limit_that_was_not_there_drops_what_it_drops_when_it_is_there() -> None:
+    recording = lived(worker=alike())
+    limited = {"max-length": 5}
+    expected = accounts(lived(limited, alike()))
+    assert expected["orders"]["dead-lettered (maxlen)"] > 20
+    assert played(recording, queue=[{"name": "orders", **limited}]) == expected
+
+
+def test_a_time_to_live_is_as_it_would_have_been() -> None:
+    recording = lived({"message-ttl": 60_000}, alike())
+    expected = accounts(lived({"message-ttl": 1000}, alike()))
+    assert expected["orders"]["dead-lettered (expired)"] > 20
+    assert played(recording, queue=[{"name": "orders", "message-ttl": 1000}]) == expected
