@@ -7,6 +7,7 @@ import asyncio
 import json
 from collections.abc import Coroutine, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -270,6 +271,28 @@ def test_the_command_moves_between_brokers_and_leaves_nothing_behind(
     kept = [brokers[0].http("GET", "/api/tallymark/subscriptions")[1]["subscriptions"],
             brokers[1].http("GET", "/api/tallymark/sinks")[1]["sinks"]]  # fmt: skip
     assert [row for rows in kept for row in rows if row["name"].startswith("shovel:move:")] == []
+
+
+def test_the_command_brings_definitions_along(brokers: list[BrokerProcess], tmp_path: Path) -> None:
+    source, target = channel_of(brokers[0]), channel_of(brokers[1])
+    source.exchange_declare("brought", "topic", durable=True)
+    source.queue_declare("brought", durable=True)
+    source.queue_bind("brought", "brought", "a.#")
+    here, there = address(brokers[0], "http"), address(brokers[1], "http")
+    said = command("--definitions", "--from", here, "--to", there)
+    assert said == f"definitions of http://127.0.0.1:{brokers[0].http_port} imported\n"
+    target.confirm_delivery()
+    target.basic_publish("brought", "a.b", b"x", mandatory=True)
+    assert [body for _, body in got(target, "brought")] == [b"x"]
+    file = tmp_path / "exported.json"
+    exchange = {"name": "filed", "vhost": "/", "type": "fanout", "durable": True}
+    exchange |= {"auto_delete": False, "internal": False, "arguments": {}}
+    file.write_text(json.dumps({"exchanges": [exchange]}))
+    assert "imported" in command("--definitions", "--from", str(file), "--to", there)
+    target.exchange_declare("filed", passive=True)
+    assert "no queue" in command("a", "--definitions", "--from", here, code=2)
+    assert "management interface" in command("--definitions", "--from", "amqp://x", code=2)
+    assert "No such file" in command("--definitions", "--from", "none.json", "--to", there, code=1)
 
 
 def test_the_command_says_what_is_wrong() -> None:

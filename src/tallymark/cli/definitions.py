@@ -5,13 +5,13 @@ from __future__ import annotations
 import json as jsons
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 
 from tallymark.cli.inspect import LOGIN, URL, Login, Url, ask
-from tallymark.cli.output import fail
+from tallymark.cli.output import fail, reason_of
 
 app = typer.Typer(
     help="Export and import users, virtual hosts, policies and topology, as RabbitMQ has them.",
@@ -38,16 +38,29 @@ def export(file: File, vhost: Vhost = None, url: Url = URL, user: Login = LOGIN)
 def import_file(file: File, vhost: Vhost = None, url: Url = URL, user: Login = LOGIN) -> None:
     """Take in a file that RabbitMQ or this broker exported. What is not offered here is passed
     over and named; if something is wrong nothing is done."""
+    take_in(read(file), str(file), vhost, url, user)
+
+
+def read(file: Path) -> dict[str, Any]:
+    """Return the definitions in a file, or leave with exit code 1."""
     try:
         value = jsons.loads(sys.stdin.read() if file == STREAM else file.read_text("utf-8"))
+    except OSError as error:
+        fail(reason_of(error))
     except ValueError as error:
         fail(f"{file}: expected JSON: {error}")
     if not isinstance(value, dict):
         fail(f"{file}: expected a JSON object")
+    return value
+
+
+def take_in(value: dict[str, Any], of: str, vhost: str | None, url: str, user: str) -> None:
+    """Have a broker take in definitions, and say what it has not. of: the file or broker that they
+    come from."""
     found = ask(url, user, "POST", _path(vhost), value)
     for text in found.get("unsupported", []):
         print(f"tallymark: not supported: {text}", file=sys.stderr)
-    print(f"definitions of {file} imported")
+    print(f"definitions of {of} imported")
 
 
 def _path(vhost: str | None) -> str:

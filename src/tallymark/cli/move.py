@@ -55,6 +55,14 @@ def move(
     follow: Annotated[
         bool, typer.Option("--follow", help="Wait for further messages, until interrupted.")
     ] = False,
+    definitions: Annotated[
+        bool,
+        typer.Option(
+            "--definitions",
+            help="Move no messages, but exchanges, queues, bindings, policies and users: from the "
+            "management interface of a RabbitMQ or a file.",
+        ),
+    ] = False,
     name: Annotated[
         str, typer.Option(help="Name of a move between brokers, by which it is resumed.")
     ] = "move",
@@ -70,10 +78,15 @@ def move(
     Within a broker each is moved whole and once, in one step on disk. With --from or --to it goes
     to another broker: amqp:// (RabbitMQ and others over AMQP 0-9-1), amqp10:// (AMQP 1.0), nsq://,
     http:// (another Tallymark: each message once, whatever is killed). Nothing is lost when it is
-    killed; the same command goes on.
+    killed; the same command goes on. With --definitions what messages need goes there first: --from
+    is an http:// address of a management interface, or a file.
 
     Exit code 1 where some stay: the target is full, or a message cannot be read.
     """
+    if definitions:
+        if origin is None or source is not None or queue is not None:
+            fail("--definitions goes with --from and no queue: all of them are moved", USAGE)
+        return _definitions(origin, to or url, user)
     if (source is None) == (queue is None):
         fail("expected the queue that the messages leave, once", USAGE)
     leaves = source if source is not None else str(queue)
@@ -122,6 +135,25 @@ def _within(
     stayed = ", ".join(f"{n:,} {status}" for status, n in found.items() if status != MOVED)
     if stayed:
         fail(f"stopped at messages that stay in '{source}': {stayed.replace('_', ' ')}")
+
+
+def _definitions(origin: str, url: str, user: str) -> None:
+    """Have the broker at `url` take in the definitions of another, or of a file."""
+    from pathlib import Path
+
+    from tallymark.cli.definitions import read, take_in
+    from tallymark.shovels.plan import shown
+
+    if "://" not in origin:
+        return take_in(read(Path(origin)), origin, None, url, user)
+    if not origin.startswith(("http://", "https://")):
+        fail(
+            f"--from is {shown(origin)!r}, expected http:// or https:// and the address of a "
+            "management interface, or a file",
+            USAGE,
+        )
+    found = ask(origin, user, "GET", "/api/definitions")
+    return take_in(found, shown(origin), None, url, user)
 
 
 def _address(url: str, login: str, vhost: str) -> str:
