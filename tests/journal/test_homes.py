@@ -129,6 +129,21 @@ def test_a_checkpoint_that_the_home_refuses_ends_the_journal(
     assert home.files == {}
 
 
+def test_other_files_are_kept_on_request(copy: Elsewhere, home: MemoryHome, tmp_path: Path) -> None:
+    copy.start()
+    (tmp_path / "users.json").write_bytes(b"[]")
+    assert copy.journal.keep(["users.json", "none.json"], [])
+    assert home.files == {"users.json": b"[]"}
+    (tmp_path / "users.json").write_bytes(b"[1]")
+    (tmp_path / "limits.json").write_bytes(b"{}")
+    assert copy.journal.keep(["users.json", "limits.json"], [])
+    assert copy.journal.keep([], ["users.json"])
+    assert home.files == {"limits.json": b"{}"}
+    home.failure = PermissionError("another leads")
+    assert not copy.journal.keep(["limits.json"], [])
+    copy.journal.close()
+
+
 def test_the_reason_why_it_waits_is_the_homes(copy: Elsewhere, home: MemoryHome) -> None:
     copy.start()
     assert copy.journal.trouble == ""

@@ -21,6 +21,8 @@ class MemoryHome:
         """Rows of each segment, by offset."""
         self.files: dict[str, bytes] = {}
         self.trouble = ""
+        self.waits_s = 0.0
+        """A test sets these to what the journal's owner is to see."""
         self.failure: OSError | None = None
         """A test sets this to what the next changes raise."""
         self.free = REAL.event()
@@ -38,6 +40,7 @@ class MemoryHome:
         rows[offset] = b"".join(buffers)
 
     def put(self, folder: Path, names: Sequence[str], gone: Sequence[str]) -> None:
+        self.free.wait()
         self._check()
         for name in gone:
             self.remove(name)

@@ -47,6 +47,7 @@ STRIP: Final = 2
 DROP: Final = 3
 TOP_UP: Final = 4
 ANCHOR: Final = 6
+KEEP: Final = 7
 _STOP: Final = 0
 _TELL: Final = 5
 
@@ -59,8 +60,8 @@ _STRIP_BLOCKS: Final = 256
 @final
 class Job:
     __slots__ = (
-        "anchor", "ended", "kind", "names", "number", "position", "records", "salt", "time_ms",
-        "version",
+        "anchor", "ended", "gone", "kind", "names", "number", "position", "records", "salt",
+        "time_ms", "version",
     )  # fmt: skip
 
     def __init__(
@@ -75,8 +76,10 @@ class Job:
         ended: Event | None = None,
         version: int = FORMAT,
         anchor: Anchor | None = None,
+        gone: list[str] | None = None,
     ) -> None:
         self.kind = kind
+        self.gone: list[str] = gone if gone is not None else []
         self.anchor = anchor
         self.version = version
         """Format version of the blocks that are written."""
@@ -187,6 +190,12 @@ class Cleaner:
             self._spares.asked = True
             self._jobs.put(Job(TOP_UP))
 
+    def keep(self, names: list[str], gone: list[str]) -> bool:
+        """Keep files in the home, and wait for it: see Journal.keep."""
+        self._jobs.put(Job(KEEP, names=names, gone=gone))
+        self.finish()
+        return self._writer.failure is None
+
     def take_results(self) -> list[str]:
         """Take in what was finished; return texts about problems."""
         problems: list[str] = []
@@ -276,6 +285,8 @@ class Cleaner:
             return self._anchor(job)
         if job.kind == DROP:
             self._drop(job)
+        elif job.kind == KEEP:
+            self._keep(job)
         else:
             self._spares.top_up()
         return Done(job, "", 0)
@@ -317,6 +328,11 @@ class Cleaner:
         self._files.unlink(str(old))
         self._files.sync_folder(self._folder)
         return Done(job, "", (self._folder / name).stat().st_size)
+
+    def _keep(self, job: Job) -> None:
+        if self._home is not None:
+            there = [name for name in job.names if (self._folder / name).exists()]
+            self._home.put(self._folder, there, job.gone)
 
     def _drop(self, job: Job) -> None:
         if self._home is not None:

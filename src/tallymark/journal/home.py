@@ -20,6 +20,10 @@ class Home(Protocol):
     def trouble(self) -> str:
         """Return why changes wait, for humans; empty: they do not. From any thread."""
 
+    @property
+    def waits_s(self) -> float:
+        """Return for how long the oldest change has been waiting, seconds. From any thread."""
+
     def append(self, segment: int, offset: int, buffers: list[bytes]) -> None:
         """Append whole blocks to a segment, which has `offset` bytes. Raises OSError."""
 

@@ -346,6 +346,22 @@ class Journal:
         there is no home."""
         return "" if self._home is None else self._home.trouble
 
+    def keep(self, names: list[str], gone: list[str]) -> bool:
+        """Keep files of the folder that are not the journal's own in its home, and let go of
+        others; wait until that is safe. From any thread but the loop's. False: the journal has
+        failed."""
+        return self._cleaner.keep(names, gone)
+
+    @property
+    def waits_s(self) -> float:
+        """Return for how long a change has been waiting for the journal's home, seconds."""
+        return 0.0 if self._home is None else self._home.waits_s
+
+    @property
+    def has_home(self) -> bool:
+        """Return whether the journal has a home outside of its folder."""
+        return self._home is not None
+
     def end_waiting(self) -> None:
         """Fail, instead of waiting any longer for the journal's home to be back."""
         if self._home is not None:

@@ -1,5 +1,5 @@
-"""Alarms and publishers: who published is held back while memory, disk or files run low, and while
-the disk is far behind.
+"""Alarms and publishers: who published is held back while memory, disk or files run low, while the
+disk is far behind, and while the journal's database is away.
 
 Alarms follow [rabbitmq alarms]: connections that publish are told (connection.blocked) and no
 longer read; consumers go on, so that a full disk can be drained.
@@ -44,7 +44,7 @@ class Alarms:
     def __init__(self, turns: Turns) -> None:
         self._broker = turns.broker
         self.active: set[str] = set()
-        """Alarms that pause publishers: "memory", "disk" and "files"."""
+        """Alarms that pause publishers: "memory", "disk", "files" and "database"."""
         self.is_behind = False
         """True while the disk is so far behind that publishers are paused without notice."""
         self.is_holding = False
@@ -126,7 +126,11 @@ class Alarms:
     def _reason(self, client: Publisher) -> str | None:
         """Return the reason for a client's pause, where the client is to be notified."""
         if self.active:
-            return f"low on {' and '.join(sorted(self.active))}"
+            low = sorted(self.active - {"database"})
+            reasons = [f"low on {' and '.join(low)}"] if low else []
+            if "database" in self.active:
+                reasons.append("waiting for the database")
+            return ", ".join(reasons)
         if client.held_for:
             names = ", ".join(sorted(client.held_for.values()))
             return f"slow consumer of {names}"[:LONGEST_REASON]

@@ -32,6 +32,8 @@ ALARM_CHECK_S: Final = 0.5
 SHORT_CHECK_S: Final = 0.02
 """Seconds between checks while the next segment is being made: the loop must not be blocked
 meanwhile."""
+LATE_S: Final = 2.0
+"""Seconds for which a change may wait for the database before publishers are told to wait."""
 CLEAN_S: Final = 600.0
 """Seconds between two applications of the ledger's retention while nothing else is to be
 cleaned."""
@@ -82,6 +84,7 @@ class Housekeeping(Upkeep):
         self._idle_steps = IDLE_STEPS
         self._clean_timer = turns.loop.call_later(CLEAN_S, self._clean_again)
         self._closed = False
+        self._has_home = turns.journal.has_home
         self.step_s = STEP_S
         """Seconds between two steps of cleaning."""
         self.steps = 0
@@ -159,6 +162,8 @@ class Housekeeping(Upkeep):
             self._set("disk", True)
         if journal.lacks_files:
             self._set("files", True)
+        if self._has_home and self._timer is None and journal.durable < journal.end:
+            self._timer = turns.loop.call_later(ALARM_CHECK_S, self._look_again)
         limit = turns.config.max_pending
         behind = journal.pending_bytes > (limit // 2 if alarms.is_behind else limit)
         if journal.is_short:
@@ -319,6 +324,8 @@ class Housekeeping(Upkeep):
         if "files" in alarms:
             self._turns.journal.restore_files()
             self._set("files", self._turns.journal.lacks_files)
+        if self._has_home:
+            self._set("database", self._turns.journal.waits_s > LATE_S)
         self._check_disk()
         self._turns.schedule()
         if alarms and self._timer is None:

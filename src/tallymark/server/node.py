@@ -26,6 +26,7 @@ from tallymark.server.pacer import Pacer
 from tallymark.server.parts import Parts
 from tallymark.server.samples import Samples
 from tallymark.server.schedule import Schedule
+from tallymark.server.settings_files import SettingsFiles
 from tallymark.server.shovels import Shovels
 from tallymark.server.since import SinceStart
 from tallymark.server.slow.consumers import SlowConsumerWatch
@@ -79,6 +80,7 @@ class Node(Turns):
         self.upkeep = self.housekeeping
         self.limits = StoredLimits(config.data_dir, broker.quotas, self.pacer.look_again)
         self.rights = Rights(self, self.clients, self.users, self.limits, self.tasks)
+        self.settings_files = SettingsFiles(config.data_dir, journal)
         self.slow_consumers = SlowConsumerWatch(self)
         self.read_config: Callable[[], Config] | None = None
         """Function that reads the configuration again. Raises ConfigError. None: this broker was

@@ -24,6 +24,7 @@ GROUP: Final = "tallymark.housekeeping"
 TASKS: Final[dict[str, Callable[[Node], Task]]] = {
     "slow-consumers": lambda node: node.slow_consumers,
     "users": lambda node: node.rights,
+    "settings-files": lambda node: node.settings_files,
     "consumer-statistics": ConsumerLedger,
     "heap": HeapTrim,
     "samples": Sampler,

@@ -158,14 +158,17 @@ class HttpServer:
         return answer({"status": "alarm" if alarms else "ok", "alarms": alarms})
 
     async def _ready(self, request: web.Request) -> web.Response:
-        """Answer with 200 where a new client would be let in. An alarm is no reason against it:
-        consumers are what ends it."""
+        """Answer with 200 where a new client would be let in. An alarm is no reason against it, as
+        consumers are what ends it; but that of a database that is away, which they do not end."""
         node = self.node
         reasons = []
         if node.failed.done():
             reasons.append("the journal failed")
         if not node.doors.has_room():
             reasons.append(f"all {node.doors.limit} connections are taken")
+        if "database" in node.alarms.active:
+            trouble = node.journal.trouble or "it does not answer"
+            reasons.append(f"nothing is confirmed until the database is back: {trouble}")
         if reasons:
             return answer({"status": "failed", "reason": "; ".join(reasons)}, 503)
         return answer({"status": "ok"})
@@ -177,6 +180,7 @@ class HttpServer:
             refuse_coded(request)
             response = await handler(request)
             if audit.is_change(request.method, request.path):
+                await self.node.settings_files.keep()
                 user = request[USER].name if USER in request else ""
                 audit.request_done(
                     "HTTP", request.remote or "", user, request.method, request.path,

@@ -104,6 +104,11 @@ def _broker(node: Node) -> Iterator[Metric]:
             "How far steps of the wall clock have set it ahead since the start.",
             broker.clock.ahead_ms / 1000,
         ),
+        (
+            "journal_waits_seconds",
+            "How long a change has been waiting for the journal's database; 0 without one.",
+            journal.waits_s,
+        ),
         ("journal_free_bytes", "Free space on the journal's disk.", journal.free_bytes()),
     ):
         yield GaugeMetricFamily(f"tallymark_{name}", text, value=value)
@@ -112,7 +117,7 @@ def _broker(node: Node) -> Iterator[Metric]:
     yield sync
     alarms = node.alarms.shown()
     alarm = GaugeMetricFamily("tallymark_alarm", "1 while the alarm is on.", labels=["alarm"])
-    for name in ("memory", "disk", "files", "quarantine"):
+    for name in ("memory", "disk", "files", "database", "quarantine"):
         alarm.add_metric([name], int(name in alarms))
     yield alarm
 

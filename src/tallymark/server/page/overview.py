@@ -120,6 +120,14 @@ def alarms_of(node: Node, sums: Sums) -> list[Alarm]:
             "Raise the limit of open files (`ulimit -n`, or LimitNOFILE of the service), or close "
             "connections that nobody needs. `tallymark doctor` says what to change.",
         ))  # fmt: skip
+    if "database" in active:
+        found.append(Alarm(
+            "bad",
+            f"The journal's database has not confirmed for {node.journal.waits_s:.0f} s: "
+            f"{node.journal.trouble or 'it does not answer'}. Publishers wait.",
+            "Look at the database: whether a server takes writes, and whether a synchronous "
+            "standby is connected to it. All goes on by itself once it is back.",
+        ))  # fmt: skip
     if node.alarms.is_behind and not active:
         found.append(Alarm(
             "warn",
