@@ -64,6 +64,9 @@ JOURNAL: Final = 4
 LED: Final = 5
 """Another broker leads the journal, or has taken the lead."""
 
+AWAY_S: Final = 30.0
+"""Seconds for which a stop waits for a database that is away. What is not in it then was not
+confirmed."""
 OTHER_FILES: Final = 1024
 """Open files besides connections: journal, listeners, outgoing connections; and connections
 accepted at once before the first of them is refused."""
@@ -393,6 +396,15 @@ def _addresses(listeners: list[Listener]) -> list[tuple[str, int]]:
 
 async def _close(node: Node) -> int:
     """Say goodbye, checkpoint, close the journal."""
+    giving_up = node.loop.call_later(AWAY_S, node.journal.end_waiting)
+    try:
+        return await _closed(node)
+    finally:
+        giving_up.cancel()
+
+
+async def _closed(node: Node) -> int:
+    """Close everything, however long that takes; return the exit code."""
     await node.tasks.stop()
     if not node.failed.done():
         with contextlib.suppress(JournalFailed):  # raised below
