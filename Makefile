@@ -58,6 +58,11 @@ $(VENV)/.long: $(VENV)/.dependencies
 	@$(STEP) "tests" long "Tools and clients of the long tests" $(PIP) -r $(VENV)/long.txt
 	@touch $@
 
+$(VENV)/.fuzz: $(VENV)/.dependencies
+	@$(BIN)/python .ci/requirements.py fuzz > $(VENV)/fuzz.txt
+	@$(STEP) "fuzz" fuzz "The fuzzer" $(PIP) -r $(VENV)/fuzz.txt
+	@touch $@
+
 $(VENV)/.installed: $(VENV)/.dependencies $(SOURCES)
 	@rm -rf build/lib* build/bdist* src/tallymark.egg-info
 	@$(STEP) "build 1/1" build "Translate the listed modules to C, compile and install tallymark" \
@@ -179,7 +184,9 @@ build: $(VENV)/.dependencies  ## sdist, compiled and pure wheel, tallymark-spark
 site: $(VENV)/.site  ## the documentation as a site in build/site, with no dead link
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-fuzz: install  ## wire fuzzing, a million cases and more (CASES=n)
+# Guided ones first: interpreted, since compiled modules show no coverage.
+fuzz: install $(VENV)/.fuzz  ## fuzzing of all that reads what others wrote: SECONDS=n each, guided by coverage; a million cases of traffic and more (CASES=n)
+	PYTHONPATH=src $(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),120)
 	TALLYMARK_FUZZ_CASES=$(or $(CASES),1000000) $(BIN)/python $(PYTEST) --timeout 36000 \
 	tests/wire -k fuzz
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 LOCK = Path("constraints.txt")
 BUILD = ["setuptools", "wheel"]
-APART = ("peers", "site", "long")
+APART = ("peers", "site", "long", "fuzz")
 """Extras that are installed by the targets that need them."""
 
 
@@ -55,6 +55,7 @@ def requirements(which: str) -> list[str]:
         "peers": ["peers"],
         "site": ["site"],
         "long": ["long", "site"],
+        "fuzz": ["fuzz"],
     }[which]
     found = list(project["dependencies"]) if which in ("run", "demo", "dev") else []
     found += BUILD if which in ("build", "wheels") else []
@@ -64,7 +65,7 @@ def requirements(which: str) -> list[str]:
 
 
 def every_requirement() -> list[str]:
-    found = [r for which in ("build", "dev", "peers", "long") for r in requirements(which)]
+    found = [r for which in ("build", "dev", "peers", "long", "fuzz") for r in requirements(which)]
     return list(dict.fromkeys(found))
 
 

@@ -42,7 +42,7 @@ def test_every_package_is_pinned_with_hashes_and_no_place_to_get_it(
 
 
 @pytest.mark.parametrize(
-    "which", ["build", "wheels", "run", "demo", "dev", "peers", "site", "long"]
+    "which", ["build", "wheels", "run", "demo", "dev", "peers", "site", "long", "fuzz"]
 )
 def test_what_a_target_installs_is_what_pyproject_asks_for(
     requirements: ModuleType, which: str
@@ -55,7 +55,7 @@ def test_what_a_target_installs_is_what_pyproject_asks_for(
         one = lock[requirements.name_of(asked.name)]
         assert asked.specifier.contains(one.pin.partition("==")[2]), (text, one.pin)
     needed_by = {requirements.name_of(parent) for name in found for parent in lock[name].wanted_by}
-    assert needed_by & set(found) or which in ("build", "peers"), "what they need is there, too"
+    assert needed_by & set(found) or which in ("build", "peers", "fuzz"), "what they need is there, too"
 
 
 def test_what_is_missing_is_named(requirements: ModuleType) -> None:
@@ -75,7 +75,7 @@ def test_every_extra_of_users_is_in_the_readme() -> None:
     extras = tomllib.loads((HERE / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    ours = {"dev", "peers", "site", "long"}
+    ours = {"dev", "peers", "site", "long", "fuzz"}
     """What only this repository's own targets install."""
     named = set(re.findall(r"^\| `'\.\[(\w+)\]'` \|", (HERE / "README.md").read_text(), re.M))
     assert named == set(extras) - ours

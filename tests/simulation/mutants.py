@@ -1,7 +1,9 @@
 """Deliberate bugs, each of which the worlds must find.
 
     python -m tests.simulation.mutants                      # all: seeds that it took
-    python -m tests.simulation.mutants "confirm before sync" --seeds 500
+    python -m tests.simulation.mutants "confirm before sync" --seeds 500 --write
+
+--write puts what it took into the table of docs/simulation.md.
 
 A mutant changes the broker's modules in this process; they run from src, interpreted.
 """
@@ -10,10 +12,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 from tallymark.engine import restore
@@ -26,7 +30,9 @@ from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.delivery import Dispatcher
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.ledger import Ledger
+from tallymark.engine.queue import Queue
 from tallymark.engine.restore import Restorer
+from tallymark.engine.session import Consumer
 from tallymark.engine.settlement import Settlement
 from tallymark.engine.topology import Targets
 from tallymark.engine.transactions import Transactions
@@ -43,6 +49,10 @@ from tallymark.stored import records
 
 Patch = Callable[[], None]
 MUTANTS: Final[dict[str, Patch]] = {}
+PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "simulation.md"
+HEAD: Final = "| bug | seeds | seen as |\n|---|---|---|"
+SHOWN: Final = 90
+"""Characters of what was seen."""
 
 
 def mutant(name: str) -> Callable[[Patch], Patch]:
@@ -412,6 +422,45 @@ def _() -> None:
     replaced(Entrance, "enter", make)
 
 
+@mutant("returned to the tail")
+def _() -> None:
+    def make(give_back: Any) -> Any:
+        def behind(self: Any, pieces: list[Any], failed: bool, to_tail: bool = True) -> None:
+            give_back(self, pieces, failed, True)
+
+        return behind
+
+    replaced(Queue, "give_back", make)
+
+
+@mutant("one more than the prefetch")
+def _() -> None:
+    replaced(Consumer, "_left", lambda left: lambda self: left(self) + 1)
+
+
+@mutant("deferral not recorded")
+def _() -> None:
+    without_records(records.DEFERRED)
+
+
+@mutant("deferral not restored")
+def _() -> None:
+    not_restored(records.DEFERRED)
+
+
+@mutant("checkpoint of another position")
+def _() -> None:
+    kept: dict[int, int] = {}
+    original = Cleaner.checkpoint
+
+    def other(self: Cleaner, end: int, *rest: Any) -> bool:
+        before = kept.get(id(self), end)
+        kept[id(self)] = end
+        return original(self, before, *rest)
+
+    Cleaner.checkpoint = other  # type: ignore[method-assign]
+
+
 # -- looking for them
 
 
@@ -428,27 +477,52 @@ def seeds_needed(name: str, most: int) -> tuple[int, str]:
     return 0, "not found"
 
 
+def line_of(name: str, number: int, seen: str) -> str:
+    """Return the row of a table for one bug."""
+    clean = re.sub(r"/\S*tallymark-world-\S*?/", "", " ".join(seen.split())).replace("|", "/")
+    kept = clean if len(clean) <= SHOWN else clean[:SHOWN].rstrip() + " ..."
+    return f"| {name} | {number or 'not found'} | {kept} |"
+
+
+def write_table(rows: list[str]) -> None:
+    """Put rows into the table of the guide; those of other bugs that still exist are kept."""
+    text = PAGE.read_text()
+    head, _, rest = text.partition(HEAD)
+    old, _, tail = rest.partition("\n\n")
+    by_name = {row.split("|")[1].strip(): row for row in [*old.splitlines(), *rows] if row}
+    table = "".join("\n" + by_name[name] for name in MUTANTS if name in by_name)
+    PAGE.write_text(f"{head}{HEAD}{table}\n\n{tail}")
+
+
 def main() -> int:
     """Look for one, or each in a process of its own."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("name", nargs="?", choices=sorted(MUTANTS))
+    parser.add_argument("name", nargs="*", metavar="NAME", help="those alone")
     parser.add_argument("--seeds", type=int, default=500)
+    parser.add_argument("--write", action="store_true", help="into the table of the guide")
+    parser.add_argument("--row", help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    if os.environ.get("PYTHONHASHSEED") != "0":
-        environment = {**os.environ, "PYTHONHASHSEED": "0"}
-        command = [sys.executable, "-m", "tests.simulation.mutants", *sys.argv[1:]]
-        os.execve(sys.executable, command, environment)
-    if asked.name is not None:
-        began = time.perf_counter()
-        number, seen = seeds_needed(asked.name, asked.seeds)
-        took = time.perf_counter() - began
-        print(f"| {asked.name} | {number or 'not found'} | {seen[:100]} | {took:.0f} s |")
-        return 0 if number else 1
-    failed = 0
-    for name in MUTANTS:
-        command = [sys.executable, "-m", "tests.simulation.mutants", name]
-        failed |= os.spawnv(os.P_WAIT, sys.executable, [*command, "--seeds", str(asked.seeds)])
-    return int(bool(failed))
+    if asked.row is not None:
+        print(line_of(asked.row, *seeds_needed(asked.row, asked.seeds)), flush=True)
+        os._exit(0)  # a broken broker leaves threads and coroutines that cannot end
+    names = asked.name or list(MUTANTS)
+    unknown = [name for name in names if name not in MUTANTS]
+    if unknown:
+        parser.error(f"no such bug: {unknown}, expected some of {list(MUTANTS)}")
+    is_missed = False
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    for name in names:
+        command = [sys.executable, "-m", "tests.simulation.mutants", "--row", name]
+        done = subprocess.run(
+            [*command, "--seeds", str(asked.seeds)], env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        row = done.stdout.strip().splitlines()[-1] if done.stdout else line_of(name, 0, "crashed")
+        print(row, flush=True)
+        is_missed |= "| not found |" in row
+        if asked.write:
+            write_table([row])
+    return int(is_missed)
 
 
 if __name__ == "__main__":

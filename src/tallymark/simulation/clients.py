@@ -18,7 +18,7 @@ from tallymark.client import (
     TimedOut,
     connect,
 )
-from tallymark.simulation.history import Delivered, History, Line, Published, Violated
+from tallymark.simulation.history import DRAIN, Delivered, History, Line, Published, Violated
 from tallymark.simulation.loop import SimulatedLoop
 from tallymark.simulation.network import End, Network
 from tallymark.simulation.plan import ConsumerPlan, Plan, PublisherPlan
@@ -323,7 +323,7 @@ class Clients:
                     await message.accept()
             is_empty.append(True)
 
-        await self.steadily(f"drain {queue}", "amqp", lambda: not is_empty, work)
+        await self.steadily(f"{DRAIN}{queue}", "amqp", lambda: not is_empty, work)
 
 
 class _Ending:

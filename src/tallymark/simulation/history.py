@@ -20,6 +20,9 @@ CERTAIN_NS: Final = 5 * SECOND_NS
 NEVER: Final = 1 << 62
 LATE_NS: Final = 3 * SECOND_NS
 """Time that an expired message may have been under way to its consumer."""
+DRAIN: Final = "drain "
+"""Names of the clients that empty the queues in the end: each is alone with its queue, so that what
+was given back must be in its old place."""
 
 
 @dataclass
@@ -33,7 +36,10 @@ class Line:
     down_ns: int = NEVER
     """Time at which it was, or may have been, no more."""
     last_first: dict[tuple[str, str], int] = field(default_factory=dict)
-    """Number of the last message that came for the first time, by queue and publisher's line."""
+    """Number of the last message that came for the first time, by queue and publisher's line; of a
+    line that drains a queue the last that came."""
+    held: int = 0
+    """Messages that came and are not answered."""
 
 
 @dataclass
@@ -77,6 +83,7 @@ class History:
         self.permissions = Permissions(world, "worker")
         self._streams = {one.name for one in plan.streams}
         """Names of streams, which have a model of their own."""
+        self._credits = {one.name: one.credit for one in plan.consumers}
         self._has_clock_steps = any(one.kind == CLOCK for one in plan.faults)
         self.published: dict[str, Published] = {}
         self.deliveries: dict[tuple[str, str], list[Delivered]] = defaultdict(list)
@@ -165,8 +172,9 @@ class History:
             self.seen.add("redelivery")
             if before[-1].line.life != line.life:
                 self.seen.add("redelivery after a crash")
-        if not before and not is_flagged:
+        if (not before and not is_flagged) or line.client.startswith(DRAIN):
             self._check_order(line, queue, message, where)
+        self._check_credit(line, where)
         if not is_leased:
             self._check_limits(queue, message, before, where)
         if queue != home:
@@ -183,6 +191,13 @@ class History:
         if message.number <= last:
             raise Violated(f"out of order: {where} came behind number {last} of {message.line}")
         line.last_first[key] = message.number
+
+    def _check_credit(self, line: Line, where: str) -> None:
+        """Check that no consumer holds more than it asked for."""
+        line.held += 1
+        credit = self._credits.get(line.client)
+        if credit is not None and line.held > credit:
+            raise Violated(f"beyond its credit: {where}, which holds {line.held} of {credit}")
 
     def _check_limits(
         self, queue: str, message: Published, before: list[Delivered], where: str
@@ -204,6 +219,7 @@ class History:
     def answers(self, delivery: Delivered, outcome: str, work: str = "") -> None:
         """Note that a client settles what it was given."""
         delivery.outcome = outcome
+        delivery.line.held -= 1
         delivery.answered_ns = self._world.now_ns
         delivery.work = work
 
@@ -240,20 +256,20 @@ class History:
         return min(end, self._world.now_ns) - delivery.answered_ns
 
     def _is_settled(self, delivery: Delivered) -> bool:
-        """Return whether this delivery has certainly ended the message in its queue: it was told so
-        on a connection that is still there, or that was there for long enough."""
+        """Return whether this delivery has certainly ended the message in its queue."""
         if delivery.outcome not in ("accept", "reject"):
             return False
         if delivery.work:
             return self.works.get(delivery.work) == "committed"
-        if delivery.is_certain is not None:
-            return delivery.is_certain
-        return self._is_held(delivery) or self._took_effect(delivery)
+        return self._took_effect(delivery)
 
     def _took_effect(self, delivery: Delivered) -> bool:
+        """Return whether the broker certainly knows the answer to a delivery, when the message
+        comes again: it had the answer on a connection that is still there, or that was there for
+        long enough."""
         if delivery.is_certain is not None:
             return delivery.is_certain
-        return self._lived_on_ns(delivery) > CERTAIN_NS
+        return self._is_held(delivery) or self._lived_on_ns(delivery) > CERTAIN_NS
 
     def _is_held(self, delivery: Delivered) -> bool:
         """Return whether connection and broker are still those of this delivery: nobody else gets

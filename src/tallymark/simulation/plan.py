@@ -95,12 +95,12 @@ class QueuePlan:
     @property
     def may_drop(self) -> bool:
         """Return whether a message may end here without a consumer, and leave no letter."""
-        has_limits = (
-            self.ttl_ms is not None
-            or (self.max_length is not None and not self.rejects_publish)
-            or self.delivery_limit is not None
-        )
-        return self.is_managed or (has_limits and not self.dead_letters)
+        if self.is_managed:
+            return True
+        is_cut_short = self.max_length is not None and not self.rejects_publish
+        if self.dead_letters:  # letters that wait count toward the length: the oldest is dropped
+            return self.dead_length is not None and is_cut_short
+        return self.ttl_ms is not None or is_cut_short or self.delivery_limit is not None
 
 
 @dataclass(frozen=True)
