@@ -55,7 +55,9 @@ def test_what_a_target_installs_is_what_pyproject_asks_for(
         one = lock[requirements.name_of(asked.name)]
         assert asked.specifier.contains(one.pin.partition("==")[2]), (text, one.pin)
     needed_by = {requirements.name_of(parent) for name in found for parent in lock[name].wanted_by}
-    assert needed_by & set(found) or which in ("build", "peers", "fuzz"), "what they need is there, too"
+    assert needed_by & set(found) or which in ("build", "peers", "fuzz"), (
+        "what they need is there, too"
+    )
 
 
 def test_what_is_missing_is_named(requirements: ModuleType) -> None:
