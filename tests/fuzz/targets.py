@@ -33,6 +33,8 @@ from tests.wire.nsq import test_fuzz as nsq_cases
 Target = Callable[[bytes], None]
 SHARED_MEMORY: Final = Path("/dev/shm")
 SEGMENT: Final = 1 << 16
+LARGEST_SEGMENT: Final = (1 << 31) - 1
+"""Number of a segment whose positions are still positive; its file's name has the same number."""
 LENGTH: Final = Struct("<I")
 LENGTH_AT, RAW_AT = 20, 36
 """Offsets in a block's header: its length, and that of its bodies."""
@@ -92,6 +94,8 @@ def block(data: bytes) -> None:
             return
         payloads: dict[int, Payload] = {}
         all_shown(Unpacker(payloads, True).records(data, header))
+        if header.segment > LARGEST_SEGMENT:
+            return
         again = stripped(data[: header.raw_at], header)
         assert len(again) % ALIGN == 0 or len(data) % ALIGN
         assert header_at(again, 0) is not None
@@ -99,7 +103,8 @@ def block(data: bytes) -> None:
 
 def journal(data: bytes) -> None:
     """A segment with these bytes over its own from some place on: recovery gives records or says
-    that it is corrupt, `journal verify` always has an answer, and both agree."""
+    that it is corrupt, and `journal verify` always has an answer: what it finds afterwards (damaged
+    bodies, which are no reason not to start) it has found before."""
     parent = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
     folder = Path(tempfile.mkdtemp(prefix="tallymark-fuzz-", dir=parent))
     try:
@@ -110,7 +115,7 @@ def journal(data: bytes) -> None:
         raw = bytearray(victim.read_bytes())
         raw[at : at + len(data) - 2] = data[2:]
         victim.write_bytes(raw)
-        verify(folder)
+        problems = verify(folder).problems
         with suppress(JournalCorrupt):
             disk = Disk(folder, segment_bytes=SEGMENT)
             found = disk.start()
@@ -120,7 +125,7 @@ def journal(data: bytes) -> None:
             finally:
                 disk.journal.close()
             assert len(found) < 100
-            assert verify(folder).is_sound
+            assert set(verify(folder).problems) <= set(problems)
     finally:
         shutil.rmtree(folder)
 
