@@ -123,6 +123,11 @@ class RabbitProcess:
         return self._running[-1].pid
 
     @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The Erlang machine."""
+        return self._running[-1]
+
+    @property
     def is_running(self) -> bool:
         return self._running[-1].poll() is None
 

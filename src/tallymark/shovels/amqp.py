@@ -6,7 +6,7 @@ was accepted. What no queue is bound for comes back: the batch is not settled, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Final, final
 from urllib.parse import quote
@@ -113,15 +113,18 @@ class AmqpTarget(_End, Target):
         sender = self._sender
         assert sender is not None
         try:
-            await sender.send_batch(self._addressed(batch.parcels))
+            await sender.send_batch(await self._addressed(batch.parcels))
         except (ClientError, ValueError) as error:
             raise self._failure(error) from error
 
-    def _addressed(self, parcels: Iterable[Parcel]) -> list[Message]:
-        found = [(self._stamp.put_on(parcel), parcel.key) for parcel in parcels]
+    async def _addressed(self, parcels: Sequence[Parcel]) -> list[Message]:
+        found = await self._stamp.put_on_all(parcels)
         if self._address is not None:
-            return [message for message, _ in found]
-        return [message.replace(to=exchange_address(self._exchange, key)) for message, key in found]
+            return found
+        return [
+            message.replace(to=exchange_address(self._exchange, parcel.key))
+            for message, parcel in zip(found, parcels, strict=True)
+        ]
 
     async def close(self) -> None:
         self._sender = None

@@ -22,7 +22,7 @@ from uuid import uuid4
 import aiohttp
 from yarl import URL
 
-from tallymark.client import Message
+from tallymark.client import ClientError, Message
 from tallymark.client.amqp091.messages import Incoming, Outgoing
 from tallymark.shovels.ends import Batch, ShovelFailed, Source, Target
 from tallymark.shovels.parcel import Parcel, Stamp
@@ -243,7 +243,11 @@ class TallymarkTarget(Target):
     async def put(self, batch: Batch) -> None:
         self._batch += 1
         staged = []
-        for frames, count in self._chunks(batch):
+        try:
+            messages = await self._stamp.put_on_all(batch.parcels)
+        except ClientError as error:
+            raise ShovelFailed(f"a message that cannot be read: {error}", False) from error
+        for frames, count in self._chunks(batch, messages):
             data, _ = await self._http.bytes("POST", f"{self._path}/stage?count={count}", frames)
             staged.append(json.loads(data)["staging"])
         wanted = {
@@ -254,12 +258,12 @@ class TallymarkTarget(Target):
         }
         await self._http.ask("POST", f"{self._path}/commit", wanted)
 
-    def _chunks(self, batch: Batch) -> Iterator[tuple[bytes, int]]:
+    def _chunks(self, batch: Batch, messages: list[Message]) -> Iterator[tuple[bytes, int]]:
         """Return frames to stage, and how many messages they are."""
         parts: list[bytes] = []
         size = count = 0
-        for parcel in batch.parcels:
-            section, body, _ = self._outgoing.content(self._stamp.put_on(parcel).encode())
+        for parcel, message in zip(batch.parcels, messages, strict=True):
+            section, body, _ = self._outgoing.content(message.encode())
             key = parcel.key if self._key is None else self._key
             publish = encode_method(BasicPublish(self._exchange, key, mandatory=True))
             parts.append(frame(METHOD, CHANNEL, publish))
