@@ -223,7 +223,7 @@ class Clients:
             except TimedOut:
                 pass
             else:
-                delivery = self._delivered(plan.queue, message, line, plan.is_worker)
+                delivery = self.delivered(plan.queue, message, line, plan.is_worker)
                 until = self.world.now_ns + int(random.expovariate(1 / (plan.hold_s + 1e-6)) * 1e9)
                 held.append((until, message, delivery))
                 if random.random() < plan.vanish:
@@ -243,9 +243,8 @@ class Clients:
                 self.history.disconnected(line)
                 self.network.cut(end.link)
 
-    def _delivered(
-        self, queue: str, message: Any, line: Line, is_worker: bool = False
-    ) -> Delivered:
+    def delivered(self, queue: str, message: Any, line: Line, is_worker: bool = False) -> Delivered:
+        """Tell the history of a delivery. Raises Violated."""
         is_flagged = not message.first_acquirer or message.delivery_count > 0
         name = str(message.message_id)
         body = bytes(message.body)
@@ -288,7 +287,7 @@ class Clients:
             if plan.credit > 1:
                 more = random.randint(1, min(5, plan.credit - 1))
                 batch += await receiver.receive_batch(more, timeout=0.05)
-            deliveries = [self._delivered(plan.queue, one, line, plan.is_worker) for one in batch]
+            deliveries = [self.delivered(plan.queue, one, line, plan.is_worker) for one in batch]
             work = self._work()
             rolls_back = random.random() < 0.3
             with self._ending(work) as ended:
@@ -318,7 +317,7 @@ class Clients:
                     except TimedOut:
                         continue
                     silent_since = self.world.now_ns
-                    delivery = self._delivered(queue, message, line)
+                    delivery = self.delivered(queue, message, line)
                     self.history.answers(delivery, "accept")
                     await message.accept()
             is_empty.append(True)

@@ -67,6 +67,9 @@ class Disk:
         self.faults = faults
         self.calls = 0
         """Calls so far that change something."""
+        self.full_until_ns = 0
+        """Time until which there is no room but for `full_bytes` in all."""
+        self.full_bytes = 0
         self.fetches = 0
         """Reads of the loop's thread so far: bodies that had left memory."""
         self._process = process
@@ -222,7 +225,14 @@ class Disk:
 
     def _free_bytes(self, folder: str) -> int:
         used = sum(path.stat().st_size for path in self.folder.iterdir())
-        return max(0, self.faults.room_bytes - used)
+        is_full = self._process.world.now_ns < self.full_until_ns
+        room = self.full_bytes if is_full else self.faults.room_bytes
+        return max(0, room - used)
+
+    def fill(self, left: int, until_ns: int) -> None:
+        """Have room for so many bytes only, until that time."""
+        used = sum(path.stat().st_size for path in self.folder.iterdir())
+        self.full_bytes, self.full_until_ns = used + left, until_ns
 
     # -- the power cut
 

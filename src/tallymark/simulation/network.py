@@ -39,6 +39,10 @@ class Network:
         self.world = world
         self.weather = weather
         self.links: list[Link] = []
+        self.overheard: list[bytes] = []
+        """First words of the clients that came first, for those who repeat them."""
+        self.overhears = 0
+        """Port whose first client is overheard."""
         self._count = 0
 
     async def connect(
@@ -59,6 +63,9 @@ class Network:
         self._count += 1
         link = Link(self, loop, server, port, CLIENT_PORT + self._count % 20_000)
         self.links.append(link)
+        if not self.overheard and port == self.overhears:
+            self.overheard.append(b"")
+            link.is_overheard = True
         protocol = factory()
         link.client.protocol = protocol
         link.server.protocol = server.listeners[port]()
@@ -102,6 +109,10 @@ class Network:
         """Lose whatever is sent from now on, in both directions, and tell nobody."""
         link.client.is_deaf = link.server.is_deaf = True
 
+    def one_way(self, link: Link) -> None:
+        """Lose whatever is sent from now on in one direction, and tell nobody."""
+        self.world.random.choice([link.client, link.server]).is_deaf = True
+
     def forget(self, link: Link) -> None:
         """Both ends are closed."""
         if link in self.links:
@@ -119,6 +130,7 @@ class Link:
         self.client = End(self, client, here, there)
         self.server = End(self, server, there, here)
         self.client.other, self.server.other = self.server, self.client
+        self.is_overheard = False
 
 
 class End(asyncio.Transport):
@@ -174,6 +186,8 @@ class End(asyncio.Transport):
         if self._is_closing or self._has_ended or self.is_dead or self.loop.process.is_doomed:
             return
         self._unsent += data
+        if self.link.is_overheard and self is self.link.client:
+            self.link.network.overheard[0] += bytes(data)
         self._send()
         if len(self._unsent) > self._high and not self._is_full:
             self._is_full = True

@@ -29,6 +29,10 @@ FAULTS: Final = (
 POWER_IN_FILES: Final = "power cut among files"
 """Power cut in one of the next calls that change a name, or sync the folder."""
 POWER_TWICE: Final = "power cut twice"
+FULL: Final = "disk full"
+"""The disk has no room for a second."""
+ONE_WAY: Final = "one way"
+"""An end of a connection hears nothing any more."""
 TWICE: Final = 0.3
 """Chance that a power cut is followed by one in the recovery, and that one in a sync is one among
 files."""
@@ -36,6 +40,10 @@ DECLARE, POLICY, PURGE, RIGHTS, RELOAD, CLOSE, LOOK, DEFINITIONS, GET = KINDS = 
     "declare", "policy", "purge", "rights", "reload", "close", "look", "definitions", "get",
 )  # fmt: skip
 """Kinds of things that an operator does."""
+NEVER_READS, NEVER_SETTLES, BABBLES, STORMS, SILENT = ROGUES = (
+    "never reads", "never settles", "babbles", "storms", "is silent",
+)  # fmt: skip
+"""Kinds of bad clients."""
 FEATURES: Final = ("ttl", "length", "limit", "priorities", "single", "dead", "tx", "fanout")
 """Names of what a seed switches on or off."""
 
@@ -201,6 +209,16 @@ class ManagementPlan:
 
 
 @dataclass(frozen=True)
+class RoguePlan:
+    """A bad client."""
+
+    name: str
+    kind: str
+    queue: str
+    """Queue from which it consumes, if it does."""
+
+
+@dataclass(frozen=True)
 class FaultPlan:
     """A fault and its time."""
 
@@ -227,6 +245,9 @@ class Plan:
     sinks: tuple[SinkPlan, ...] = ()
     streams: tuple[StreamPlan, ...] = ()
     operators: tuple[ManagementPlan, ...] = ()
+    rogues: tuple[RoguePlan, ...] = ()
+    has_ledger: bool = False
+    """True if the ledger is balanced after each end of the broker."""
     faults: tuple[FaultPlan, ...] = ()
     disk: Faults = field(default_factory=Faults)
     weather: Weather = field(default_factory=Weather)
@@ -295,12 +316,33 @@ def _over_http(plan: Plan) -> Plan:
             gives_up=random.choice([0.0, 0.2]),
         )  # fmt: skip
         plan = replace(plan, sinks=(sink,))
-    return _managed(plan, random) if _is_on(random, 0.25) else plan
+    plan = _managed(plan, random) if _is_on(random, 0.25) else plan
+    return _harassed(replace(plan, has_ledger=_is_on(random, 0.3)), random)
+
+
+def _harassed(plan: Plan, random: Random) -> Plan:
+    """Draw bad clients, and faults of other kinds."""
+    queues = [one.name for one in plan.queues]
+    if _is_on(random, 0.2):
+        rogues = tuple(
+            RoguePlan(f"rogue{n}", random.choice(ROGUES), random.choice(queues))
+            for n in range(random.randint(1, 3))
+        )
+        plan = replace(plan, rogues=rogues)
+    kinds = [kind for kind in (FULL, ONE_WAY) if _is_on(random, 0.1)]
+    more = [
+        FaultPlan(round(random.uniform(0.2, plan.duration_s), 4), kind, f"g{n}")
+        for n, kind in enumerate(kinds)
+    ]
+    faults = tuple(sorted([*plan.faults, *more], key=lambda one: one.at_s))
+    return replace(plan, faults=faults)
 
 
 def _managed(plan: Plan, random: Random) -> Plan:
     """Draw an operator, the queues that it changes, and the clients whose rights it changes."""
     kinds = tuple(random.sample(KINDS, random.randint(1, 4)))
+    if any(one.protocol == "nsq" for one in plan.publishers):
+        kinds = tuple(LOOK if kind == RIGHTS else kind for kind in kinds)  # NSQ has no log-in here
     operator = ManagementPlan("op", kinds, pause_s=random.choice([0.02, 0.2]))
     has_workers = RIGHTS in kinds
     return replace(
@@ -311,12 +353,10 @@ def _managed(plan: Plan, random: Random) -> Plan:
             for one in plan.queues
         ),
         publishers=tuple(
-            replace(one, is_worker=has_workers and one.protocol != "nsq" and _is_on(random, 0.5))
-            for one in plan.publishers
+            replace(one, is_worker=has_workers and _is_on(random, 0.5)) for one in plan.publishers
         ),
         consumers=tuple(
-            replace(one, is_worker=has_workers and one.protocol != "nsq" and _is_on(random, 0.5))
-            for one in plan.consumers
+            replace(one, is_worker=has_workers and _is_on(random, 0.5)) for one in plan.consumers
         ),
     )
 

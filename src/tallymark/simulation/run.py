@@ -23,15 +23,18 @@ from tallymark.simulation.clients import Clients
 from tallymark.simulation.disk import Faults
 from tallymark.simulation.history import History, Violated
 from tallymark.simulation.management import Operator
+from tallymark.simulation.models.ledger import check_ledger
 from tallymark.simulation.network import Network, Weather
 from tallymark.simulation.nsq import NsqClients
 from tallymark.simulation.plan import (
     CLOCK,
     CUT,
     CUT_ALL,
+    FULL,
     HALF_OPEN,
     KILL,
     NSQ_QUEUE,
+    ONE_WAY,
     POWER,
     POWER_IN_FILES,
     POWER_IN_SYNC,
@@ -42,8 +45,9 @@ from tallymark.simulation.plan import (
     Plan,
     draw,
 )  # fmt: skip
-from tallymark.simulation.process import Broker
+from tallymark.simulation.process import AMQP, Broker
 from tallymark.simulation.readers import Readers
+from tallymark.simulation.rogues import Rogue
 from tallymark.simulation.sinks import Writer
 from tallymark.simulation.streams import StreamReaders
 from tallymark.simulation.world import SECOND_NS, Stuck, World
@@ -56,8 +60,15 @@ STALLED_S: Final = 6
 half-open connection is noticed within five."""
 LIMIT_S: Final = 300.0
 """Simulated seconds for everything that must come to an end by itself."""
-FAILED_DISK: Final = ("exit code 4", "OSError: [Errno 5] Input/output error")
+FAILED_DISK: Final = (
+    "exit code 4", "OSError: [Errno 5] Input/output error",
+    "OSError: [Errno 28] No space left on device",
+)  # fmt: skip
 """Ways in which a broker ends when its disk fails: while it serves, and at its start."""
+FULL_S: Final = 1.0
+"""Simulated seconds for which a full disk is full."""
+FULL_ROOM: Final = 8192
+"""Bytes for which it still has room."""
 RECOVERY_CALLS: Final = 8
 """Calls to the disk that change something, about as many as a start begins with."""
 FILE_CALLS: Final = 5
@@ -130,12 +141,14 @@ class _Run:
             max_memory=plan.max_memory, heartbeat_s=4, disk_free_limit=0,
         )  # fmt: skip
         self.broker = Broker(world, self.network, folder, config)
+        self.network.overhears = AMQP  # who declares the queues: that can be said again
         self.history = History(world, plan)
         self.clients = Clients(world, self.network, self.broker, plan, self.history)
         self.nsq = NsqClients(self.clients)
         self.has_nsq = any(one.protocol == "nsq" for one in plan.publishers)
         self._streams = [StreamReaders(self.clients, one) for one in plan.streams]
         self._due = list(plan.faults)
+        self._full_until_ns = 0
         self._faults_from = 0
         """Time from which the times of faults count."""
         self._before: dict[tuple[str, str], int] = {}
@@ -196,6 +209,8 @@ class _Run:
                 clients.begin(readers.read(f"{subscription.name}'", True))
         for operator in operators:
             clients.begin(operator.work())
+        for rogue in self.plan.rogues:
+            clients.begin(Rogue(clients, rogue).work())
         for sink in self.plan.sinks:
             clients.begin(Writer(clients, sink).write())
         for readers_of in self._streams:
@@ -241,6 +256,8 @@ class _Run:
         return {one.name: one.ready for one in queues if one.name in consumed and one.ready}
 
     def _start(self) -> None:
+        if self.plan.has_ledger and check_ledger(self.broker.data_dir):
+            self.history.seen.add("ledger balanced")
         self.broker.start()
         self.history.note(f"broker starts, life {self.broker.life}")
         self._until(lambda: self.broker.is_up, "the broker is up", has_faults=False)
@@ -278,13 +295,17 @@ class _Run:
         if broker.process.is_doomed:
             self._power_cut()
         else:
-            is_allowed = self.plan.disk.write_error or self.plan.disk.sync_error
+            is_allowed = (
+                self.plan.disk.write_error or self.plan.disk.sync_error or self._full_until_ns
+            )
             if reason and not (is_allowed and reason in FAILED_DISK):
                 raise Violated(f"the broker ended: {reason}")
             self.history.note(f"broker ended: {reason or 'stopped'}")
             self.history.seen.add("journal failed" if reason else "stopped")
             self.history.life_ended(broker.life)
             broker.ended()
+            while self.world.now_ns < self._full_until_ns:
+                self.world.step()
         self._start()
 
     def _power_cut(self) -> None:
@@ -326,6 +347,10 @@ class _Run:
             self._start()
         elif fault.kind == STOP:
             broker.stop()
+        elif fault.kind == FULL:
+            if broker.disk is not None:
+                self._full_until_ns = self.world.now_ns + int(FULL_S * SECOND_NS)
+                broker.disk.fill(FULL_ROOM, self._full_until_ns)
         elif fault.kind == CLOCK:
             step_s = self.world.random.choice([-CLOCK_STEP_S, -2, 2, CLOCK_STEP_S])
             self.world.wall_ahead_ns += step_s * SECOND_NS
@@ -339,6 +364,8 @@ class _Run:
                     self.history.disconnected(line)
                 if fault.kind == HALF_OPEN:
                     self.network.half_open(link)
+                elif fault.kind == ONE_WAY:
+                    self.network.one_way(link)
                 else:
                     assert fault.kind in (CUT, CUT_ALL)
                     self.network.cut(link)

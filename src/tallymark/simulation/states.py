@@ -10,6 +10,7 @@ from typing import Final
 
 from tallymark.engine.broker import Broker
 from tallymark.simulation.disk import Disk
+from tallymark.simulation.plan import ROGUES
 from tallymark.stored import records
 
 STATES: Final = {
@@ -27,6 +28,8 @@ STATES: Final = {
     "half open": "a connection broke, and nobody was told",
     "journal failed": "the broker ended because its disk failed",
     "stopped": "the broker ended because it was asked to",
+    "disk full": "it had no room for a while",
+    "one way": "nothing arrived any more at one end of a connection",
     # The journal.
     "segment sealed": "the journal has more than one segment",
     "segment stripped": "bodies of settled messages were taken out of a segment",
@@ -57,6 +60,9 @@ STATES: Final = {
     "transaction rolled back": "its client knows that it was rolled back",
     "transaction unknown": "its client does not know how it ended",
     "transaction open at a crash": "messages were published or settled in it",
+    "ledger balanced": "the equation of every queue was worked out as Spark jobs do it",
+    # Bad clients.
+    **{f"rogue {kind}": f"a client that {kind}" for kind in ROGUES},
     # Over HTTP.
     "subscription taken over": "a reader attached where another one had",
     "taken over with verdicts pending": "and that one had said what is to become of messages",
