@@ -521,7 +521,10 @@ def pipelines(page: Page) -> None:
 
 PAGES["docs/spark.md"] = spark
 PAGES["docs/pipelines.md"] = pipelines
-ELSEWHERE: Final = {"docs/streaming.md": "tests/spark/test_streaming.py"}
+ELSEWHERE: Final = {
+    "docs/streaming.md": "tests/spark/test_streaming.py",
+    "docs/what-if.md": "tests/whatif/test_changes.py",
+}
 """Pages whose examples other tests run as they are printed."""
 WITH_SPARK: Final = (
     "README.md",

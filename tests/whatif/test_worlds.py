@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from tallymark.engine.session import ACCEPTED, FAILED, REJECTED
 from tallymark.whatif.changes import Change, changes_of
+from tallymark.whatif.comparison import differences, verdict
+from tallymark.whatif.figures import figures_of
 from tallymark.whatif.reading import Reader
 from tallymark.whatif.recording import Recording
 from tallymark.whatif.world import World
@@ -120,3 +123,80 @@ def test_a_time_to_live_is_as_it_would_have_been() -> None:
     expected = accounts(lived({"message-ttl": 1000}, alike()))
     assert expected["orders"]["dead-lettered (expired)"] > 20
     assert played(recording, queue=[{"name": "orders", "message-ttl": 1000}]) == expected
+
+
+def test_a_faster_consumer_settles_what_a_faster_one_settles() -> None:
+    recording = lived(worker=alike())
+    fast = alike()
+    fast.takes_ms //= 5
+    expected = accounts(lived(worker=fast))
+    assert expected["orders"]["settled"] > 2 * accounts(recording)["orders"]["settled"]
+    assert played(recording, consumers=[{"queue": "orders", "speed": 5}]) == expected
+
+
+def test_what_many_times_the_messages_come_to_is_counted() -> None:
+    recording = lived(worker=alike())
+    orders = played(recording, publishers=[{"key": "orders", "rate": 1.5}])["orders"]
+    was = accounts(recording)["orders"]
+    assert orders["entered"] == was["entered"] * 3 // 2
+    assert orders["settled"] == was["settled"], "the consumer was busy all the time"
+
+
+def test_more_consumers_share_the_work_and_one_who_is_away_does_none() -> None:
+    recording = lived(worker=alike())
+    was = accounts(recording)["orders"]["settled"]
+    twice = played(recording, consumers=[{"queue": "orders", "times": 2}])["orders"]["settled"]
+    assert 2 * was - 2 <= twice <= 2 * was + 2
+    at = datetime.fromtimestamp((recording.begin_ms + 2_000) / 1000, UTC)
+    away = {"queue": "orders", "away": {"from": at, "for": "5s"}}
+    less = played(recording, consumers=[away])["orders"]["settled"]
+    assert was - less in (20, 21), "five seconds of four messages each"
+
+
+def test_a_queue_that_is_bound_gets_a_copy_and_one_that_is_gone_gets_nothing() -> None:
+    recording = lived(worker=alike())
+    found = played(
+        recording,
+        **{
+            "new-queue": [{"name": "copy", "max-length": 3}],
+            "remove-queue": [{"name": "parked"}],
+            "queue": [{"name": "orders", "dead-letter-routing-key": "copy", "message-ttl": 1000}],
+        },
+    )
+    assert "parked" not in found
+    dead = found["orders"]["dead-lettered (expired)"]
+    assert found["copy"] == {"entered": dead, "there": 3, "dropped (maxlen)": dead - 3}
+
+
+def test_a_restart_gives_back_what_was_held_and_loses_nothing() -> None:
+    recording = lived(worker=alike())
+    at = datetime.fromtimestamp((recording.begin_ms + 5_000) / 1000, UTC)
+    [change] = changes_of("restart", {"restart": [{"at": at, "outage": "2s"}]})
+    outcome = World(recording, change).run()
+    orders = outcome.fates[ORDERS]
+    assert orders.account()["entered"] == 100
+    down = range(recording.begin_ms + 5_000, recording.begin_ms + 7_000)
+    assert not [at for at in orders.ended_ms if at in down], "nobody was there"
+    assert not [at for at in orders.entered_ms if at in down]
+    assert len(orders.again_ms) == len(recording.fates[ORDERS].again_ms) + 1
+
+
+def test_the_answer_says_what_differs_and_whether_it_may_be() -> None:
+    recording = lived(worker=alike())
+    base = figures_of(World(recording).run().fates, recording.begin_ms, recording.end_ms)
+    [small, large] = [
+        figures_of(World(recording, one).run().fates, recording.begin_ms, recording.end_ms)
+        for one in changes_of("limit", {"queue": [{"name": "orders", "max-length": [5, 100]}]})
+    ]
+    assert verdict(base, large)["good"]
+    assert differences(base, large) == []
+    found = verdict(base, small)
+    assert not found["good"]
+    died = small["orders"]["account"]["dead-lettered (maxlen)"]
+    assert found["why"] == [
+        f"orders: {died} messages more would be dead-lettered (maxlen)",
+        f"parked: {died} messages more would still be there at the end",
+    ]
+    assert f"orders would have seen {died} messages dead-lettered (maxlen) more" in " ".join(
+        differences(base, small)
+    )

@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "move": ("move", "Move messages from one queue to another, of one broker or of two."),
     "trace": ("trace", "Where a message went: its journey through every queue."),
     "shovels": ("inspect", "Shovels of a running broker, and what they have moved."),
+    "what-if": ("what_if", "The ledger's traffic, played again with other settings."),
     "log-level": ("inspect", "Change a running broker's log level."),
     "demo": ("pipeline", "The play: publish, consume, crash, land through Spark, reconcile."),
     "subscription": ("inspect", "Durable subscriptions of a queue."),

@@ -79,10 +79,15 @@ class NotEnough(Exception):
 def read_recording(folder: Path) -> Recording:
     """Read a data folder; a broker may be running on it. Raises LedgerIncomplete, NotEnough."""
     reader = Reader()
-    for part in plan(folder, is_unbroken=True):
-        if part.source != CHECKPOINT:
-            for block in blocks_of(part):
-                reader.read(block)
+    parts = [part for part in plan(folder, is_unbroken=True) if part.source != CHECKPOINT]
+    if parts and parts[0].file.number > 1:
+        raise NotEnough(
+            f"{folder}: the ledger begins with segment {parts[0].file.number}, expected 1: what "
+            "the broker held then is not known. A longer ledger_retention keeps more"
+        )
+    for part in parts:
+        for block in blocks_of(part):
+            reader.read(block)
     return reader.finish()
 
 
@@ -111,6 +116,8 @@ class Reader:
         self._answered: dict[int, list[int]] = {}
         """Answers of each consumer, and how many of them came out of order."""
         self._latest: dict[int, tuple[int, int]] = {}
+        self._staged: dict[int, tuple[Row, list[int]]] = {}
+        """Payloads that a sink may publish later, and their routes."""
         self._anonymous = -1
         """The next id for a message whose id is not stored."""
         self._kinds = {
@@ -141,7 +148,9 @@ class Reader:
             if row[KIND] == records.PAYLOAD:
                 self._fresh[row[PAYLOAD]] = row
             elif row[KIND] == records.SINK_STAGED:
-                self._fresh.pop(row[PAYLOAD], None)
+                staged = self._fresh.pop(row[PAYLOAD], None)
+                if staged is not None:
+                    self._staged[row[PAYLOAD]] = (staged, self._own_places(staged))
             if row[KIND] != records.PAYLOAD:
                 self._turn(row[TIME])
             if row[KIND] in _OF_TURNS or row[REASON] in _REASONS_OF_TURNS.get(row[KIND], ()):
@@ -152,7 +161,7 @@ class Reader:
         self._turn(self._time_ms)
         for row in self._fresh.values():
             if row[FLAGS] & layout.PERSISTENT and not row[FLAGS] & layout.RELOCATED:
-                self._publish(row, self._time_ms, "", -1)
+                self._publish(row, "", -1)
 
     def _turn(self, time_ms: int) -> None:
         """Note that something happened at a time, or after what happened before."""
@@ -216,18 +225,19 @@ class Reader:
             found.append(int.from_bytes(data[at - 8 : at], "big"))
         return found
 
-    def _publish(self, row: Row, time_ms: int, vhost: str, known: int) -> None:
-        """Add a payload to the publishes, as its PAYLOAD row has it."""
+    def _publish(self, row: Row, vhost: str, known: int, own: list[int] | None = None) -> None:
+        """Add a payload to the publishes, as its PAYLOAD row has it. own: its routes, where that
+        row is of another block."""
         made = self.recording.publishes
         first_id, at = self._payloads[row[PAYLOAD]]
-        own = self._own_places(row)
+        own = own or self._own_places(row)
         place = own[0] if len(set(own)) == 1 else -1
         exchange = made.places[own[0]][0]
         if vhost:
             self._vhosts[exchange] = vhost
         if place < 0:
             made.own_places[len(made)] = own
-        made.time_ms.append(time_ms)
+        made.time_ms.append(self._time_ms)
         made.order.append(self._order)
         made.first_id.append(first_id)
         made.arrived_ms.append(row[TIME])
@@ -275,9 +285,12 @@ class Reader:
             first_id += row[LO]
             at += row[LO]
             sizes = self.recording.publishes.sizes[at : at + count]
-            fresh = self._fresh.pop(row[PAYLOAD], None)
+            fresh, own = self._fresh.pop(row[PAYLOAD], None), None
+            if fresh is None and not row[OWNER]:
+                fresh, own = self._staged.pop(row[PAYLOAD], (None, None))
             if fresh is not None and not row[OWNER]:
-                self._publish(fresh, self._time_ms, past.name[0], self._annotations(blob))
+                known_as = self._annotations(blob)
+                self._publish(fresh, past.name[0], known_as, own)
             if row[REASON] and not row[OWNER]:
                 self._prioritise(row)
         if row[OWNER]:

@@ -32,6 +32,10 @@ PURGE: Final = 6
 CRASH: Final = 7
 """The broker stopped, and was started again."""
 
+NEVER: Final = (1 << 62, 0)
+"""Time and order of what does not happen."""
+PLANNED: Final = -3
+"""Order of what a change has planned for a time: before everything else."""
 LEAVING: Final = (GO, CRASH)
 """Kinds of inputs that come behind the answers of the same moment."""
 

@@ -1,0 +1,272 @@
+"""Crowd: the consumers of a world, who come, are given messages, answer, and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from typing import Final
+
+from tallymark.engine.broker import Broker
+from tallymark.engine.errors import BrokerError, PreconditionFailed
+from tallymark.engine.message import Slice
+from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED, Consumer, Session
+from tallymark.units import EngineMs, Ms, Tag
+from tallymark.whatif import recording as told
+from tallymark.whatif.changes import Change, ConsumersChange
+from tallymark.whatif.declaring import Declaring
+from tallymark.whatif.fates import QueueName
+from tallymark.whatif.players import Learned, Player, Reply
+from tallymark.whatif.recording import Recording, Taken, Terms
+
+_OUTCOMES: Final = {
+    told.ACCEPTS: ACCEPTED, told.REJECTS: REJECTED, told.RETURNS: RETURNED, told.FAILS: FAILED,
+    told.DEFERS: FAILED,
+}  # fmt: skip
+AS_THEY_WERE: Final = ConsumersChange("", "")
+
+
+@dataclass(slots=True)
+class Place:
+    """One consumer of the recording, or a copy of one, in the world."""
+
+    player: Player
+    session: Session
+    consumer: Consumer | None
+    queue: QueueName
+
+
+class Crowd:
+    """All consumers, and the answers that they will give."""
+
+    def __init__(
+        self, broker: Broker, recording: Recording, declaring: Declaring, change: Change, seed: int
+    ) -> None:
+        self._broker = broker
+        self._recording = recording
+        self._declaring = declaring
+        self._change = change
+        self._learned = Learned(recording, seed)
+        self.now = recording.begin_ms
+        self.order = 0
+        self._answers: list[tuple[int, int, int, Place, Tag, Reply]] = []
+        """Heap of the answers to come, by time, order, and number."""
+        self._plans: list[tuple[int, int, Callable[[], None]]] = []
+        """Heap of what consumers will do because of the change, by time and number."""
+        self._number = 0
+        self._here: dict[int, Terms] = {}
+        """Terms of the consumers that have come and not gone."""
+        self._places: dict[int, list[Place]] = {}
+        """Places by consumer of the recording, or by who took messages."""
+        self._of: dict[int, Place] = {}
+        """Places by consumer of this broker."""
+        self._sessions: dict[int, Session] = {}
+        self.drawn: dict[QueueName, int] = {}
+        self.delivered: dict[QueueName, int] = {}
+        for one in change.consumers:
+            if one.away_for_ms:
+                self.plan(one.away_at_ms, lambda one=one: self._leave(one))  # type: ignore[misc]
+
+    # -- time
+
+    def plan(self, at_ms: int, what: Callable[[], None]) -> None:
+        """Have something done at a time."""
+        self._number += 1
+        heappush(self._plans, (at_ms, self._number, what))
+
+    def next_due(self) -> tuple[int, int]:
+        """Return time and order of the next answer or plan."""
+        found = self._answers[0][:2] if self._answers else told.NEVER
+        if self._plans:
+            found = min(found, (self._plans[0][0], told.PLANNED))
+        return found
+
+    def carry_out_plans(self) -> None:
+        while self._plans and self._plans[0][0] <= self.now:
+            heappop(self._plans)[2]()
+
+    def answer(self) -> None:
+        """Give the answers whose time has come to the engine."""
+        answers = self._answers
+        while answers and answers[0][:2] <= (self.now, self.order):
+            _, _, _, place, first, reply = heappop(answers)
+            if not place.session.closed:
+                self._answer(place.session, first, reply)
+
+    def _answer(self, session: Session, first: Tag, reply: Reply) -> None:
+        settlement = self._broker.settlement
+        try:
+            if reply.answer == told.REQUEUES:
+                for tag in range(first, first + reply.count):
+                    settlement.requeue(session, Tag(tag), Ms(reply.delay_ms))
+                return
+            due = EngineMs(0)
+            if reply.answer == told.DEFERS:
+                due = EngineMs(self.now + reply.delay_ms)
+            last = Tag(first + reply.count - 1)
+            settlement.settle(session, first, last, _OUTCOMES[reply.answer], (), due)
+        except PreconditionFailed:
+            pass  # the broker has taken them back: the answer comes too late, as it may
+
+    # -- deliveries
+
+    def deliver(self, consumer: Consumer, piece: Slice, first_tag: int) -> None:
+        """Give messages to the player of a consumer."""
+        place = self._of[consumer.id]
+        if consumer.no_ack:
+            self.delivered[place.queue] = self.delivered.get(place.queue, 0) + len(piece)
+        else:
+            self._hand(place, piece, first_tag)
+
+    def _hand(self, place: Place, piece: Slice, first_tag: int) -> None:
+        queue, count = place.queue, piece.hi - piece.lo
+        attempt = told.attempt_of(piece.annotations, queue[1], piece.acquired)
+        first_id = piece.payload.first_id + piece.lo
+        self.delivered[queue] = self.delivered.get(queue, 0) + count
+        for reply in self._learned.replies(
+            place.player, queue, attempt, first_id, count, self.now, self.order
+        ):
+            if reply.answer != told.HOLDS:
+                if reply.is_drawn:
+                    self.drawn[queue] = self.drawn.get(queue, 0) + reply.count
+                self._number += 1
+                at = max(reply.ended_ms, self.now)
+                said = (at, reply.order, self._number, place, Tag(first_tag), reply)
+                heappush(self._answers, said)
+            first_tag += reply.count
+
+    # -- who comes and goes
+
+    def come(self, terms: Terms, not_before: int) -> None:
+        """Let a consumer come, when the change says, and not before a time."""
+        self._here[terms.consumer] = terms
+        one = self._changed(terms)
+        due = max(self.now + one.late_ms, not_before)
+        if one.away_for_ms and one.away_at_ms <= due < one.away_at_ms + one.away_for_ms:
+            due = one.away_at_ms + one.away_for_ms
+        if due > self.now:
+            self.plan(due, lambda: self._enter_if_here(terms))
+        else:
+            self._enter(terms)
+
+    def _changed(self, terms: Terms) -> ConsumersChange:
+        found = self._change.consumers_of(terms.vhost, terms.queue)
+        return AS_THEY_WERE if found is None else found
+
+    def _enter_if_here(self, terms: Terms) -> None:
+        known = self._here.get(terms.consumer)
+        if known is not None and terms.consumer not in self._places:
+            self._enter(known)
+
+    def _enter(self, terms: Terms) -> None:
+        queue = self._broker.vhosts[terms.vhost].queues.get(terms.queue)
+        if queue is None:
+            return
+        one = self._changed(terms)
+        if one.prefetch >= 0:
+            terms = replace(terms, window=one.prefetch or -1)
+        places = self._places[terms.consumer] = []
+        for copy in range(one.times):
+            session = self._sessions.get(terms.session)
+            if session is None or session.closed or copy:
+                session = self._open(terms.vhost)
+                if not copy:
+                    self._sessions[terms.session] = session
+            player = Player(
+                terms.consumer, terms.consumer in self._recording.serial, 1 / one.speed, copy > 0
+            )
+            try:
+                consumer = self._consume(terms, session)
+            except BrokerError:
+                return  # somebody else consumes from it exclusively in this world
+            place = Place(player, session, consumer, self._declaring.name_of(queue.id))
+            self._of[consumer.id] = place
+            places.append(place)
+
+    def _consume(self, terms: Terms, session: Session) -> Consumer:
+        consuming = self._broker.consuming
+        queue = self._broker.vhosts[terms.vhost].queues[terms.queue]
+        arguments: dict[str, object] = {}
+        if terms.timeout_ms >= 0:
+            arguments["x-consumer-timeout"] = terms.timeout_ms
+        if terms.shared >= 0:
+            consuming.set_prefetch(session, terms.shared, True)
+        consumer = consuming.consume(
+            session, queue, str(terms.consumer), not terms.acknowledges, terms.exclusive,
+            terms.priority, arguments,
+        )  # fmt: skip
+        consumer.on_timeout = terms.on_timeout
+        if terms.window >= 0:
+            consuming.set_limit(consumer, terms.window)
+        return consumer
+
+    def _open(self, vhost: str) -> Session:
+        clients = self._broker.clients
+        return clients.open_session(clients.open_connection(vhost, "what-if", "consumer"))
+
+    def credit(self, terms: Terms) -> None:
+        """Let a consumer have other terms."""
+        if terms.consumer in self._here:
+            self._here[terms.consumer] = terms
+        keeps = self._changed(terms).prefetch >= 0
+        consuming = self._broker.consuming
+        for place in self._places.get(terms.consumer, ()):
+            if place.consumer is None or place.session.closed:
+                continue
+            if terms.shared >= 0:
+                consuming.set_prefetch(place.session, terms.shared, True)
+            if terms.window >= 0 and not keeps:
+                consuming.set_limit(place.consumer, terms.window)
+
+    def go(self, consumer: int, how: int) -> None:
+        """Let a consumer go."""
+        self._here.pop(consumer, None)
+        for place in self._places.pop(consumer, ()):
+            if place.session.closed:
+                continue
+            if how != told.CANCELLED:
+                self._broker.clients.close_session(place.session, how == told.LOST)
+            elif place.consumer is not None and place.consumer.active:
+                self._broker.consuming.cancel(place.consumer)
+
+    def _leave(self, one: ConsumersChange) -> None:
+        """Let all consumers of a queue go for a while."""
+        for terms in list(self._here.values()):
+            if (terms.vhost, terms.queue) == (one.vhost, one.queue):
+                for place in self._places.pop(terms.consumer, ()):
+                    self._broker.clients.close_session(place.session, False)
+                self.plan(
+                    self.now + one.away_for_ms,
+                    lambda terms=terms: self._enter_if_here(terms),  # type: ignore[misc]
+                )
+
+    def crash(self, back_ms: int = -1) -> None:
+        """End all connections, as a broker does that stops. back_ms: when the consumers are back;
+        -1: when the recording says."""
+        for connection in list(self._broker.connections.values()):
+            self._broker.clients.close_connection(connection, False)
+        self._places.clear()
+        if back_ms < 0:
+            self._here.clear()
+        for terms in self._here.values():
+            self.plan(back_ms, lambda terms=terms: self._enter_if_here(terms))  # type: ignore[misc]
+
+    # -- messages that are asked for
+
+    def take(self, taken: Taken) -> None:
+        """Let somebody ask for messages, as many as there were."""
+        queue = self._declaring.queue_of(taken.queue)
+        if queue is None:
+            return
+        place = next(iter(self._places.get(taken.owner, ())), None)
+        if place is None or place.session.closed:
+            player = Player(taken.owner, taken.owner in self._recording.serial)
+            place = Place(player, self._open(taken.queue[0]), None, taken.queue)
+            self._places[taken.owner] = [place]
+        place = Place(place.player, place.session, None, taken.queue)
+        for _ in range(taken.count):
+            got = self._broker.consuming.get(place.session, queue, not taken.acknowledges)
+            if got is None:
+                return
+            if taken.acknowledges:
+                self._hand(place, got[0], got[1])

@@ -1,0 +1,183 @@
+"""Sweep: many worlds of one recording, in processes of their own, or as tasks of Spark.
+
+Each world's result is a file in a work folder, written when it is done: a sweep that was killed
+goes on with the worlds that have none. A file's name says of which recording and change it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from hashlib import blake2b
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tallymark import __version__
+from tallymark.whatif import comparison
+from tallymark.whatif.changes import AS_IT_WAS, Change
+from tallymark.whatif.figures import compare_fates, figures_of
+from tallymark.whatif.reading import read_recording
+from tallymark.whatif.recording import Recording
+from tallymark.whatif.world import World
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+RECORDING: Final = "recording.pickle"
+Result = dict[str, Any]
+Progress = Callable[[str], None]
+
+
+def run_world(recording: Recording, change: Change, seed: int) -> Result:
+    """Run one world and return its figures."""
+    outcome = World(recording, change, seed).run()
+    result: Result = {
+        "name": change.name,
+        "queues": figures_of(outcome.fates, recording.begin_ms, recording.end_ms),
+        "drawn": sum(outcome.drawn.values()),
+        "delivered": sum(outcome.delivered.values()),
+        "drawn_by_queue": {f"{v} {q}": n for (v, q, _), n in sorted(outcome.drawn.items())},
+        "published": outcome.published,
+        "unroutable": outcome.unroutable,
+        "timed_out": {q: n for (_, q, _), n in sorted(outcome.timed_out.items())},
+    }
+    if change == AS_IT_WAS:
+        result["faithfulness"] = compare_fates(recording.fates, outcome.fates)
+    return result
+
+
+class Sweep:
+    """The worlds of one recording, and a folder for their results."""
+
+    def __init__(self, data_dir: Path, work: Path, seed: int = 1) -> None:
+        """Read the recording, or take the one that is in the folder already."""
+        work.mkdir(parents=True, exist_ok=True)
+        self._work = work
+        self._seed = seed
+        self._path = work / RECORDING
+        stamp = _stamp(data_dir)
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                known, recording = pickle.load(file)
+            if known == stamp:
+                self.recording: Recording = recording
+                self._stamp = stamp
+                return
+        self._stamp = stamp
+        self.recording = read_recording(data_dir)
+        _write(self._path, pickle.dumps((stamp, self.recording), pickle.HIGHEST_PROTOCOL))
+
+    def run(self, changes: Sequence[Change], workers: int, progress: Progress) -> list[Result]:
+        """Return the results: of the world as it was, and of each change, compared with it."""
+        wanted = [AS_IT_WAS, *changes]
+        left = [one for one in wanted if not self._file(one).exists()]
+        progress(f"{len(wanted)} worlds, {len(wanted) - len(left)} of them done before")
+        if workers <= 1 or len(left) == 1:
+            for number, change in enumerate(left, 1):
+                self.one(change)
+                progress(f"{number} of {len(left)}: {change.name}")
+        elif left:
+            with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+                tasks = {
+                    pool.submit(_task, str(self._path), str(self._file(one)), one, self._seed): one
+                    for one in left
+                }
+                for number, task in enumerate(as_completed(tasks), 1):
+                    task.result()
+                    progress(f"{number} of {len(left)}: {tasks[task].name}")
+        return self.results(wanted)
+
+    def one(self, change: Change) -> None:
+        """Run one world here, and write its result."""
+        result = run_world(self.recording, change, self._seed)
+        _write(self._file(change), json.dumps(result).encode())
+
+    def run_in_spark(self, spark: SparkSession, changes: Sequence[Change]) -> DataFrame:
+        """Run the worlds as tasks of Spark, one each, and return a DataFrame of one row for each
+        world and queue. The work folder must be seen by all executors under its path."""
+        wanted = [AS_IT_WAS, *changes]
+        path, seed = str(self._path.absolute()), self._seed
+        tasks = [(str(self._file(one).absolute()), one) for one in wanted]
+
+        def run(batches: Iterator[Any]) -> Iterator[Any]:
+            for batch in batches:
+                for number in batch["id"]:
+                    target, change = tasks[int(number)]
+                    if not Path(target).exists():
+                        _task(path, target, change, seed)
+                yield batch
+
+        worlds = spark.range(0, len(tasks), 1, len(tasks))
+        worlds.mapInPandas(run, "id bigint").count()
+        return spark.createDataFrame(list(rows_of(self.results(wanted))), DDL)
+
+    def results(self, wanted: Sequence[Change]) -> list[Result]:
+        """Return the results that are there, each compared with the first."""
+        found: list[Result] = [json.loads(self._file(one).read_bytes()) for one in wanted]
+        base = found[0]["queues"]
+        for one in found:
+            one["differences"] = comparison.differences(base, one["queues"])
+            one["verdict"] = comparison.verdict(base, one["queues"])
+        return found
+
+    def _file(self, change: Change) -> Path:
+        said = f"{__version__} {self._stamp} {self._seed} {change!r}"
+        return self._work / f"{blake2b(said.encode(), digest_size=12).hexdigest()}.json"
+
+
+DDL: Final = (
+    "world string, queue string, measure string, before double, after double, drawn_share double"
+)
+
+
+def rows_of(results: Sequence[Result]) -> Iterator[tuple[str, str, str, float, float, float]]:
+    """Yield rows of DDL: each measure of each queue in each world beside what it was."""
+    base = results[0]["queues"]
+    for one in results:
+        share = one["drawn"] / one["delivered"] if one["delivered"] else 0.0
+        for queue, told in one["queues"].items():
+            before, after = _flat(base.get(queue)), _flat(told)
+            for measure in sorted({*before, *after}):
+                yield (
+                    one["name"], queue, measure, float(before.get(measure, 0)),
+                    float(after.get(measure, 0)), share,
+                )  # fmt: skip
+
+
+def _flat(told: dict[str, Any] | None) -> dict[str, int]:
+    if told is None:
+        return {}
+    flat = {**told["account"], **{f"latency {k} ms": v for k, v in told["latency_ms"].items()}}
+    return {
+        **flat,
+        **{key: told[key] for key in ("deepest", "oldest_ms", "most_bytes", "redelivered")},
+    }
+
+
+def _task(recording: str, target: str, change: Change, seed: int) -> None:
+    """Run one world in a process that knows nothing yet."""
+    with open(recording, "rb") as file:
+        _, told = pickle.load(file)
+    _write(Path(target), json.dumps(run_world(told, change, seed)).encode())
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part.write_bytes(data)
+    part.replace(path)
+
+
+def _stamp(data_dir: Path) -> str:
+    """Return what tells this ledger from another, and from itself later."""
+    files = sorted(
+        (path.name, path.stat().st_size)
+        for path in data_dir.iterdir()
+        if path.suffix in (".segment", ".ledger", ".checkpoint")
+        and not path.name.startswith("spare")
+    )
+    return repr((str(data_dir.absolute()), files))
