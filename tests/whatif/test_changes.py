@@ -41,7 +41,7 @@ def test_the_file_of_the_manual_is_understood() -> None:
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        ({"queues": []}, "queues is not known here"),
+        ({"queues": 3}, "queues is not known here"),
         ({"queue": [{"max-length": 3}]}, r"\[\[queue\]\]: name is None, expected text"),
         ({"consumers": [{"queue": "q", "speed": 0}]}, "speed is 0, expected a number above 0"),
         ({"consumers": [{"queue": "q", "late": "soon"}]}, "late is 'soon', expected such as 30s"),
