@@ -16,12 +16,13 @@ import pytest
 from typer.testing import CliRunner
 
 from tallymark.cli.app import build
+from tallymark.client import Message, connect
 from tallymark.shovels.ends import Batch, ShovelFailed, Source, Target
 from tallymark.shovels.making import ends_of
 from tallymark.shovels.plan import Plan, PlanRefused
 from tallymark.shovels.runner import Runner
 from tallymark.shovels.shovel import Pace
-from tests.support.patience import until
+from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerProcess
 
 PAIRS = [("amqp", "amqp"), ("amqp", "http"), ("http", "amqp"), ("http", "http"), ("amqp10", "amqp")]
@@ -192,6 +193,63 @@ def test_a_plan_is_refused_with_what_was_expected(more: dict[str, Any], expected
         Plan.from_table({**table, **more})
     assert expected in str(found.value)
     assert "secret" not in str(found.value)
+
+
+async def overlap(first: tuple[Source, Target], second: tuple[Source, Target]) -> None:
+    """Two shovels at once: the second begins, and then the first puts what it has taken."""
+    await first[0].open()
+    await first[0].begin(await first[1].open(first[0].origin))
+    early = await first[0].take(2)
+    assert early is not None
+    assert await first[0].take(2) is not None
+    await second[0].open()
+    await second[0].begin(await second[1].open(second[0].origin))
+    late = await second[0].take(4)
+    assert late is not None
+    assert ((early.first, early.end), (late.first, late.end)) == ((0, 2), (0, 4))
+    await first[1].put(early)
+    assert "follows on batch 0" in str(await refusal(second[1].put(late)))
+    assert "fence" in str(await refusal(first[0].settle(early)))
+    for end in (*first, *second):
+        await end.close()
+
+
+def test_two_shovels_at_once_move_nothing_twice(brokers: list[BrokerProcess]) -> None:
+    source, target = declared(brokers, "overlapped")
+    for i in range(4):
+        source.basic_publish("", "overlapped", b"%d" % i)
+    plan = plan_of(brokers, ("http", "http"), "overlapped")
+    asyncio.run(overlap(ends_of(plan, "me", PACE), ends_of(plan, "me", PACE)))
+    move(plan, 2)
+    assert [body for _, body in got(target, "overlapped")] == [b"0", b"1", b"2", b"3"]
+
+
+def test_large_messages_and_those_of_other_protocols_cross(brokers: list[BrokerProcess]) -> None:
+    """Between two Tallymarks: bodies of many frames, more than an answer holds; AMQP 1.0."""
+    source, target = declared(brokers, "crossing")
+    bodies = [bytes([i]) * (3 << 20) for i in range(2)]
+    for body in bodies:
+        source.basic_publish("", "crossing", body)
+    there = Message({"total": 17}, subject="s", application_properties={"n": 4}, message_id=9)
+
+    async def over_amqp10(broker: BrokerProcess, message: Message | None) -> Message | None:
+        async with connect(broker.amqp_url()) as connection, connection.session() as session:
+            if message is not None:
+                async with session.sender("/queues/crossing") as sender:
+                    await sender.send(message)
+                return None
+            async with session.receiver("/queues/crossing") as receiver:
+                found = await receiver.receive(PATIENCE_S)
+                await found.accept()
+                return found
+
+    asyncio.run(over_amqp10(brokers[0], there))
+    move(plan_of(brokers, ("http", "http"), "crossing"), 3)
+    for body in bodies:
+        assert target.basic_get("crossing", auto_ack=True)[2] == body
+    came = asyncio.run(over_amqp10(brokers[1], None))
+    assert came is not None
+    assert (came.body, came.application_properties["n"]) == ({"total": 17}, 4)
 
 
 def test_names_that_brokers_act_on_are_told_and_not_repeated(brokers: list[BrokerProcess]) -> None:

@@ -3,7 +3,8 @@
 The source is a durable subscription. What it has leased is the same messages under the same numbers
 until they are settled, for whoever comes after a crash. The target is a sink, which publishes a
 batch whole and remembers the number behind its last message. A shovel that begins again asks the
-target for that number, and settles up to it at the source before it takes anything.
+target for that number, and settles up to it at the source before it takes anything. A batch names
+the number that it follows on, so that a late one of a process that was killed has no effect.
 
 Numbers belong to one subscription. So its name has a random part, which is the name of the sink,
 too: no two subscriptions in the world are taken for each other.
@@ -227,8 +228,9 @@ class TallymarkTarget(Target):
         self._outgoing = Outgoing()
         self._sink = ""
         self._path = ""
-        self._batch = 0
-        """Number of the last batch, where they have none of their own."""
+        self._last = 0
+        """Number of the last batch that the sink has, which is the number behind its messages; how
+        many there were, where messages have none."""
 
     async def open(self, origin: str) -> int | None:
         self._sink = origin or f"shovel:{self._stamp.name}:{uuid4().hex}"
@@ -237,11 +239,12 @@ class TallymarkTarget(Target):
         found = await self._http.ask("GET", "/api/tallymark/sinks")
         for row in found["sinks"]:
             if (row["vhost"], row["name"]) == (self._http.vhost, self._sink):
-                return int(row["batch"])
+                self._last = int(row["batch"])
+                return self._last
         return 0 if origin else None
 
     async def put(self, batch: Batch) -> None:
-        self._batch += 1
+        number = batch.end or self._last + 1
         staged = []
         try:
             messages = await self._stamp.put_on_all(batch.parcels)
@@ -252,11 +255,13 @@ class TallymarkTarget(Target):
             staged.append(json.loads(data)["staging"])
         wanted = {
             "identity": self._sink,
-            "batch": batch.end or self._batch,
+            "batch": number,
+            "after": self._last,
             "staging": staged,
             "forget_ms": 0 if batch.end else FORGET_MS,
         }
         await self._http.ask("POST", f"{self._path}/commit", wanted)
+        self._last = number
 
     def _chunks(self, batch: Batch, messages: list[Message]) -> Iterator[tuple[bytes, int]]:
         """Return frames to stage, and how many messages they are."""
