@@ -40,13 +40,18 @@ def resolve(uv: str, keep: bool) -> str:
         ]  # fmt: skip
         if keep:
             pins = Path(folder) / "pins"
-            pins.write_text("".join(f"{one.pin}\n" for one in read_lock().values()))
+            pins.write_text("".join(f"{pin_of(one)}\n" for one in read_lock().values()))
             command += ["--constraints", str(pins)]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
+def pin_of(one: Locked) -> str:
+    """NAME==VERSION, and where that is needed."""
+    return f"{one.pin} ; {one.marker}" if one.marker else one.pin
+
+
 def lines_of(one: Locked) -> list[str]:
-    head = f"{one.pin}{' ; ' if one.marker else ''}{one.marker}"
+    head = pin_of(one)
     asked = [f"    # for {', '.join(one.wanted_by)}"] if one.wanted_by else []
     return [" \\\n    ".join([head, *(f"--hash={value}" for value in one.hashes)]), *asked]
 

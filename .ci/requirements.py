@@ -8,7 +8,7 @@ requirements.py demo      what runs, and the extras spark and demo
 requirements.py dev       what runs, and every extra but those below
 requirements.py peers     the extra peers
 requirements.py site      the extra site
-requirements.py long      the extras long and site
+requirements.py long      the extras long, site, iceberg, connect and examples
 
 Each with all that it needs in turn, so that pip can check every file it
 installs (--require-hashes).
@@ -24,7 +24,7 @@ from pathlib import Path
 
 LOCK = Path("constraints.txt")
 BUILD = ["setuptools", "wheel"]
-APART = ("peers", "site", "long", "fuzz")
+APART = ("peers", "site", "long", "fuzz", "iceberg", "connect", "examples")
 """Extras that are installed by the targets that need them."""
 
 
@@ -54,7 +54,7 @@ def requirements(which: str) -> list[str]:
         "dev": [name for name in extras if name not in APART],
         "peers": ["peers"],
         "site": ["site"],
-        "long": ["long", "site"],
+        "long": ["long", "site", "iceberg", "connect", "examples"],
         "fuzz": ["fuzz"],
     }[which]
     found = list(project["dependencies"]) if which in ("run", "demo", "dev") else []

@@ -4,9 +4,9 @@
     nightly.py [--only NAME ...]
 
 Two runs: the tests on clusters (two workers of Spark's own daemons and spark-submit, the thin wheel
-by --py-files, a Connect server), then everything that is long. Of each the page says how many tests
-passed, failed and were skipped, why, and how long it took; what failed is named. Exit code 1 if
-something failed.
+by --py-files, a Connect server), then everything that is long. Of each the page says when and of
+which commit it was, how many tests passed, failed and were skipped, why, and how long it took; what
+failed is named. Exit code 1 if something failed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -34,6 +35,15 @@ RUNS = {
 }
 """Title, tests and workers by name."""
 LONGEST_S = "36000"
+HEAD = """\
+# The newest night
+
+`make nightly` (tools/nightly.py) writes this page. It runs what is too long for CI: all of
+`make test-long`, and before it the tests on clusters: two workers and `spark-submit`, the thin
+wheel by `--py-files`, a Connect server. One of the runs alone, as `make nightly ARGS='--only
+clusters'`, leaves what the page says of the other. Here: {machine}.
+"""
+NEVER = "It has not been run since the page was made."
 
 
 @dataclass(slots=True)
@@ -89,34 +99,46 @@ def read(report: str) -> Outcome:
     return outcome
 
 
-def page(outcomes: dict[str, Outcome], commit: str, when: datetime) -> str:
-    """Return docs/nightly.md."""
-    lines = [
-        "# The newest night",
-        "",
-        "`make nightly` (tools/nightly.py) writes this page. It runs what is too long for CI: all",
-        "of `make test-long`, and before it the tests on clusters: two workers and `spark-submit`,",
-        "the thin wheel by `--py-files`, a Connect server.",
-        "",
-        f"{when:%Y-%m-%d %H:%M} UTC, commit {commit}, {os.cpu_count()} processors, Python "
-        f"{platform.python_version()}.",
-        "",
-        "| run | passed | failed | skipped | took |",
-        "|---|---|---|---|---|",
-    ]
-    for name, one in outcomes.items():
-        numbers = (one.passed, len(one.failed), one.skipped.total())
-        said = " | ".join(f"{n:,}" for n in numbers) if one.is_whole else "ended early | - | -"
-        lines.append(f"| {RUNS[name][0]} | {said} | {one.seconds / 60:.0f} min |")
-    failed = [test for one in outcomes.values() for test in one.failed]
-    reasons: Counter[str] = sum((one.skipped for one in outcomes.values()), Counter())
-    for title, listed in (
-        ("Failed", [f"`{test}`" for test in failed]),
-        ("Skipped", [f"{count:,}: {why}" for why, count in sorted(reasons.items())]),
-    ):
-        if listed:
-            lines += ["", f"{title}:", "", *(f"- {one}" for one in listed)]
-    return "\n".join(lines) + "\n"
+def section(outcome: Outcome, commit: str, when: datetime, is_compiled: bool) -> str:
+    """Return what the page says of one run.
+
+    >>> at = datetime(2026, 11, 23, 4, 5, tzinfo=UTC)
+    >>> print(section(Outcome(3, ["t::f"], Counter({"no npm": 2}), 61.0), "abc", at, True))
+    2026-11-23 04:05 UTC, commit abc, compiled, in 1 min: 3 passed, 1 failed, 2 skipped.
+    <BLANKLINE>
+    - Failed: `t::f`
+    - Skipped, 2: no npm
+    """
+    built = "compiled" if is_compiled else "interpreted"
+    numbers = f"{outcome.passed:,} passed, {len(outcome.failed):,} failed, "
+    numbers += f"{outcome.skipped.total():,} skipped" if outcome.is_whole else "ended early"
+    took = f"{when:%Y-%m-%d %H:%M} UTC, commit {commit}, {built}, in {outcome.seconds / 60:.0f} min"
+    listed = [f"- Failed: `{test}`" for test in outcome.failed]
+    listed += [f"- Skipped, {count:,}: {why}" for why, count in sorted(outcome.skipped.items())]
+    return "\n".join([f"{took}: {numbers}.", *([""] if listed else []), *listed])
+
+
+def page(sections: dict[str, str]) -> str:
+    """Return docs/nightly.md. sections: what is said of each run, by its title."""
+    said = (f"\n## {title}\n\n{sections.get(title, NEVER)}\n" for title, *_ in RUNS.values())
+    machine = f"{os.cpu_count()} processors, Python {platform.python_version()}"
+    return HEAD.format(machine=machine) + "".join(said)
+
+
+def sections_of(page: str) -> dict[str, str]:
+    """Return what a page says of each run, by its title.
+
+    >>> sections_of(page({"Spark on clusters": "all passed"}))["Spark on clusters"]
+    'all passed'
+    """
+    parts = (part.partition("\n") for part in page.split("\n## ")[1:])
+    return {title: text.strip() for title, _, text in parts}
+
+
+def is_compiled() -> bool:
+    """Return whether the broker that the tests start is compiled."""
+    found = find_spec("tallymark.wire.amqp091.kernel")
+    return found is not None and found.origin is not None and found.origin.endswith(".so")
 
 
 def main() -> int:
@@ -126,7 +148,10 @@ def main() -> int:
     asked = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
     commit = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
     outcomes = {name: run(name) for name in names}
-    PAGE.write_text(page(outcomes, commit, datetime.now(UTC)))
+    told = sections_of(PAGE.read_text()) if PAGE.exists() else {}
+    for name, outcome in outcomes.items():
+        told[RUNS[name][0]] = section(outcome, commit, datetime.now(UTC), is_compiled())
+    PAGE.write_text(page(told))
     print(f"the result is in {PAGE.relative_to(ROOT)}")
     return 0 if all(one.is_whole and not one.failed for one in outcomes.values()) else 1
 

@@ -48,9 +48,7 @@ spark.stop()
 
 
 @long(ci=False)  # starts a server of its own
-@pytest.mark.skipif(
-    find_spec("grpc") is None, reason="pip install 'pyspark[connect]' (grpcio) brings the client"
-)
+@pytest.mark.skipif(find_spec("grpc") is None, reason="pip install 'tallymark[connect]'")
 def test_a_queue_is_read_written_and_landed_over_connect(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data", heartbeat_s="0") as broker:
         publish(broker, "in", 0, 0)

@@ -153,7 +153,7 @@ def test_upsert(job: Job) -> None:
 
 
 @long(ci=False)
-@pytest.mark.skipif(find_spec("sklearn") is None, reason="pip install 'scikit-learn>=1.6'")
+@pytest.mark.skipif(find_spec("sklearn") is None, reason="pip install 'tallymark[examples]'")
 def test_dead_letters_judged_by_a_model(job: Job) -> None:
     labels = [{"text": f"timeout of host {n}", "retry": True} for n in range(5)]
     labels += [{"text": f"invalid amount {n}", "retry": False} for n in range(5)]
