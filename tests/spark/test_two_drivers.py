@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
@@ -31,15 +32,37 @@ PUBLISHED = 60
 """Messages of each half of a round."""
 
 
+ENDS = ("another driver of this query went on", "CONCURRENT_STREAM_LOG_UPDATE", "Fenced")
+"""Words of a driver that ends because another one is at work on its checkpoint."""
+
+
 class Drivers:
-    """The drivers of a query, one after the other."""
+    """The drivers of a query, one after the other; the newest is to go on."""
 
     def __init__(self, broker: BrokerProcess, folder: Path) -> None:
         self._broker = broker
         self._folder = folder
         self._numbers = count()
+        self.newest = self._start()
 
     def start(self) -> DriverProcess:
+        self.newest = self._start()
+        return self.newest
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until it holds. A driver that ended meanwhile, because the one before it had gone on
+        as it started, is started again, as whoever starts drivers does."""
+        until(lambda: self._goes_on() and holds(), what=lambda: self.newest.log.read_text())
+
+    def _goes_on(self) -> bool:
+        if self.newest.has_ended:
+            said = self.newest.log.read_text()
+            assert any(reason in said for reason in ENDS), said[-5000:]
+            self.newest.kill()
+            self.start().wait_started()
+        return True
+
+    def _start(self) -> DriverProcess:
         arguments: dict[str, object] = {
             "url": self._broker.url, "queue": "in", "folder": str(self._folder)
         }  # fmt: skip
@@ -68,19 +91,18 @@ def test_each_message_has_one_end_whichever_of_two_drivers_hangs(tmp_path: Path)
             letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
             channel.queue_declare("in", durable=True, arguments=letters)
         drivers = Drivers(broker, tmp_path)
-        there = drivers.start()
-        there.wait_started()
+        drivers.newest.wait_started()
         published = 0
         for number in range(ROUNDS):
             published = more(broker, published)
             # The drivers go on meanwhile: there may be less left than that.
             wanted = min(through(broker) + chance.randint(0, PUBLISHED), published)
-            until(lambda n=wanted: through(broker) >= n, what=there.log.read_text)
-            there, end = hand_over(broker, drivers, there, chance)
+            drivers.until(lambda n=wanted: through(broker) >= n)
+            end = hand_over(broker, drivers, chance)
             published = more(broker, published)
             print(f"{number}: {end}, {through(broker)} of {published}", flush=True)
-        until(lambda: through(broker) == published, what=there.log.read_text)
-        there.kill()
+        drivers.until(lambda: through(broker) == published)
+        drivers.newest.kill()
         check(broker, tmp_path, published)
 
 
@@ -89,12 +111,11 @@ def more(broker: BrokerProcess, published: int) -> int:
     return published + PUBLISHED
 
 
-def hand_over(
-    broker: BrokerProcess, drivers: Drivers, first: DriverProcess, chance: random.Random
-) -> tuple[DriverProcess, str]:
-    """Let the first hang while another is started; return who goes on, and what was done."""
+def hand_over(broker: BrokerProcess, drivers: Drivers, chance: random.Random) -> str:
+    """Let the newest hang while another is started; return what was done."""
     end = chance.choice(["resumed", "resumed at once", "killed", "both killed"])
     before = fence(broker)
+    first = drivers.newest
     first.hang()
     second = drivers.start()
     if end == "resumed at once":
@@ -105,19 +126,18 @@ def hand_over(
         second.kill()
         first.go_on()
         until(lambda: first.has_ended, what="the first has been fenced")
-        second = drivers.start()
-        second.wait_started()
+        drivers.start().wait_started()
     elif end == "killed":
         first.kill()
     else:
         then = through(broker)
         if end == "resumed":
             left = broker.queues()["in"]["ready"] + broker.queues()["in"]["acquired"]
-            until(lambda: not left or through(broker) > then, what=second.log.read_text)
+            drivers.until(lambda: not left or through(broker) > then)
             first.go_on()
         until(lambda: first.has_ended, what="the first has been fenced")
     first.kill()
-    return second, end
+    return end
 
 
 def check(broker: BrokerProcess, folder: Path, published: int) -> None:

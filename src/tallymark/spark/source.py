@@ -130,8 +130,9 @@ def moved_on(subscription: str, start: int, floor: int) -> str:
     """Return the error text for a checkpoint below the settled floor."""
     return (
         f"the checkpoint stands at message {start} of subscription {subscription!r}, which is "
-        f"settled up to {floor}: another checkpoint moved this subscription on, and its messages "
-        "are in that table. Begin with a new folder"
+        f"settled up to {floor}: another driver of this query went on while this one started, and "
+        "it is to be started again; or another checkpoint moved this subscription on, its messages "
+        "are in that table, and this query is to begin with a new folder"
     )
 
 
