@@ -28,6 +28,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -486,6 +487,12 @@ def spark(page: Page) -> None:
             rows.createTempView(table)
         both = session.sql(page.take("LEFT ANTI JOIN", language="sql").text)
         assert sorted(row.lease_sequence for row in both.collect()) == [0, 1, 2, 3, 4]
+        iceberg = page.take("append_batch")
+        if find_spec("pyiceberg"):
+            page.fill("orders", b'{"n": 4}', b"in a table of Iceberg")
+            page.run(iceberg, names)
+            stop_streams(session)
+            assert names["catalog"].load_table("lake.orders").scan().to_arrow().num_rows > 0
         page.take("build_session")  # tests/spark/test_notebook.py runs it
     page.left.clear()  # of the cluster: tests/spark/test_cluster.py runs them
 

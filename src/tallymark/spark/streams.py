@@ -132,9 +132,9 @@ class StreamTail(Tail):
         self._planner = _Planner(options)
         self._id = 0
         self._initial: int | None = None
-        """What initialOffset has answered."""
+        """Answer of initialOffset."""
         self._began: int | None = None
-        """Where the query began; None: its checkpoint, of an earlier version, does not say."""
+        """Offset at which the query began; None: an earlier version's checkpoint lacks it."""
         self._planned: int | None = None
         """End of the newest batch."""
         self._target: int | None = None
