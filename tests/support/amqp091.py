@@ -22,6 +22,7 @@ from tallymark.wire.amqp091.frames import (
 )
 from tallymark.wire.amqp091.kernel import PublishReceived
 from tallymark.wire.amqp091.layouts import decode_method, encode_method
+from tallymark.wire.amqp091.lifecycle import Greeting
 from tallymark.wire.amqp091.limits import Limits
 from tallymark.wire.amqp091.methods import (
     BasicAck,
@@ -109,7 +110,7 @@ class Server:
     def _answer(self, event: Event) -> None:
         connection = self.connection
         if isinstance(event, Opening):
-            connection.send_start({}, b"PLAIN AMQPLAIN")
+            connection.send_start(Greeting({}), b"PLAIN AMQPLAIN")
         elif isinstance(event, ProtocolFailure):
             connection.send_close(event.channel, event.error)
         elif isinstance(event, MethodReceived):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tallymark.wire.amqp091.connection import Connection
+from tallymark.wire.amqp091.connection import VERSIONS, Connection
 from tallymark.wire.amqp091.events import MethodReceived, Opening, PeerClosed, ProtocolFailure
 from tallymark.wire.amqp091.frames import PROTOCOL_HEADER, content_frames, frame
+from tallymark.wire.amqp091.layouts import decode_method
+from tallymark.wire.amqp091.lifecycle import Greeting
 from tallymark.wire.amqp091.limits import Limits
 from tallymark.wire.amqp091.methods import (
     ChannelOpen,
@@ -112,7 +114,7 @@ def test_our_turn_means_waiting_and_what_comes_early_is_kept() -> None:
     connection.receive_data(HANDSHAKE + tune_ok(), 0)
     assert isinstance(connection.next_event(), Opening)
     assert connection.next_event() is None
-    connection.send_start({}, b"PLAIN")
+    connection.send_start(Greeting({}), b"PLAIN")
     event = connection.next_event()
     assert isinstance(event, MethodReceived)
     assert isinstance(event.method, ConnectionStartOk)
@@ -128,7 +130,7 @@ def test_secure_asks_once_more() -> None:
     connection = Connection(Limits())
     connection.receive_data(HANDSHAKE, 0)
     connection.next_event()
-    connection.send_start({}, b"X")
+    connection.send_start(Greeting({}), b"X")
     connection.next_event()
     connection.send_method(0, ConnectionSecure(b"challenge"))
     connection.receive_data(method_frame(0, ConnectionSecureOk(b"answer")), 0)
@@ -230,7 +232,7 @@ def test_a_refused_login_can_be_told() -> None:
     connection = Connection(Limits())
     connection.receive_data(HANDSHAKE, 0)
     connection.next_event()
-    connection.send_start({}, b"PLAIN")
+    connection.send_start(Greeting({}), b"PLAIN")
     connection.next_event()
     connection.send_method(0, ConnectionClose(403, "ACCESS_REFUSED - no"))
     connection.receive_data(method_frame(0, ConnectionCloseOk()), 0)
@@ -333,3 +335,17 @@ def test_nothing_but_the_handshake_is_sent_before_it_is_complete() -> None:
     connection.send_method(0, ConnectionBlocked("disk"))
     connection.send_method(1, ChannelOpenOk())
     assert connection.line.out == []
+
+
+def test_a_greeting_names_the_clients_version_and_the_mechanisms_offered() -> None:
+    greeting = Greeting({"product": "x"})
+    for header, version in [*VERSIONS.items(), *VERSIONS.items()]:
+        for mechanisms in (b"PLAIN", b"PLAIN AMQPLAIN"):
+            connection = Connection(Limits())
+            connection.receive_data(header, 0)
+            assert isinstance(connection.next_event(), Opening)
+            connection.send_start(greeting, mechanisms)
+            (sent,) = connection.line.take(0)
+            assert decode_method(sent[7:-1]) == ConnectionStart(
+                version[0], version[1], {"product": "x"}, mechanisms, b"en_US"
+            )

@@ -35,6 +35,7 @@ from tallymark.wire.amqp091.errors import (
     NOT_ALLOWED,
     WireError,
 )
+from tallymark.wire.amqp091.lifecycle import Greeting
 from tallymark.wire.amqp091.limits import Limits
 from tallymark.wire.amqp091.methods import (
     ConnectionBlocked,
@@ -50,7 +51,7 @@ from tallymark.wire.amqp091.methods import (
 class Settings:
     """Settings that all connections of a broker share."""
 
-    __slots__ = ("limits", "mechanisms", "on_denied", "platform", "random_name", "replies")
+    __slots__ = ("greeting", "limits", "mechanisms", "on_denied", "random_name", "replies")
 
     def __init__(
         self,
@@ -62,8 +63,8 @@ class Settings:
         on_denied: OnDenied | None = None,
     ) -> None:
         self.limits = limits
-        self.platform = platform
-        """Name of the platform shown to clients, such as "Python 3.11.2"."""
+        self.greeting = Greeting(server_properties(platform))
+        """platform: its name shown to clients, such as "Python 3.11.2"."""
         self.random_name = random_name
         """Function that returns 22 random characters of [A-Za-z0-9_-] that cannot be guessed."""
         self.replies = replies
@@ -113,7 +114,7 @@ class Lifecycle(AmqpBridge):
         """Answer the protocol header with the mechanisms of the login."""
         self._offered = mechanisms(self.settings.mechanisms(), self.external_user)
         listed = " ".join(self._offered).encode()
-        self.wire.send_start(server_properties(self.settings.platform), listed)
+        self.wire.send_start(self.settings.greeting, listed)
 
     def start(self, method: ConnectionStartOk) -> None:
         self.client_properties = method.client_properties

@@ -99,6 +99,7 @@ class Users:
     def __init__(self, folder: Path, tokens: Tokens | None = None) -> None:
         """tokens: checks those of OAuth 2; None: only passwords are taken."""
         self._folder = folder
+        self._file = str(folder / FILE)
         self.tokens = tokens
         self._stamp: tuple[int, int, int] | None = None
         self._users: dict[str, User] = {}
@@ -118,7 +119,7 @@ class Users:
         Raises:
             UsersError: the file cannot be read as users; nobody logs in until it can.
         """
-        stamp = _stamp(self._folder / FILE)
+        stamp = _stamp(self._file)
         if stamp != self._stamp:
             try:
                 found = load(self._folder)
@@ -315,9 +316,9 @@ def is_token(text: str) -> bool:
     return isinstance(found, dict)
 
 
-def _stamp(file: Path) -> tuple[int, int, int] | None:
+def _stamp(file: str) -> tuple[int, int, int] | None:
     try:
-        found = file.stat()
+        found = os.stat(file)
     except FileNotFoundError:
         return None
     return found.st_ino, found.st_mtime_ns, found.st_size

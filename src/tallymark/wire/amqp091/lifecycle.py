@@ -4,7 +4,7 @@ connection.py handles input and time."""
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from typing import Final, final
 
 from tallymark.wire.amqp091.channel import Channel
 from tallymark.wire.amqp091.errors import CONNECTION, WireError
@@ -28,6 +28,27 @@ from tallymark.wire.line import DEAF_TIMEOUT_MS, NEVER, Line, MonotonicMs
 
 EARLY_MAX: Final = 65_536
 """Bytes a peer may send ahead while the handshake waits for us."""
+
+
+@final
+class Greeting:
+    """connection.start of a server, whose server properties are the same for every client: encoded
+    once for each version and each list of mechanisms."""
+
+    __slots__ = ("_frames", "_properties")
+
+    def __init__(self, server_properties: dict[str, object]) -> None:
+        self._properties = server_properties
+        self._frames: dict[tuple[int, int, bytes], bytes] = {}
+
+    def frame(self, major: int, minor: int, mechanisms: bytes) -> bytes:
+        """Return the frame; `mechanisms` is a list separated by spaces."""
+        key = (major, minor, mechanisms)
+        found = self._frames.get(key)
+        if found is None:
+            method = ConnectionStart(major, minor, self._properties, mechanisms, b"en_US")
+            found = self._frames[key] = frame(METHOD, 0, encode_method(method))
+        return found
 
 
 class Lifecycle:
@@ -109,13 +130,11 @@ class Lifecycle:
         """Take the output to write; see Line.take."""
         return self.line.take(now_ms)
 
-    def send_start(
-        self, server_properties: dict[str, object], mechanisms: bytes, locales: bytes = b"en_US"
-    ) -> None:
-        """Answer Opening with connection.start; `mechanisms` and `locales` are lists separated by
-        spaces."""
-        major, minor, _ = self.version
-        self.send_method(0, ConnectionStart(major, minor, server_properties, mechanisms, locales))
+    def send_start(self, greeting: Greeting, mechanisms: bytes) -> None:
+        """Answer Opening with connection.start; `mechanisms` is a list separated by spaces."""
+        if self._send_on_connection(ConnectionStart(0, 0, {}, b"", b"")):
+            major, minor, _ = self.version
+            self.line.out.append(greeting.frame(major, minor, mechanisms))
 
     def send_tune(self) -> None:
         """Send connection.tune with our limits, after the credentials were accepted."""
