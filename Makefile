@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup install test test-pure test-installed test-long test-timings timings check format \
-	bench instructions siege simulate soak churn build site demo fuzz figures pictures interop constraints audit clean
+	bench instructions siege simulate soak churn build site demo demo-cluster fuzz figures pictures interop constraints audit clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -79,6 +79,10 @@ demo: $(VENV)/.demo  ## the play: publish, consume, crash, land through Spark, r
 	then run="$(BIN)/tallymark"; else run="env PYTHONPATH=src $(BIN)/python -m tallymark"; \
 	echo "tallymark runs interpreted, from src ('make install' compiles it)"; fi; \
 	$(STEP) --shown play $$run demo $(if $(INPUT),--input "$(INPUT)")
+
+# PostgreSQL is the machine's: apt-get install postgresql.
+demo-cluster: setup  ## leader and PostgreSQL primary killed in mid traffic, and the account after it
+	@PYTHONPATH=src $(STEP) --shown play $(BIN)/python -m tests.cluster.demo
 
 # Rows are named by what was there: "warm" is pip's cache as it is, PIP_NO_CACHE_DIR=1 leaves it out.
 CACHE = $(if $(PIP_NO_CACHE_DIR),cold,warm)

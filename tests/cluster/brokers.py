@@ -23,7 +23,8 @@ from tests.support.patience import until
 from tests.support.postgresql import DATABASE, USER, Cluster
 from tests.support.process import BrokerProcess
 
-LEASE_MS: Final = 1500
+LEASE_MS: Final = 4000
+"""Time of a lease: longer than this machine's processes may have to wait for their turn."""
 CHUNK: Final = 1 << 16
 
 

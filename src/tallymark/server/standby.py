@@ -190,7 +190,9 @@ class Keeper:
     def _run(self) -> None:
         pause = self._leadership.lasting_ms / 1000 / RENEWALS
         is_asked = False
-        while not self._ending.wait(pause):
+        wait = 0.0  # the first at once: a connection may take long
+        while not self._ending.wait(wait):
+            wait = pause
             began = time.monotonic()
             try:
                 lease = self._leadership.renew(self.epoch)

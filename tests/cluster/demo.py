@@ -1,0 +1,268 @@
+"""`make demo-cluster`: brokers of one journal on three PostgreSQL servers, and what is left when
+the leader and then the primary are killed in mid traffic.
+
+A publisher and a worker (both pika, with both brokers in their lists) go on through it all. Spark
+lands a queue in a table before the kills and behind them. At the end the account of every queue
+must come out at 0, and the table must have every message once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pika
+from pika.exceptions import AMQPError
+from rich.console import Console
+
+from tallymark.spark import land, reconcile
+from tallymark.spark.client import Endpoint
+from tallymark.spark.reconcile_table import show
+from tallymark.spark.session import build_session, stop_session
+from tests.cluster.brokers import LEASE_MS, Broker, Brokers
+from tests.support.patience import until
+from tests.support.postgresql import Cluster, find_postgresql
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MESSAGES: Final = 3_000
+EXCHANGE: Final = "cluster"
+WORK: Final = "cluster.work"
+TABLE: Final = "cluster.table"
+WINDOW_MS: Final = 3_600_000
+"""Time in which a message that is published again, since its confirm was lost, is taken once."""
+MISSING: Final = "make demo-cluster needs PostgreSQL: apt-get install postgresql"
+FAILED: Final = 1
+USAGE: Final = 2
+
+
+def body_of(number: int) -> bytes:
+    return f'{{"order": {number}, "amount": {number % 997}}}'.encode()
+
+
+class Clients:
+    """A publisher and a worker, each a thread, that find the leader by their own lists."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._hosts = [
+            pika.ConnectionParameters("127.0.0.1", int(one.flags["amqp_port"]))
+            for one in brokers.all
+        ]
+        self.confirmed = 0
+        self.wanted = 0
+        """Number of messages to publish for now."""
+        self.settled: set[int] = set()
+        self.again = 0
+        """Number of messages that came more than once, each time flagged."""
+        self.unflagged = 0
+        """Number of those that came again without the flag."""
+        self.reconnects = 0
+        self.threads = [
+            threading.Thread(target=self._until_done, args=(work,), daemon=True)
+            for work in (self._publish, self._consume)
+        ]
+
+    def start(self) -> None:
+        for thread in self.threads:
+            thread.start()
+
+    def _until_done(self, work: Callable[[Any], bool]) -> None:
+        is_first = True
+        while True:
+            try:
+                with pika.BlockingConnection(self._hosts) as connection:
+                    self.reconnects += not is_first
+                    is_first = False
+                    if work(connection.channel()):
+                        return
+            except AMQPError:
+                time.sleep(0.05)
+
+    def declare(self) -> None:
+        with pika.BlockingConnection(self._hosts) as connection:
+            channel = connection.channel()
+            channel.exchange_declare(EXCHANGE, "fanout", durable=True)
+            for queue in (WORK, TABLE):
+                arguments = {"x-message-deduplication": WINDOW_MS}
+                channel.queue_declare(queue, durable=True, arguments=arguments)
+                channel.queue_bind(queue, EXCHANGE)
+
+    def _publish(self, channel: Any) -> bool:
+        channel.confirm_delivery()
+        while self.confirmed < MESSAGES:
+            if self.confirmed == self.wanted:
+                channel.connection.process_data_events(0.02)
+                continue
+            properties = pika.BasicProperties(delivery_mode=2, message_id=str(self.confirmed))
+            channel.basic_publish(EXCHANGE, "", body_of(self.confirmed), properties)
+            self.confirmed += 1
+        return True
+
+    def _consume(self, channel: Any) -> bool:
+        channel.basic_qos(prefetch_count=50)
+        seen: set[int] = set()
+        for method, properties, _ in channel.consume(WORK, inactivity_timeout=0.2):
+            if method is not None:
+                number = int(properties.message_id)
+                if number in self.settled or number in seen:
+                    self.again += 1
+                    self.unflagged += not method.redelivered
+                seen.add(number)
+                channel.basic_ack(method.delivery_tag)
+                self.settled.add(number)
+            if len(self.settled) == MESSAGES:
+                channel.cancel()
+                return True
+        return False
+
+
+class Play:
+    """The demo, with what it claims."""
+
+    def __init__(self, console: Console, folder: Path, brokers: Brokers) -> None:
+        self._console = console
+        self._folder = folder
+        self._brokers = brokers
+        self._clients = Clients(brokers)
+        self.failed = 0
+
+    def say(self, text: str) -> None:
+        self._console.print(f"  {text}", highlight=False, markup=False, soft_wrap=True)
+
+    def check(self, claim: str, holds: bool) -> None:
+        self.failed += not holds
+        mark = "[green]ok[/]  " if holds else "[bold red]FAILED[/]"
+        self._console.print(f"  {mark} {claim}", highlight=False)
+
+    def run(self, spark: SparkSession) -> None:
+        brokers, clients = self._brokers, self._clients
+        leader = brokers.leader()
+        self.say(f"{_name(leader)} leads, process {leader.pid}; the other stands by")
+        clients.declare()
+        clients.start()
+        self._publish_up_to(MESSAGES // 4)
+        self._land(spark, leader)
+        clients.wanted = MESSAGES
+        self._publish_up_to(MESSAGES // 2)
+        leader = self._kill_leader(leader)
+        self._publish_up_to(3 * MESSAGES // 4)
+        self._kill_primary()
+        for thread in clients.threads:
+            thread.join()
+        self.say(
+            f"{clients.confirmed:,} messages confirmed, {len(clients.settled):,} settled by the "
+            f"worker, {clients.again:,} came again, {clients.reconnects} reconnects"
+        )
+        self.check("every message was confirmed", clients.confirmed == MESSAGES)
+        self.check("the worker had every message", len(clients.settled) == MESSAGES)
+        self.check("what came again was flagged as redelivered", not clients.unflagged)
+        leader = brokers.leader()
+        self._land(spark, leader)
+        self._compare(spark)
+        self._reconcile(spark, leader)
+
+    def _publish_up_to(self, count: int) -> None:
+        """Wait until so many messages are confirmed; the publisher does not stop there if it is
+        told to publish more."""
+        self._clients.wanted = max(self._clients.wanted, count)
+        self._wait(lambda: self._clients.confirmed >= count, f"{count:,} messages are confirmed")
+
+    def _wait(self, holds: Callable[[], bool], what: str) -> None:
+        with self._console.status(what):
+            until(holds, what=what)
+
+    def _kill_leader(self, leader: Broker) -> Broker:
+        began = time.monotonic()
+        leader.kill()
+        after = self._brokers.leader(leader)
+        self.say(
+            f"kill -9 of {_name(leader)} in mid traffic: {_name(after)} leads after "
+            f"{time.monotonic() - began:.1f} s, of which {LEASE_MS / 1000} s are the lease"
+        )
+        self._brokers.start_again()
+        return after
+
+    def _kill_primary(self) -> None:
+        began = time.monotonic()
+        before = self._clients.confirmed
+        self._brokers.servers.primary.kill()
+        self._brokers.promote_best(0)
+        self._wait(lambda: self._clients.confirmed > before, "the next confirm")
+        self.say(
+            "kill -9 of the PostgreSQL primary, the standby with most of the log promoted: the "
+            f"next confirm after {time.monotonic() - began:.1f} s"
+        )
+
+    def _land(self, spark: SparkSession, leader: Broker) -> None:
+        to = self._folder / "table"
+        messages = land.read_queue(spark, TABLE, "table", url=leader.url, options={})
+        landed = land.watch(land.land(messages, to), to, Quiet())
+        self.say(f"Spark landed {landed.rows:,} rows from {_name(leader)}")
+
+    def _compare(self, spark: SparkSession) -> None:
+        from pyspark.sql import functions as f
+
+        table = spark.read.parquet(str(self._folder / "table"))
+        rows = table.select("message_id", f.sha2("body", 256).alias("digest")).collect()
+        found = {int(row.message_id): row.digest for row in rows}
+        wanted = {n: hashlib.sha256(body_of(n)).hexdigest() for n in range(MESSAGES)}
+        self.check(
+            f"the table has each of {MESSAGES:,} messages once, byte for byte "
+            f"({len(rows):,} rows, {len(found):,} messages)",
+            len(rows) == MESSAGES and found == wanted,
+        )
+
+    def _reconcile(self, spark: SparkSession, leader: Broker) -> None:
+        outcome = reconcile.run(spark, leader.data_dir, Endpoint(port=leader.http_port))
+        show(outcome, console=self._console)
+        self.check("every queue's difference is 0", outcome.balanced)
+
+
+class Quiet:
+    """Batches that nobody is told of."""
+
+    def batch(self, batch: land.Batch, so_far: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def done(self, landed: land.Landed) -> None:
+        pass
+
+
+def _name(broker: Broker) -> str:
+    return broker.data_dir.name
+
+
+def main() -> int:
+    if find_postgresql() is None:
+        print(MISSING, file=sys.stderr)
+        return USAGE
+    console = Console(emoji=False)
+    with tempfile.TemporaryDirectory(prefix="demo-cluster-") as name:
+        folder = Path(name)
+        with console.status("three PostgreSQL servers and two brokers start"):
+            servers = Cluster(standbys=2)
+        with servers, Brokers(folder, servers, 2, log_level="info") as brokers:
+            ports = ", ".join(str(one.port) for one in servers.servers)
+            console.print(f"  PostgreSQL on ports {ports}: one primary, ANY 1 of two standbys")
+            spark = build_session("local[2]", "demo-cluster", brief=True)
+            play = Play(console, folder, brokers)
+            try:
+                play.run(spark)
+            finally:
+                stop_session(spark)
+    console.print(f"  {'all checks hold' if not play.failed else f'{play.failed} checks failed'}")
+    return FAILED if play.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
