@@ -26,7 +26,7 @@ from tallymark.spark.client import Endpoint
 from tallymark.spark.reconcile_table import show
 from tallymark.spark.session import build_session, stop_session
 from tests.cluster.brokers import LEASE_MS, Broker, Brokers
-from tests.support.patience import until
+from tests.support.patience import LOOK_S, until
 from tests.support.postgresql import Cluster, find_postgresql
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ class Clients:
         self.unflagged = 0
         """Number of those that came again without the flag."""
         self.reconnects = 0
+        self._nobody = threading.Event()
+        """Event that never comes: who finds no leader looks again after a moment."""
         self.threads = [
             threading.Thread(target=self._until_done, args=(work,), daemon=True)
             for work in (self._publish, self._consume)
@@ -83,7 +85,7 @@ class Clients:
                     if work(connection.channel()):
                         return
             except AMQPError:
-                time.sleep(0.05)
+                self._nobody.wait(LOOK_S)
 
     def declare(self) -> None:
         with pika.BlockingConnection(self._hosts) as connection:

@@ -16,12 +16,13 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from bench.lean import DELIVER, Link
+from bench.lean import DELIVER, ClosedByBroker, Link
 from tests.cluster.brokers import LEASE_MS, Broker, Brokers
 from tests.support.crash_history import QueueHistory, check_account
 from tests.support.crash_load import CONSUMING, Client, read_all, run, set_up
@@ -198,7 +199,9 @@ class Field:
         fault()
         if reads:
             for client in self._clients:
-                client.read_the_rest()
+                with suppress(ClosedByBroker):  # by SIGTERM, in good order
+                    client.read_the_rest()
+                client.link.drop()
         found = self.brokers.leader(leader)
         _first_delivery(found, [history.name for history in self.histories])
         self.takeovers.setdefault(name, []).append(time.monotonic() - began)

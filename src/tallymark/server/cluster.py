@@ -15,6 +15,8 @@ import json
 import os
 from typing import Any, final
 
+import psycopg
+
 from tallymark import __version__
 from tallymark.journal.home import Home
 from tallymark.journal.postgresql.errors import LeadLost
@@ -84,7 +86,6 @@ async def take_lead(config: Config, bound: Bound, stop: asyncio.Future[int]) -> 
             following.stop()
         epoch = await work
         if not epoch:
-            await asyncio.to_thread(leadership.unfollow)
             following.close()
             log.info("standby.stopped")
             return None
@@ -92,7 +93,7 @@ async def take_lead(config: Config, bound: Bound, stop: asyncio.Future[int]) -> 
     finally:
         following.stop()
         await http.stop()
-        leadership.close()
+        await asyncio.to_thread(_leave, leadership)
 
 
 async def _lead(
@@ -116,8 +117,16 @@ async def _lead(
     keeper.start()
     log.info("lead.taken", epoch=epoch, position=f"{following.position:#x}")
     await asyncio.to_thread(following.read_rest)
-    await asyncio.to_thread(leadership.unfollow)
     return Lead(config, following.replay, keeper, lost)
+
+
+def _leave(leadership: Leadership) -> None:
+    """Follow no more: no operator counts on this broker as a standby."""
+    try:
+        leadership.unfollow()
+    except psycopg.Error as error:
+        log.info("standby.not_removed", problem=" ".join(str(error).split()))
+    leadership.close()
 
 
 def _announce(http: StandbyHttp) -> None:

@@ -32,6 +32,8 @@ POLL_S: Final = 0.2
 """Seconds between two looks at the tables where nothing is announced."""
 RETRY_S: Final = 0.3
 """Seconds after which a database that did not answer is asked again."""
+LONGEST_PAUSE_S: Final = 1.0
+"""Seconds between two renewals, at most: a request for a handover is heard with one."""
 PATIENCE: Final = 2
 """Leases for which a broker that is no standby waits for a leader that may have died."""
 
@@ -188,7 +190,7 @@ class Keeper:
         self._leadership.close()
 
     def _run(self) -> None:
-        pause = self._leadership.lasting_ms / 1000 / RENEWALS
+        pause = min(self._leadership.lasting_ms / 1000 / RENEWALS, LONGEST_PAUSE_S)
         is_asked = False
         wait = 0.0  # the first at once: a connection may take long
         while not self._ending.wait(wait):

@@ -1,0 +1,187 @@
+"""Two brokers of one journal: who leads after what, and how clients find it.
+
+The lease lasts longer than the tests: whatever changes the leader here does so without it. What a
+lease that runs out does is in test_fault_rounds.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pika
+import pytest
+
+from tallymark.client import ConnectFailed, connect
+from tests.cluster.brokers import Broker, Brokers
+from tests.support import forked
+from tests.support.long import long
+from tests.support.patience import until
+from tests.support.postgresql import MISSING, Cluster, find_postgresql
+
+pytestmark = [
+    pytest.mark.skipif(find_postgresql() is None, reason=MISSING),
+    long(ci=False),  # PostgreSQL and two brokers: 10 s of CPU. CI has no PostgreSQL
+]
+LOST_THE_LEAD = 5
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Cluster]:
+    with Cluster() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def brokers(servers: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    with Brokers(tmp_path_factory.mktemp("brokers"), servers, 2, lease="10m") as made:
+        yield made
+
+
+@pytest.fixture
+def pair(brokers: Brokers) -> tuple[Broker, Broker]:
+    """The leader, and the one that stands by and has read everything."""
+    brokers.start_again()
+    leader = brokers.leader()
+    standby = next(one for one in brokers.all if one is not leader)
+    until(lambda: standby.http("GET", "/healthz", user=None)[1]["behind_s"] >= 0)
+    return leader, standby
+
+
+def parameters(brokers: Brokers) -> list[pika.ConnectionParameters]:
+    return [
+        pika.ConnectionParameters("127.0.0.1", int(one.flags["amqp_port"])) for one in brokers.all
+    ]
+
+
+def publish(brokers: Brokers, body: bytes) -> None:
+    with pika.BlockingConnection(parameters(brokers)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("q", durable=True)
+        channel.basic_publish("", "q", body, pika.BasicProperties(delivery_mode=2))
+
+
+def take(brokers: Brokers) -> bytes:
+    with pika.BlockingConnection(parameters(brokers)) as connection:
+        _, _, body = connection.channel().basic_get("q", auto_ack=True)
+        assert isinstance(body, bytes)
+        return body
+
+
+def test_a_standby_says_that_it_is_one_and_takes_no_clients(
+    brokers: Brokers, pair: tuple[Broker, Broker]
+) -> None:
+    leader, standby = pair
+    assert leader.http("GET", "/healthz?leader", user=None)[0] == 200
+    status, said = standby.http("GET", "/healthz?leader", user=None)
+    assert (status, said["status"], said["problem"]) == (503, "standby", "")
+    assert said["leader"].endswith(f":{leader.pid}")
+    assert standby.http("GET", "/healthz", user=None)[0] == 200
+    assert standby.http("GET", "/readyz", user=None)[0] == 503
+    assert "tallymark_standby_database_up 1" in standby.http("GET", "/metrics", user=None)[1]
+    with pytest.raises(ConnectFailed, match="Connect call failed"):
+        asyncio.run(connected(f"amqp://guest:guest@127.0.0.1:{standby.flags['amqp_port']}"))
+
+
+async def connected(*urls: str) -> None:
+    async with connect(list(urls)):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("command", "code"), [("SIGTERM", 0), ("handover", 0), ("takeover", LOST_THE_LEAD)]
+)
+def test_a_change_of_leader_needs_no_lease_to_run_out(
+    brokers: Brokers, pair: tuple[Broker, Broker], command: str, code: int
+) -> None:
+    leader, standby = pair
+    publish(brokers, command.encode())
+    if command == "SIGTERM":
+        assert leader.stop() == code
+    else:
+        done = forked.run(command, "--journal", standby.journal)
+        assert done.returncode == 0, done.stderr
+        assert f":{standby.pid} leads" in done.stdout
+        assert leader.wait() == code
+    assert brokers.leader(leader) is standby
+    assert take(brokers) == command.encode()
+
+
+def test_a_broker_that_is_no_standby_does_not_wait_for_a_leader_that_renews_its_lease(
+    servers: Cluster, tmp_path: Path
+) -> None:
+    flags = {"journal_id": "2", "lease": "500ms"}
+    with Brokers(tmp_path, servers, 1, **flags) as brokers:
+        leader = brokers.leader()
+        done = forked.run(
+            "serve", "--data-dir", str(tmp_path / "other"), "--journal", leader.journal,
+            "--journal-id", "2", "--amqp-port", "0", "--http-port", "0", "--lease", "500ms",
+        )  # fmt: skip
+        assert done.returncode == LOST_THE_LEAD
+        assert f":{leader.pid} leads this journal: start with --standby" in done.stderr
+        refused = forked.run("takeover", "--journal", leader.journal, "--journal-id", "2")
+        assert refused.returncode == 1
+        assert "no standby follows journal 2" in refused.stderr
+
+
+def ports_standby_first(pair: tuple[Broker, Broker]) -> list[int]:
+    leader, standby = pair
+    return [int(standby.flags["amqp_port"]), int(leader.flags["amqp_port"])]
+
+
+def test_pika_goes_through_its_list(pair: tuple[Broker, Broker]) -> None:
+    hosts = [pika.ConnectionParameters("127.0.0.1", one) for one in ports_standby_first(pair)]
+    with pika.BlockingConnection(hosts) as connection:
+        assert connection.is_open
+
+
+def test_kombu_and_so_celery_goes_through_its_list(pair: tuple[Broker, Broker]) -> None:
+    kombu = pytest.importorskip("kombu")
+    urls = [f"amqp://guest:guest@127.0.0.1:{one}//" for one in ports_standby_first(pair)]
+    with kombu.Connection(";".join(urls)) as connection:
+        connection.ensure_connection(max_retries=4, interval_start=0, interval_step=0)
+        assert connection.connected
+
+
+def test_aio_pika_is_asked_for_one_host_after_the_other(pair: tuple[Broker, Broker]) -> None:
+    aio_pika = pytest.importorskip("aio_pika")
+
+    async def find() -> int:
+        for port in ports_standby_first(pair):
+            try:
+                connection = await aio_pika.connect(f"amqp://guest:guest@127.0.0.1:{port}/")
+            except OSError:
+                continue
+            await connection.close()
+            return port
+        return 0
+
+    assert asyncio.run(find()) == ports_standby_first(pair)[1]
+
+
+def test_proton_goes_through_its_list(pair: tuple[Broker, Broker]) -> None:
+    proton = pytest.importorskip("proton")
+    from proton.handlers import MessagingHandler
+    from proton.reactor import Container
+
+    opened: list[str] = []
+
+    class Handler(MessagingHandler):  # type: ignore[misc]  # proton has no types
+        def on_start(self, event: proton.Event) -> None:
+            urls = [f"amqp://guest:guest@127.0.0.1:{one}" for one in ports_standby_first(pair)]
+            event.container.connect(urls=urls, allowed_mechs="PLAIN")
+
+        def on_connection_opened(self, event: proton.Event) -> None:
+            opened.append(event.connection.remote_container)
+            event.connection.close()
+
+    Container(Handler()).run()
+    assert len(opened) == 1
+
+
+def test_our_client_goes_through_its_list(pair: tuple[Broker, Broker]) -> None:
+    ports = ports_standby_first(pair)
+    asyncio.run(connected(*[f"amqp://guest:guest@127.0.0.1:{one}" for one in ports]))
+    asyncio.run(connected(*[f"amqp091://guest:guest@127.0.0.1:{one}" for one in ports]))
