@@ -49,6 +49,7 @@ def test_a_replay_in_steps_gives_what_a_replay_of_the_whole_gives(tmp_path: Path
             opened.recovery.look_again()
             found += list(opened.recovery.growth())
     assert list(opened.recovery.growth()) == [], "nothing is given twice"
+    assert opened.recovery.repairs == [], "a seal is beyond doubt once blocks follow it"
     follower = Disk(opened.path)
     follower.settings["opened"] = opened
     found += follower.start()

@@ -122,12 +122,14 @@ class Repair:
     """The repair of a segment before a new one is started: these stretches of the old file, with a
     LOST block between two of them, and a seal at the end."""
 
-    __slots__ = ("blocks", "corrupt", "segment", "stretches", "time_ms")
+    __slots__ = ("blocks", "corrupt", "is_doubt", "segment", "stretches", "time_ms")
 
     def __init__(self, segment: SegmentFile, corrupt: bool) -> None:
         self.segment = segment
         self.corrupt = corrupt
         """True if the damaged file is to be kept in quarantine/."""
+        self.is_doubt = False
+        """True if it has its seal, and nothing but the lack of later blocks speaks against it."""
         self.stretches: list[tuple[int, int, int]] = []
         """Start and end of each sound stretch, and the block number that follows it."""
         self.blocks = 0
@@ -211,6 +213,12 @@ class Recovery:
         self._tail = self._newest_with_blocks(later)
         known = max(self.checkpoint, self._tail << 32, self.anchor.position)
         self.known_synced = max(self.known_synced, known)
+        if (
+            self.repairs
+            and self.repairs[-1].is_doubt
+            and self.repairs[-1].segment.number < self._tail
+        ):
+            self.repairs.pop()
         for segment in later:
             if segment.number >= self._reached:
                 for found in self._replayed(segment):
@@ -357,6 +365,7 @@ class Recovery:
         if seal is not None:
             self._reached = segment.number + 1
         if seal is None or repair.corrupt or self._is_doubtful(seal):
+            repair.is_doubt = seal is not None and not repair.corrupt
             self._needs(repair, headers)
 
     def _note_damage(self, segment: SegmentFile, data: bytes, header: Header) -> None:
