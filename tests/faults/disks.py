@@ -88,7 +88,7 @@ class Shim:
     """System calls of a process started with `env`, switched from here while it runs."""
 
     def __init__(self, folder: Path, library: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self.env = {"LD_PRELOAD": str(library), "SHIM_FOLDER": str(folder)}
 
     def hang(self, call: str = "") -> None:
@@ -96,24 +96,24 @@ class Shim:
 
         call: "write" for writes only; "sync" for the writer's syncs only, and not for those with
         which others make files that the writer may need."""
-        (self._folder / (f"hang-{call}" if call else "hang")).touch()
-        until(lambda: not any(self._folder.glob("syncing.*")), what="syncs have ended or hang")
+        (self.folder / (f"hang-{call}" if call else "hang")).touch()
+        until(lambda: not any(self.folder.glob("syncing.*")), what="syncs have ended or hang")
 
     def writer_hangs(self) -> bool:
         """Return whether the journal's writer is in a call that hangs: it has told the broker of
         every sync before that call."""
-        return any(self._folder.glob("writer-hangs.*"))
+        return any(self.folder.glob("writer-hangs.*"))
 
     def go_on(self) -> None:
         for name in ("hang", "hang-write", "hang-sync"):
-            (self._folder / name).unlink(missing_ok=True)
+            (self.folder / name).unlink(missing_ok=True)
 
     def fail(self, call: str) -> None:
         """From now on every "write" or every "sync" fails with EIO."""
-        (self._folder / call).touch()
+        (self.folder / call).touch()
 
     def recover(self, call: str) -> None:
-        (self._folder / call).unlink()
+        (self.folder / call).unlink()
 
 
 def make_shim(folder: Path) -> Shim:

@@ -20,6 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from tallymark.bridge.amqp091 import lifecycle as amqp091
+from tallymark.bridge.amqp10 import lifecycle as amqp10
 from tallymark.engine import restore
 from tallymark.engine.account import Account
 from tallymark.engine.admission import Admission
@@ -34,6 +36,8 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.restore import Restorer
 from tallymark.engine.session import Consumer
 from tallymark.engine.settlement import Settlement
+from tallymark.engine.sinks import Sinks
+from tallymark.engine.subscription import Subscription
 from tallymark.engine.topology import Targets
 from tallymark.engine.transactions import Transactions
 from tallymark.engine.upkeep import Upkeep
@@ -46,6 +50,7 @@ from tallymark.journal.writer import Writer
 from tallymark.simulation.plan import draw
 from tallymark.simulation.run import run
 from tallymark.stored import records
+from tallymark.units import UNLIMITED
 
 Patch = Callable[[], None]
 MUTANTS: Final[dict[str, Patch]] = {}
@@ -435,7 +440,56 @@ def _() -> None:
 
 @mutant("one more than the prefetch")
 def _() -> None:
-    replaced(Consumer, "_left", lambda left: lambda self: left(self) + 1)
+    def make(init: Any) -> Any:
+        def more(self: Any, *parts: Any, **named: Any) -> None:
+            init(self, *parts, **named)
+            if not self.by_link and 0 < self.limit < UNLIMITED:
+                self.limit += 1
+
+        return more
+
+    replaced(Consumer, "__init__", make)
+
+
+@mutant("revoked right that lasts")
+def _() -> None:
+    for lifecycle in (amqp091.Lifecycle, amqp10.Lifecycle):
+        lifecycle.rights_changed = lambda self, permissions: None  # type: ignore[method-assign]
+
+
+@mutant("verdict without fence")
+def _() -> None:
+    Subscription.check_fence = lambda self, fence: None  # type: ignore[method-assign]
+
+
+@mutant("lease forgotten")
+def _() -> None:
+    not_restored(records.LEASED)
+
+
+@mutant("lease not recorded")
+def _() -> None:
+    without_records(records.LEASED)
+
+
+@mutant("end of a lease not restored")
+def _() -> None:
+    not_restored(records.LEASE_SETTLED)
+
+
+@mutant("verdicts not recorded")
+def _() -> None:
+    without_records(records.VERDICTS)
+
+
+@mutant("batch of a sink twice")
+def _() -> None:
+    Sinks._is_repeated = lambda self, sink, identity, batch: False  # type: ignore[method-assign]
+
+
+@mutant("batch of a sink not recorded")
+def _() -> None:
+    without_records(records.SINK_STAGED)
 
 
 @mutant("deferral not recorded")

@@ -39,15 +39,24 @@ class Clients:
     """Clients share these: the world, the loop on which they all run, what they saw."""
 
     def __init__(
-        self, world: World, network: Network, broker: Broker, plan: Plan, history: History
+        self,
+        world: World,
+        network: Network,
+        broker: Broker,
+        plan: Plan,
+        history: History,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
+        """loop: of a real network; None: clients are a process of the world."""
         self.world = world
         self.network = network
         self.broker = broker
         self.plan = plan
         self.history = history
-        self.process = Process(world)
-        self.loop = self.process.loop = SimulatedLoop(world, self.process)
+        self.loop: Any = loop
+        if loop is None:
+            process = Process(world)
+            self.loop = process.loop = SimulatedLoop(world, process)
         self.loop.set_exception_handler(lambda loop, context: None)
         self.publishing = True
         self.consuming = True
@@ -62,7 +71,7 @@ class Clients:
 
     def begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a client; what it raises ends the run of the world."""
-        task = self.loop.create_task(self._watched(work))
+        task: asyncio.Task[None] = self.loop.create_task(self._watched(work))
         self.tasks.append(task)
         return task
 

@@ -83,6 +83,8 @@ class History:
         self.permissions = Permissions(world, "worker")
         self._streams = {one.name for one in plan.streams}
         """Names of streams, which have a model of their own."""
+        self.certain_ns = CERTAIN_NS
+        self.late_ns = LATE_NS
         self._credits = {one.name: one.credit for one in plan.consumers}
         self._has_clock_steps = any(one.kind == CLOCK for one in plan.faults)
         self.published: dict[str, Published] = {}
@@ -209,7 +211,7 @@ class History:
         # Counted from its arrival, which may be late; in a transaction from the commit.
         has_ttl = plan.ttl_ms is not None and not message.work and not self._has_clock_steps
         age_ns = self._world.now_ns - message.at_ns
-        if has_ttl and age_ns > (plan.ttl_ms or 0) * 1_000_000 + LATE_NS:
+        if has_ttl and age_ns > (plan.ttl_ms or 0) * 1_000_000 + self.late_ns:
             raise Violated(f"expired: {where}, {age_ns / SECOND_NS:.3f} s old")
         if plan.delivery_limit is not None:
             failed = sum(one.outcome == "fail" and self._took_effect(one) for one in before)
@@ -269,7 +271,7 @@ class History:
         long enough."""
         if delivery.is_certain is not None:
             return delivery.is_certain
-        return self._is_held(delivery) or self._lived_on_ns(delivery) > CERTAIN_NS
+        return self._is_held(delivery) or self._lived_on_ns(delivery) > self.certain_ns
 
     def _is_held(self, delivery: Delivered) -> bool:
         """Return whether connection and broker are still those of this delivery: nobody else gets

@@ -19,6 +19,9 @@ from tallymark.simulation.plan import (
     Plan,
     PublisherPlan,
     QueuePlan,
+    SinkPlan,
+    StreamPlan,
+    SubscriptionPlan,
 )
 from tallymark.simulation.run import Result, run
 
@@ -31,6 +34,7 @@ SCRIPT: Final = Plan(
         QueuePlan("plain", priorities=5),
         QueuePlan("short", ttl_ms=200, max_length=10, dead_letters=True),
         QueuePlan("tried", type="quorum", delivery_limit=2, dead_letters=True),
+        QueuePlan("leased"),
     ),
     publishers=(
         PublisherPlan("p0", "amqp", "*", batch=5, size=300),
@@ -42,6 +46,9 @@ SCRIPT: Final = Plan(
         ConsumerPlan("c1", "amqp", "tried", credit=3, fail=0.5, reject=0.1),
         ConsumerPlan("c2", "nsq", NSQ_QUEUE, fail=0.3),
     ),
+    subscriptions=(SubscriptionPlan("r0", "leased", rows=5, reject=0.1, release=0.1, fail=0.1),),
+    sinks=(SinkPlan("s0", "leased"),),
+    streams=(StreamPlan("t0", max_bytes=8000),),
     disk=Faults(short_write=0.1),
 )
 """A world with all of it."""
