@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup install test test-pure test-installed test-long test-timings timings check format \
-	bench instructions siege simulate soak churn build site demo demo-cluster fuzz figures pictures interop constraints audit clean
+	bench instructions siege simulate real soak churn build site demo demo-cluster fuzz figures pictures interop constraints audit clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -147,6 +147,9 @@ test-timings: install  ## where `make test` spends its CPU, file by file
 simulate: setup  ## whole brokers in one process, a seed each: docs/simulation.md (SEEDS=n TIME=s)
 	PYTHONPATH=src $(BIN)/python -m tallymark.simulation --seeds $(or $(SEEDS),1000) \
 	$(if $(TIME),--time $(TIME))
+
+real: install  ## the worlds' clients against a broker as a process, its disk, its clock: rounds for half an hour (MINUTES=n)
+	$(BIN)/python -m tests.real --minutes $(or $(MINUTES),30)
 
 soak: install  ## an hour of all protocols, kill -9 each minute, Spark landing (MINUTES=n)
 	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),60)

@@ -32,6 +32,7 @@ ALLOWED: Final = {
 """Pauses by file and function, and why each is none that a slow machine could break."""
 PACED: Final = {
     "siege": "a hostile client's pace is what it tries; who runs it waits for its steps",
+    "real": "a fault lasts for a while; what must follow from it is waited for",
 }
 """Folders of load, not of tests, whose clients pause as they like, and why."""
 CLOCKS: Final = {"monotonic", "perf_counter", "process_time", "thread_time", "time", "time_ns"}

@@ -299,20 +299,15 @@ def play(seed: int, folder: Path) -> tuple[str, Round]:
     return wrong, one
 
 
-def main() -> int:
-    """The exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--seed", type=int, help="of the first round; else one is drawn")
-    asked = parser.parse_args()
-    seed = random.SystemRandom().randrange(1 << 32) if asked.seed is None else asked.seed
-    end = time.monotonic() + 60 * asked.minutes
+def rounds(seed: int, minutes: float) -> int:
+    """Play rounds for so long and print what they met; return how many failed."""
+    end = time.monotonic() + 60 * minutes
     seen: Counter[str] = Counter()
-    rounds = failed = published = delivered = lives = 0
+    count = failed = published = delivered = lives = 0
     while time.monotonic() < end:
         folder = Path(tempfile.mkdtemp(prefix="tallymark-real-"))
-        wrong, one = play(seed + rounds, folder)
-        rounds += 1
+        wrong, one = play(seed + count, folder)
+        count += 1
         seen.update(one.seen)
         seen.update(one.history.seen)
         published += len(one.history.published)
@@ -320,15 +315,24 @@ def main() -> int:
         lives += one.broker.life
         if wrong:
             failed += 1
-            print(
-                f"round {seed + rounds - 1}: {wrong[:2000]}\n  all of it is in {folder}", flush=True
-            )
+            text = f"round {seed + count - 1}: {wrong[:2000]}\n  all of it is in {folder}"
+            print(text, flush=True)
         else:
             shutil.rmtree(folder)
-    print(f"{rounds} rounds from seed {seed}, {failed} failed: {lives} lives, "
+    print(f"{count} rounds from seed {seed}, {failed} failed: {lives} lives, "
           f"{published:,} published, {delivered:,} delivered")  # fmt: skip
-    print("met:", ", ".join(f"{name} {count}" for name, count in sorted(seen.items())))
-    return int(bool(failed))
+    print("met:", ", ".join(f"{name} {number}" for name, number in sorted(seen.items())))
+    return failed
+
+
+def main() -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, help="of the first round; else one is drawn")
+    asked = parser.parse_args()
+    seed = random.SystemRandom().randrange(1 << 32) if asked.seed is None else asked.seed
+    return int(bool(rounds(seed, asked.minutes)))
 
 
 if __name__ == "__main__":
