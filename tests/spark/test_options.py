@@ -18,6 +18,7 @@ from tallymark.spark.command import cause
 from tallymark.spark.land import trigger_arguments
 from tallymark.spark.options import FEWEST_ROWS, KNOWN, OF_KAFKA, SourceOptions
 from tallymark.spark.session import local_master
+from tallymark.spark.sink_options import OF_KAFKA as KAFKA_SINK
 from tallymark.spark.sink_options import SinkOptions
 from tallymark.spark.source import QueueStream, TallymarkDataSource
 
@@ -165,8 +166,22 @@ def test_an_option_of_kafkas_is_told_what_it_is_here(theirs: str, ours: str) -> 
         SourceOptions.parse({theirs: "x", "queue": "q"})
 
 
+@pytest.mark.parametrize(("theirs", "ours"), KAFKA_SINK.items())
+def test_an_option_of_kafkas_sink_is_told_what_it_is_here(theirs: str, ours: str) -> None:
+    with pytest.raises(ValueError, match=f"{theirs}.* is of Kafka.*{ours}"):
+        SinkOptions.parse({theirs: "x", "queue": "q"})
+
+
+def test_an_option_of_kafkas_client_that_nothing_answers_to_is_told_so() -> None:
+    for name in ("kafka.isolation.level", "kafka.linger.ms"):
+        with pytest.raises(ValueError, match=f"{name}.* is of Kafka.*nothing to set"):
+            SourceOptions.parse({name: "x", "queue": "q"})
+    with pytest.raises(ValueError, match=r"kafka\.ssl\.keystore\.location.*'certFile'"):
+        SinkOptions.parse({"kafka.ssl.keystore.location": "x", "queue": "q"})
+
+
 def test_every_option_of_the_source_and_of_kafkas_is_in_the_docs() -> None:
     page = (Path(__file__).parents[2] / "docs/spark.md").read_text()
     refused = {"asyncProgressTrackingEnabled"}
-    missing = [name for name in (*KNOWN, *OF_KAFKA) if f"`{name}`" not in page]
+    missing = [name for name in (*KNOWN, *OF_KAFKA, *KAFKA_SINK) if f"`{name}`" not in page]
     assert set(missing) - refused == set()

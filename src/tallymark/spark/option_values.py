@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
+from difflib import get_close_matches
 from typing import Final
 
 _DURATION: Final = re.compile(r"([0-9]+)\s*(ms|s|m|h)")
+SECURITY_OF_KAFKA: Final = {
+    "kafka.security.protocol": "url",
+    "kafka.ssl.keystore.*": "certFile",
+    "kafka.ssl.*": "caFile",
+    "kafka.sasl.*": "user",
+}
+"""Options of Kafka's clients, those with a star by their beginning, and ours in their place."""
 _UNIT_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
 
 
@@ -70,3 +78,24 @@ def number(options: Mapping[str, str], name: str, default: int, least: int) -> i
     if value < least:
         raise ValueError(f"option {name}={text!r}: expected a whole number of at least {least}")
     return value
+
+
+def unknown_option(
+    name: str, purpose: str, known: Iterable[str], of_kafka: Mapping[str, str]
+) -> ValueError:
+    """Return the error of an option that there is not. It names what serves the purpose of one of
+    Kafka's, or the nearest known one. of_kafka: Kafka's names, some with a star at their end, and
+    ours."""
+    lower = name.lower()
+    for theirs, ours in of_kafka.items():
+        prefix = theirs.removesuffix("*").lower()
+        if lower == theirs.lower() or (theirs.endswith("*") and lower.startswith(prefix)):
+            return ValueError(f'option {name!r} is of Kafka; in format("tallymark"): {ours!r}')
+    if lower.startswith("kafka."):
+        return ValueError(
+            f'option {name!r} is of Kafka; format("tallymark") has nothing to set in its place'
+        )
+    spelled = {one.lower(): one for one in known}
+    near = get_close_matches(lower, list(spelled), 1)
+    hint = f"did you mean {spelled[near[0]]!r}?" if near else f"known: {', '.join(known)}"
+    return ValueError(f'format("tallymark") has no option {name!r}{purpose}; {hint}')

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -23,7 +22,14 @@ from tallymark.spark.formats.format_options import (
     REJECT,
     FormatOptions,
 )
-from tallymark.spark.option_values import duration_ms, milliseconds, number, truth
+from tallymark.spark.option_values import (
+    SECURITY_OF_KAFKA,
+    duration_ms,
+    milliseconds,
+    number,
+    truth,
+    unknown_option,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -96,9 +102,10 @@ OF_KAFKA: Final = {
     "kafkaConsumer.pollTimeoutMs": "waitMs",
     "fetchOffset.numRetries": "retryMs",
     "fetchOffset.retryIntervalMs": "retryMs",
+    "includeHeaders": "columns",
+    **SECURITY_OF_KAFKA,
 }
 """Options of Spark's source for Kafka, and what serves their purpose here."""
-_OF_KAFKA: Final = {name.lower(): ours for name, ours in OF_KAFKA.items()}
 OF_A_TABLE: Final = (
     "of a table of the catalog: Spark hands the options of CREATE TABLE to no source in Python, "
     "say them with each use, FROM name WITH (url '...', queue '...'), or make it a TEMPORARY VIEW"
@@ -296,11 +303,7 @@ def _spelled(given: Mapping[str, str]) -> dict[str, str]:
     for name, value in own_options(given).items():
         known = _SPELLING.get(name.lower())
         if known is None:
-            if ours := _OF_KAFKA.get(name.lower()):
-                raise ValueError(f'option {name!r} is of Kafka; in format("tallymark"): {ours!r}')
-            near = get_close_matches(name.lower(), list(_SPELLING), 1)
-            hint = f"did you mean {_SPELLING[near[0]]!r}?" if near else f"known: {', '.join(KNOWN)}"
-            raise ValueError(f'format("tallymark") has no option {name!r}; {hint}')
+            raise unknown_option(name, "", KNOWN, OF_KAFKA)
         options[known] = value
     if options.pop("asyncProgressTrackingEnabled", "false").lower() != "false":
         raise ValueError(

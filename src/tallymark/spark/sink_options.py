@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Final
 from uuid import uuid4
 
 from tallymark.spark.broker_options import DEFAULT_ENDPOINT, OF_BROKER, endpoints_of
 from tallymark.spark.client import Endpoint
-from tallymark.spark.option_values import number, truth
+from tallymark.spark.option_values import SECURITY_OF_KAFKA, number, truth, unknown_option
 from tallymark.spark.options import OF_A_TABLE, own_options
 
 KNOWN: Final = {
@@ -26,6 +25,13 @@ KNOWN: Final = {
     "expireMs": "ms after which the broker drops what a killed job staged (21600000)",
 }
 _SPELLING: Final = {name.lower(): name for name in KNOWN}
+OF_KAFKA: Final = {
+    "kafka.bootstrap.servers": "url",
+    "topic": "queue",
+    "kafka.transactional.id": "sink",
+    **SECURITY_OF_KAFKA,
+}
+"""Options of Spark's sink for Kafka, and what serves their purpose here."""
 _SPARKS_OWN: Final = ("path", "checkpointlocation")
 ONCE_FORGET_MS: Final = 3_600_000
 """Milliseconds for which the broker remembers a write without batchId: for so long its commit may
@@ -118,8 +124,6 @@ def _spelled(given: Mapping[str, str]) -> dict[str, str]:
             continue
         known = _SPELLING.get(name.lower())
         if known is None:
-            near = get_close_matches(name.lower(), list(_SPELLING), 1)
-            hint = f"did you mean {_SPELLING[near[0]]!r}?" if near else f"known: {', '.join(KNOWN)}"
-            raise ValueError(f'format("tallymark") has no option {name!r} for writing; {hint}')
+            raise unknown_option(name, " for writing", KNOWN, OF_KAFKA)
         options[known] = value
     return options
