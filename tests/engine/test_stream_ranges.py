@@ -45,6 +45,27 @@ def batch(queue: Queue, low: int, most: int = 1 << 60, most_bytes: int = 1 << 60
     return [found.end, found.messages, found.bytes]
 
 
+def test_retention_that_goes_beyond_what_readers_may_see_is_not_told_before() -> None:
+    """Else a reader that goes on with the oldest message asks for what is not there yet."""
+    rig = manual()
+    queue = rig.declare("s", {**STREAM, "max-length-bytes": 3 * SIZE})
+    rig.send("s", 1, 2)
+    rig.settle_down()
+    rig.hold_disk = True
+    rig.send("s", 3, 4, 5, 6, 7, 8)
+    rig.settle_down()
+    assert rig.dropped("s") == {"retention": 5}
+    assert first_offset(queue) == queue.end() - 1 == 2
+    assert batch(queue, first_offset(queue) + 1) == [3, 0, 0]
+    with pytest.raises(Gone, match="offsets 1 to 1 .* begins at 2"):
+        batch(queue, 2)
+    rig.hold_disk = False
+    rig.settle_down()
+    assert first_offset(queue) == 5
+    with pytest.raises(Gone, match="offsets 2 to 4 .* begins at 5"):
+        batch(queue, 3)
+
+
 def test_a_range_is_what_it_says() -> None:
     rig = manual()
     queue = rig.declare("s", STREAM)

@@ -100,8 +100,9 @@ def start_of(value: object, what: str) -> Start:
 
 
 def first_offset(queue: Queue) -> int:
-    """Return the offset of the oldest message that a stream retains."""
-    return queue.retention.kept_from - 1
+    """Return the offset of the oldest message that a stream retains and readers may see. Retention
+    may have taken more than they have seen by now: that is told when it is on disk."""
+    return min(queue.retention.kept_from, queue.end()) - 1
 
 
 def offset_of(consumer: Consumer) -> int:
@@ -149,8 +150,8 @@ def check_range(
     begins."""
     if under is not None and under.low <= low <= high <= under.high:
         return
-    if low < queue.retention.kept_from:
-        begin = first_offset(queue)
+    begin = first_offset(queue)
+    if low <= begin:
         raise Gone(
             f"offsets {low - 1} to {begin - 1} of stream '{queue.name}' in vhost "
             f"'{queue.vhost}' are not kept any more: it begins at {begin}"

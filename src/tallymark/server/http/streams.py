@@ -136,9 +136,8 @@ class Streams:
             value = int(said) if said.isascii() and said.isdigit() else said
             start = start_of(value, named("queue", queue.name, queue.vhost))
         place = start.place(queue, self._node.broker.clock)
-        return answer(
-            {"id": queue.id, "offset": max(queue.retention.kept_from, min(place, queue.end())) - 1}
-        )
+        offset = max(first_offset(queue), min(place, queue.end()) - 1)
+        return answer({"id": queue.id, "offset": offset})
 
     async def _range(self, request: web.Request) -> web.Response:
         """Return the extent of a batch that begins at an offset, within the reader's limits; wait
