@@ -91,7 +91,7 @@ class Rogue:
         self._leave(made)
 
     async def _storms(self) -> None:
-        for _ in range(self._random.randint(5, 60)):
+        for _ in range(self._random.randint(5, 20)):
             made = await self._open()
             if self._random.random() < 0.5:
                 made.transport.write(self._random.choice(GREETINGS))

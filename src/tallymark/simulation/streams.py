@@ -35,13 +35,14 @@ class StreamReaders:
         is_gone = False
         while True:
             goes_on = clients.consuming
+            rows, wait_ms = (self.plan.rows, 300) if goes_on else (1000, 0)
             try:
                 if is_gone or self._random.random() < 0.1:
                     at = await self._first(http, name)  # what was read has not changed
                     is_gone = False
                 found = await http.call(
-                    "GET", f"{self._path}/range?from={at}&max_rows={self.plan.rows}"
-                    f"&wait_ms={300 if goes_on else 0}", wait_s=0.3,
+                    "GET", f"{self._path}/range?from={at}&max_rows={rows}"
+                    f"&wait_ms={wait_ms}", wait_s=0.3,
                 )  # fmt: skip
                 if found["to"] > at:
                     at = await self._read(http, name, at, found["to"], found["first"])
@@ -79,7 +80,7 @@ class StreamReaders:
         """Read a range; returns where to go on. A range without a plan may be gone by now."""
         plan, life = "", self._clients.broker.life
         try:
-            if self._random.random() < 0.5:
+            if self._clients.consuming and self._random.random() < 0.5:
                 asked = {"from": low, "to": high}
                 plan = (await http.call("POST", f"{self._path}/plans", asked))["plan"]
                 self._clients.history.seen.add("stream plan")
@@ -100,7 +101,7 @@ class StreamReaders:
         return high
 
     async def _part(self, http: HttpClient, low: int, high: int, plan: str) -> int:
-        most = self._random.choice([1, 400, 100_000])
+        most = self._random.choice([1, 400, 100_000]) if self._clients.consuming else 100_000
         headers, data = await http.fetch(
             "GET", f"{self._path}/read?from={low}&to={high}&max_bytes={most}"
             + (f"&plan={plan}" if plan else ""),
