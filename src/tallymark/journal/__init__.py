@@ -12,6 +12,8 @@ anchor    where the journal ended, recorded outside of it
 spares    segments allocated ahead; the reserve for a full disk
 stock     which segments are there, and how many of their bytes are needed
 cleaner   the thread that writes checkpoints, strips and preallocates
+home      where the journal is, if not in its folder: every change of the folder goes there, too
+postgresql  that home as tables of PostgreSQL
 journal   what the server calls
 verify    what `tallymark journal verify` reports
 """

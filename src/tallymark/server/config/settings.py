@@ -116,7 +116,7 @@ class BrokerSettings:
         kinds.LOCAL,
         kinds.JOURNAL,
         "Place of the journal: the data folder (local), or PostgreSQL, of which the folder is then "
-        "a copy. See docs/cluster.md.",
+        "a copy. See docs/postgresql.md.",
     )
     journal_id: int = setting(
         1, integer(1, (1 << 62)), "Number of the journal, where several brokers share a database."
