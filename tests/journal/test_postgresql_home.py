@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tallymark.journal.postgresql import schema
-from tallymark.journal.postgresql.connection import Connection, connect, shown
+from tallymark.journal.postgresql.connection import Connection, connect
 from tallymark.journal.postgresql.errors import LeadLost, OtherBytes
 from tallymark.journal.postgresql.home import ROW_BYTES, PostgresqlHome
 from tallymark.stored.layout import HEADER, SEALED, bare_block
@@ -352,19 +352,3 @@ def test_a_repaired_segment_keeps_the_rows_that_say_the_same(led: Led, tmp_path:
     (tmp_path / name).write_bytes(block(0) + block(1) + block(5) + seal)
     successor.put(tmp_path, [name], [])
     assert led.rows() == [expected[0], (1 << 32 | 128, 1, block(5) + seal)]
-
-
-# -- addresses
-
-
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("postgresql://ann:secret@db/x", "postgresql://ann@db/x"),
-        ("postgresql://ann@db1,db2/x?y=1", "postgresql://ann@db1,db2/x?y=1"),
-        ("postgresql://db/x", "postgresql://db/x"),
-        ("local", "local"),
-    ],
-)
-def test_no_password_is_shown(url: str, expected: str) -> None:
-    assert shown(url) == expected

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from tallymark.journal.postgresql import schema
-from tallymark.stored.layout import HEADER, SEALED, bare_block
 from tests.support.long import long
 from tests.support.postgresql import MISSING, Cluster, find_postgresql
 
@@ -64,18 +63,3 @@ def test_blocks_lie_uncompressed_in_the_partition_of_their_segment(
     with pytest.raises(psycopg.errors.CheckViolation):
         connection.execute("INSERT INTO tallymark.block VALUES (3, %s, 1, 0, '')", (9 << 32,))
     connection.execute("DROP TABLE tallymark.block_3_7, tallymark.block_3_8")
-
-
-def test_the_checksum_of_a_row_depends_on_headers() -> None:
-    """Which contain a CRC-32C of their own."""
-    seals = [bare_block(1, number, 7, 0, SEALED, HEADER) for number in range(9)]
-    assert len({schema.checksum(seal) for seal in seals}) == 9
-
-
-@pytest.mark.parametrize("name", ["block_1", "block_x_7", "segment_1_7", "block_1_7_9", ""])
-def test_other_tables_are_not_taken_for_partitions(name: str) -> None:
-    assert schema.parsed_partition(name) is None
-
-
-def test_a_partition_says_whose_it_is() -> None:
-    assert schema.parsed_partition(schema.partition_name(12, 345)) == (12, 345)

@@ -68,7 +68,7 @@ class PostgresqlHome:
     def append(self, segment: int, offset: int, buffers: list[bytes]) -> None:
         """Append whole blocks to a segment, which has `offset` bytes. Raises LeadLost, OtherBytes,
         Stopped."""
-        rows = list(_rows(segment << 32 | offset, b"".join(buffers)))
+        rows = list(rows_of(segment << 32 | offset, b"".join(buffers)))
 
         def work(connection: Connection, is_doubtful: bool) -> None:
             if segment != self._segment or is_doubtful:
@@ -174,12 +174,14 @@ class PostgresqlHome:
         start = segment << 32 | kept
         connection.execute(sql.SQL("DELETE FROM {} WHERE position >= %s").format(table), (start,))
         insert = _insert_into(self._journal, segment)
-        for position, joined in _rows(start, data[kept:]):
+        for position, joined in rows_of(start, data[kept:]):
             connection.execute(insert, self._row(position, joined))
 
     def _drop_dead(self, connection: Connection, is_doubtful: bool) -> None:
         """Drop the partitions of segments that have a ledger. Readers of blocks, say a backup of
-        the database, are not waited for: what they keep is dropped by a later call."""
+        the database, are not waited for: what they keep is dropped by a later call. Neither is the
+        synchronous standby, while all blocks are locked: what a failover brings back is dropped
+        with the next."""
         rows = connection.execute(
             "SELECT DISTINCT name FROM tallymark.file WHERE journal = %s AND name LIKE %s",
             (self._journal, "%.ledger"),
@@ -191,7 +193,7 @@ class PostgresqlHome:
                 continue
             table = schema.partition(self._journal, segment)
             connection.execute("BEGIN")
-            connection.execute(f"SET LOCAL lock_timeout TO {_LOCK_MS}".encode())
+            connection.execute(_DROPPING)
             try:
                 connection.execute(sql.SQL("DROP TABLE {}").format(table))
             except psycopg.errors.LockNotAvailable:
@@ -200,8 +202,9 @@ class PostgresqlHome:
                 self._commit(connection)
 
 
-_LOCK_MS: Final = 200
-"""Milliseconds for which a partition to be dropped waits for its readers, and new ones for it."""
+_DROPPING: Final = b"SET LOCAL lock_timeout TO 200; SET LOCAL synchronous_commit TO local"
+"""Settings of a transaction that drops a partition: milliseconds for which it waits for its
+readers, and new ones for it."""
 
 
 def _segment_of(name: str) -> tuple[int, int] | None:
@@ -218,7 +221,7 @@ def _insert_into(journal: int, segment: int) -> sql.Composed:
     ).format(schema.partition(journal, segment))
 
 
-def _rows(position: int, data: bytes) -> Iterator[tuple[int, bytes]]:
+def rows_of(position: int, data: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield rows of whole blocks: position and bytes."""
     if len(data) <= ROW_BYTES:
         if data:
