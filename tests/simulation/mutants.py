@@ -531,11 +531,11 @@ def seeds_needed(name: str, most: int) -> tuple[int, str]:
     return 0, "not found"
 
 
-def line_of(name: str, number: int, seen: str) -> str:
-    """Return the row of a table for one bug."""
+def line_of(name: str, number: int, seen: str, most: int) -> str:
+    """Return the row of a table for one bug. most: seeds that were played if it was not found."""
     clean = re.sub(r"/\S*tallymark-world-\S*?/", "", " ".join(seen.split())).replace("|", "/")
     kept = clean if len(clean) <= SHOWN else clean[:SHOWN].rstrip() + " ..."
-    return f"| {name} | {number or 'not found'} | {kept} |"
+    return f"| {name} | {number or f'not in {most}'} | {kept if number else ''} |"
 
 
 def write_table(rows: list[str]) -> None:
@@ -557,7 +557,7 @@ def main() -> int:
     parser.add_argument("--row", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.row is not None:
-        print(line_of(asked.row, *seeds_needed(asked.row, asked.seeds)), flush=True)
+        print(line_of(asked.row, *seeds_needed(asked.row, asked.seeds), asked.seeds), flush=True)
         os._exit(0)  # a broken broker leaves threads and coroutines that cannot end
     names = asked.name or list(MUTANTS)
     unknown = [name for name in names if name not in MUTANTS]
@@ -571,9 +571,13 @@ def main() -> int:
             [*command, "--seeds", str(asked.seeds)], env=environment, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        row = done.stdout.strip().splitlines()[-1] if done.stdout else line_of(name, 0, "crashed")
+        row = (
+            done.stdout.strip().splitlines()[-1]
+            if done.stdout
+            else line_of(name, 0, "", asked.seeds)
+        )
         print(row, flush=True)
-        is_missed |= "| not found |" in row
+        is_missed |= "| not in " in row
         if asked.write:
             write_table([row])
     return int(is_missed)
