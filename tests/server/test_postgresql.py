@@ -108,6 +108,29 @@ def test_publishers_wait_for_a_database_that_is_away(tmp_path: Path, cluster: Cl
         assert alarms(broker) == []
 
 
+def test_a_stop_does_not_wait_for_ever_for_a_database(tmp_path: Path, cluster: Cluster) -> None:
+    """What was confirmed is there afterwards, what was not may be."""
+    with started(tmp_path / "data", cluster) as broker:
+        declare(broker, "q")
+        publish_some(broker)
+        held = broker.queues()["q"]["ready"]
+        for standby in cluster.standbys:
+            standby.pause()
+        try:
+            publisher = Publisher(broker, "q", 5000, PERSISTENT)
+            until(lambda: publisher.told, publisher.work)
+            assert publisher.confirmed == 0
+            assert broker.stop() == 4
+        finally:
+            for standby in cluster.standbys:
+                standby.resume()
+        assert "stopped while the database was away" in broker.log()
+        publisher.link.drop()
+        shutil.rmtree(tmp_path / "data")
+        broker.start()
+        assert broker.queues()["q"]["ready"] >= held
+
+
 def test_a_failover_of_the_database_is_waited_for(tmp_path: Path, cluster: Cluster) -> None:
     with started(tmp_path / "data", cluster, lease="1min") as broker:
         declare(broker, "q")
