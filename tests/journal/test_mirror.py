@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
 import pytest
 
+from tallymark.journal.postgresql.connection import Doubtful
 from tallymark.journal.postgresql.errors import LeadLost, NotAMirror
 from tallymark.journal.postgresql.leadership import Leadership
 from tallymark.journal.postgresql.lease import HANDOVER, TAKEOVER
@@ -15,6 +17,7 @@ from tallymark.journal.postgresql.mirror import Mirror
 from tallymark.journal.postgresql.schema import checksum, make_partition
 from tests.journal.builders import Disk, all_shown
 from tests.journal.test_growth import blocks_of, written
+from tests.support.patience import until
 from tests.support.postgresql import MISSING, Cluster, find_postgresql
 
 pytestmark = pytest.mark.skipif(find_postgresql() is None, reason=MISSING)
@@ -134,6 +137,45 @@ def test_a_folder_with_a_journal_of_its_own_is_not_overwritten(
     with pytest.raises(NotAMirror, match="has a journal of its own"):
         Mirror(leader.folder, leadership, 1).open()
     assert bytes_of(leader.folder)
+
+
+CANCEL = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+
+
+def commit_waits(cluster: Cluster) -> bool:
+    """Return whether a commit of now waits for a standby server. It waits no longer."""
+    cancelled: list[str] = []
+    with ThreadPoolExecutor(1) as pool:
+        commit = "SELECT pg_logical_emit_message(true, 'probe', '')"
+        probe = pool.submit(cluster.primary.run, commit)
+        until(probe.done, lambda: cancelled.append(cluster.primary.run(CANCEL)))
+    return any(cancelled)
+
+
+def test_what_may_not_outlive_the_primary_is_not_taken(
+    tmp_path: Path, cluster: Cluster, leadership: Leadership
+) -> None:
+    """A block is visible whose commit has waited for no standby server: it is taken once a commit
+    of the follower's own has."""
+    leader = written(tmp_path / "leader", clean=True)
+    folder = tmp_path / "follower"
+    folder.mkdir()
+    Tables(leadership).put_all(blocks_of(leader.folder))
+    mirror = Mirror(folder, leadership, 1)
+    mirror.open()
+    Cluster.replicate_to(cluster.primary, ["nobody"])
+    try:
+        until(lambda: commit_waits(cluster))
+        with ThreadPoolExecutor(1) as pool:
+            taken = pool.submit(mirror.catch_up)
+            until(taken.done, lambda: cluster.primary.run(CANCEL))
+            with pytest.raises(Doubtful, match="canceling wait"):
+                taken.result()
+        assert bytes_of(folder) == {}
+    finally:
+        Cluster.replicate_to(cluster.primary, [])
+    assert mirror.catch_up()
+    assert bytes_of(folder) == bytes_of(leader.folder)
 
 
 def test_a_lease_in_the_database_goes_to_one_and_is_lost_with_the_next_epoch(
