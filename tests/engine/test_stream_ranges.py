@@ -57,12 +57,12 @@ def test_retention_that_goes_beyond_what_readers_may_see_is_not_told_before() ->
     assert rig.dropped("s") == {"retention": 5}
     assert first_offset(queue) == queue.end() - 1 == 2
     assert batch(queue, first_offset(queue) + 1) == [3, 0, 0]
-    with pytest.raises(Gone, match="offsets 1 to 1 .* begins at 2"):
+    with pytest.raises(Gone, match=r"offsets 1 to 1 .* begins at 2"):
         batch(queue, 2)
     rig.hold_disk = False
     rig.settle_down()
     assert first_offset(queue) == 5
-    with pytest.raises(Gone, match="offsets 2 to 4 .* begins at 5"):
+    with pytest.raises(Gone, match=r"offsets 2 to 4 .* begins at 5"):
         batch(queue, 3)
 
 

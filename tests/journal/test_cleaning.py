@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 
 from tallymark.engine.message import Payload
 from tallymark.engine.record import Record
+from tallymark.journal.files import Files
 from tallymark.journal.journal import BytesLost
 from tallymark.journal.recovery import JournalCorrupt
 from tallymark.journal.verify import verify
 from tallymark.stored.layout import SEALED, header_at
 from tallymark.stored.records import ENTERED, LIVE, PAYLOAD, SETTLED
 from tests.journal.builders import TIME, Disk, all_shown, entering, local, settling
+from tests.support.patience import PATIENCE_S
 
 
 def fill(disk: Disk, first: int, turns: int, size: int = 600) -> list[Payload]:
@@ -243,6 +250,37 @@ def test_sparse_segments_are_emptied_by_relocation(disk: Disk) -> None:
     disk.journal.close(clean=False)
     found = [r.payload for r in disk.start() if r.kind == LIVE]
     assert [disk.journal.fetch(p) for p in found if p] == bytes_before
+    disk.journal.close()
+
+
+def test_what_was_relocated_is_in_no_file_before_it_is_written(tmp_path: Path) -> None:
+    """Readers that are sent bytes from the files have to know."""
+    may_write = threading.Event()
+    may_write.set()
+
+    def pwritev(fd: int, buffers: Sequence[bytes], offset: int) -> int:
+        assert may_write.wait(PATIENCE_S)
+        return os.pwritev(fd, buffers, offset)
+
+    disk = Disk(tmp_path, Files(pwritev=pwritev))
+    disk.start()
+    made = fill(disk, 1, 12)
+    kept = made[0]
+    settle(disk, made[1:])
+    checkpoint(disk, [kept])
+    disk.wait()
+    reader, before = disk.journal.reader, disk.journal.fetch(kept)
+    assert reader.is_written(kept.position)
+    may_write.clear()
+    disk.journal.relocate([kept], TIME)
+    assert not reader.is_written(kept.position)
+    assert disk.journal.fetch(kept) == before
+    may_write.set()
+    disk.wait()
+    assert reader.is_written(kept.position)
+    fd = reader.file_of(kept.position)
+    assert os.pread(fd, kept.size, kept.position & 0xFFFFFFFF) == before
+    os.close(fd)
     disk.journal.close()
 
 

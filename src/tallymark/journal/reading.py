@@ -218,6 +218,11 @@ class Reader:
         self.unreadable.discard(position)
         return data
 
+    def is_written(self, position: int) -> bool:
+        """Return whether the file has the bytes at a position. What was relocated just now waits in
+        memory."""
+        return not self._writer.number or position < self._writer.jobs.written
+
     def _read(self, payload: Payload, position: int, size: int) -> bytes:
         """Read bytes from the file and check them."""
         fd = self._opened(position >> 32)

@@ -47,6 +47,12 @@ STALLED_S: Final = 60.0
 log = log_of("http")
 
 
+def are_written(journal: Journal, spans: list[Span]) -> bool:
+    """Return whether the journal's files have these stretches; else they will when the disk has all
+    that was committed, and may lie elsewhere by then."""
+    return all(journal.reader.is_written(span.position) for span in spans)
+
+
 async def send_apart(
     request: web.Request,
     journal: Journal,

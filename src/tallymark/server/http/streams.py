@@ -35,6 +35,7 @@ from tallymark.server.http.extents import (
     ANSWER_BYTES,
     MOST_ANSWER_BYTES,
     NEXT,
+    are_written,
     send_apart,
 )
 from tallymark.server.http.plans import PLAN_S, Plan, Plans
@@ -186,25 +187,32 @@ class Streams:
     async def _read(self, request: web.Request) -> web.StreamResponse:
         """Offsets from..to-1, or as many of them as fit an answer: one block, whose raw is sent
         from where it lies."""
-        with self._taken(request) as extents:
-            head, padding = packer.pack_apart(self._in_wall_time(extents))
-            headers = {NEXT: str(extents.next - 1)}
-            journal = self._node.journal
-            return await send_apart(request, journal, head, extents.spans, padding, headers)
+        journal = self._node.journal
+        while True:
+            with self._taken(request) as extents:
+                if are_written(journal, extents.spans):
+                    head, padding = packer.pack_apart(self._in_wall_time(extents))
+                    headers = {NEXT: str(extents.next - 1)}
+                    return await send_apart(request, journal, head, extents.spans, padding, headers)
+            await self._node.durable()
 
     async def _places(self, request: web.Request) -> web.Response:
         """Answer administrators, whose programs read the journal's files themselves: rows with
         positions in place of bytes, and the files that have these positions. What the files hold
         stays for as long as a plan holds it."""
         require_administrator(request)
-        with self._taken(request) as extents:
-            journal = self._node.journal
-            files: dict[str, str] = {}
-            for span in extents.spans:
-                number = str(span.position >> 32)
-                if number not in files:
-                    files[number] = str(journal.reader.path_of(span.position).absolute())
-            block = packer.pack_places(self._in_wall_time(extents))
+        journal = self._node.journal
+        while True:
+            with self._taken(request) as extents:
+                if are_written(journal, extents.spans):
+                    files: dict[str, str] = {}
+                    for span in extents.spans:
+                        number = str(span.position >> 32)
+                        if number not in files:
+                            files[number] = str(journal.reader.path_of(span.position).absolute())
+                    block = packer.pack_places(self._in_wall_time(extents))
+                    break
+            await self._node.durable()
         return web.Response(
             body=block,
             content_type="application/octet-stream",

@@ -28,6 +28,7 @@ from tallymark.server.http.extents import (
     ANSWER_BYTES,
     MOST_ANSWER_BYTES,
     NEXT,
+    are_written,
     send_apart,
 )
 from tallymark.server.http.requests import (
@@ -251,13 +252,16 @@ class Subscriptions:
         else:
             if len(found) < PIECES:
                 extents.next = high  # what is missing was lost
+        journal = self._node.journal
+        if not are_written(journal, extents.spans):
+            self._node.broker.contents.unpin(pieces)
+            await self._node.durable()
+            return await self._read_apart(request)
         try:
             rows = in_wall_time(extents.rows, self._node.broker.clock.ahead_ms)
             head, padding = packer.pack_apart(rows)
             headers = {NEXT: str(extents.next)}
-            return await send_apart(
-                request, self._node.journal, head, extents.spans, padding, headers
-            )
+            return await send_apart(request, journal, head, extents.spans, padding, headers)
         except BytesLost as error:
             raise Gone(f"{named('queue', queue.name, queue.vhost)}: {error}") from error
         finally:
