@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tallymark import __version__
 from tallymark.whatif import comparison
-from tallymark.whatif.changes import AS_IT_WAS, Change
+from tallymark.whatif.changes import AS_IT_WAS, Change, read_changes
 from tallymark.whatif.figures import compare_fates, figures_of
 from tallymark.whatif.reading import read_recording
 from tallymark.whatif.recording import Recording
@@ -127,6 +127,16 @@ class Sweep:
     def _file(self, change: Change) -> Path:
         said = f"{__version__} {self._stamp} {self._seed} {change!r}"
         return self._work / f"{blake2b(said.encode(), digest_size=12).hexdigest()}.json"
+
+
+def what_if(
+    spark: SparkSession, data_dir: Path, changes: Sequence[Path], work: Path, seed: int = 1
+) -> DataFrame:
+    """Play the ledger of a data folder again with the changes of these files, a world a task, and
+    return a row for each measure of each queue in each world, see DDL. What `work` has already of
+    this ledger is not run again. Raises LedgerIncomplete, NotEnough, ChangeRefused."""
+    worlds = [world for path in changes for world in read_changes(path)]
+    return Sweep(data_dir, work, seed).run_in_spark(spark, worlds)
 
 
 DDL: Final = (
