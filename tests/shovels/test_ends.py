@@ -252,6 +252,24 @@ def test_large_messages_and_those_of_other_protocols_cross(brokers: list[BrokerP
     assert (came.body, came.application_properties["n"]) == ({"total": 17}, 4)
 
 
+def test_an_entrance_spreads_over_two_leaders(brokers: list[BrokerProcess]) -> None:
+    """As docs/scaling.md has it: a consistent-hash exchange, and a shovel for the second part."""
+    source, target = declared(brokers, "part-2")
+    source.queue_declare("part-1", durable=True)
+    source.exchange_declare("entrance", "x-consistent-hash", durable=True)
+    for queue in ("part-1", "part-2"):
+        source.queue_bind(queue, "entrance", "1")
+    target.exchange_declare("parts", "fanout", durable=True)
+    target.queue_bind("part-2", "parts")
+    for i in range(60):
+        source.basic_publish("entrance", f"key-{i}", b"%d" % i)
+    there = source.queue_declare("part-2", passive=True).method.message_count
+    assert 0 < there < 60
+    move(plan_of(brokers, ("http", "http"), "part-2", **{"to-exchange": "parts"}), there)
+    found = got(source, "part-1") + got(source, "part-2") + got(target, "part-2")
+    assert sorted(int(body) for _, body in found) == list(range(60))
+
+
 def test_names_that_brokers_act_on_are_told_and_not_repeated(brokers: list[BrokerProcess]) -> None:
     source, target = declared(brokers, "acted-on")
     said = pika.BasicProperties(user_id="guest", headers={"CC": ["acted-on"]})

@@ -15,14 +15,15 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import pytest
 
 from tallymark.client import ClientError, ReceivedMessage, Sender, connect
 from tests.support.long import long, seeded
-from tests.support.patience import PATIENCE_S, until
+from tests.support.patience import PATIENCE_S, until, until_on_loop
 from tests.support.process import BrokerProcess
-from tests.support.rabbitmq import RabbitProcess, find_rabbitmq
+from tests.support.rabbitmq import RabbitProcess, find_rabbitmq, listens
 
 COUNT = 100_000
 KILLS = 10
@@ -67,7 +68,7 @@ class Publisher:
                 ):
                     await self._publish(sender)
             except ClientError:
-                await asyncio.sleep(0.05)  # the broker is away
+                await until_on_loop(lambda: listens(urlsplit(self.url).port or 0))
 
     async def _publish(self, sender: Sender) -> None:
         while len(self.confirmed) < self.count:

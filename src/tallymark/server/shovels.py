@@ -6,7 +6,7 @@ Both ends are connections like any other client's, also the one to this very bro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, final
 
 from tallymark.server.logs import log_of
@@ -16,6 +16,8 @@ from tallymark.shovels.shovel import Pace, Shovel
 if TYPE_CHECKING:
     from tallymark.shovels.runner import Runner
 
+PAUSE_S: Final = 30.0
+"""Seconds until another attempt after a bug."""
 STOP_S: Final = 5.0
 """Seconds that a shovel may take to move what it has, when the broker stops."""
 
@@ -26,16 +28,35 @@ log = log_of("server")
 class Working:
     """A shovel at work, and its plan."""
 
-    def __init__(self, plan: Plan, runner: Runner, task: asyncio.Task[None]) -> None:
+    def __init__(self, plan: Plan, make: Callable[[], Runner]) -> None:
         self.plan = plan
-        self.runner = runner
-        self.task = task
+        self._make = make
+        self.runner = make()
+        self._is_stopping = False
+
+    def stop(self) -> None:
+        """Have it end when what it has taken is moved."""
+        self._is_stopping = True
+        self.runner.stop()
+
+    async def run(self, after: asyncio.Task[None] | None) -> None:
+        """Work until it is stopped, when the shovel `after` has ended. A bug costs one attempt."""
+        if after is not None:
+            await asyncio.wait([after])
+        while not self._is_stopping:
+            try:
+                await self.runner.run()
+            except Exception as error:  # whatever it is: the next attempt may do without
+                log.error("shovel.broken", name=self.plan.name, error=repr(error))
+                await asyncio.sleep(PAUSE_S)
+                self.runner = self._make()
+        log.info("shovel.stopped", name=self.plan.name)
 
     def row(self) -> dict[str, Any]:
         shovel = self.runner.shovel
         return {
             **self.plan.value(),
-            "state": "failed" if self.task.done() else shovel.phase.value,
+            "state": "stopping" if self._is_stopping else shovel.phase.value,
             "moved": shovel.moved,
             "in_hand": shovel.in_hand,
             "failures": shovel.failures,
@@ -52,8 +73,8 @@ class Shovels:
         self._loop = loop
         self._by = by
         self._working: dict[str, Working] = {}
-        self._ending: dict[asyncio.Task[None], Working] = {}
-        """Shovels that move what they hold, and end then."""
+        self._tasks: dict[asyncio.Task[None], Working] = {}
+        """Shovels by their tasks, also those that move what they hold, and end then."""
 
     def use(self, plans: Iterable[Plan]) -> None:
         """Have exactly these at work: those that changed begin again when they have moved what they
@@ -61,60 +82,46 @@ class Shovels:
         wanted = {plan.name: plan for plan in plans}
         for name, working in list(self._working.items()):
             if wanted.get(name) != working.plan:
-                working.runner.stop()
-                self._ending[working.task] = working
-                working.task.add_done_callback(self._ending.pop)
+                working.stop()
                 del self._working[name]
-                if name in wanted:
-                    self._start(wanted[name], working.task)
         for name, plan in wanted.items():
             if name not in self._working:
-                self._start(plan, None)
+                self._start(plan)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return what each is, and what it has done."""
-        found = [working.row() for working in self._working.values()]
-        return found + [{**one.row(), "state": "stopping"} for one in self._ending.values()]
+        return [working.row() for working in self._tasks.values()]
 
     async def stop(self) -> None:
         """End all of them: each may move what it holds, but for no longer than STOP_S."""
-        tasks = set(self._ending)
-        for working in self._working.values():
-            working.runner.stop()
-            tasks.add(working.task)
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=STOP_S)
+        for working in self._tasks.values():
+            working.stop()
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=STOP_S)
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
 
-    def _start(self, plan: Plan, after: asyncio.Task[None] | None) -> None:
-        """Start a shovel, when the one before it has ended."""
+    def _start(self, plan: Plan) -> None:
+        """Start a shovel, when the one of its name before it has ended."""
         from tallymark.shovels.making import ends_of
         from tallymark.shovels.runner import Runner
 
         pace = Pace(batch=plan.batch)
-        runner = Runner(
-            pace, lambda: ends_of(plan, self._by, pace), lambda shovel: _failed(plan, shovel)
-        )
-        task = self._loop.create_task(self._run(runner, after))
-        task.add_done_callback(lambda task: _ended(plan, task))
-        self._working[plan.name] = Working(plan, runner, task)
-        log.info("shovel.started", **plan.value())
 
-    async def _run(self, runner: Runner, after: asyncio.Task[None] | None) -> None:
-        if after is not None:
-            await asyncio.wait([after])
-        await runner.run()
+        def make() -> Runner:
+            return Runner(
+                pace, lambda: ends_of(plan, self._by, pace), lambda shovel: _failed(plan, shovel)
+            )
+
+        before = [task for task, one in self._tasks.items() if one.plan.name == plan.name]
+        working = Working(plan, make)
+        task = self._loop.create_task(working.run(before[-1] if before else None))
+        self._working[plan.name] = working
+        self._tasks[task] = working
+        task.add_done_callback(self._tasks.pop)
+        log.info("shovel.started", **plan.value())
 
 
 def _failed(plan: Plan, shovel: Shovel) -> None:
     log.warning("shovel.failed", name=plan.name, reason=shovel.problem, failures=shovel.failures)
-
-
-def _ended(plan: Plan, task: asyncio.Task[None]) -> None:
-    error = None if task.cancelled() else task.exception()
-    if error is not None:
-        log.error("shovel.broken", name=plan.name, error=repr(error))
-    else:
-        log.info("shovel.stopped", name=plan.name)

@@ -40,6 +40,7 @@ class Runner:
     async def run(self) -> None:
         """Move until the shovel ends. Cancelled, it lets go of both sides; nothing is lost."""
         told = asyncio.create_task(self._stopping.wait())
+        has_heard = False
         todo = deque(self.shovel.start())
         try:
             while True:
@@ -53,10 +54,11 @@ class Runner:
                     else:
                         self._begin(step)
                 waiting: set[asyncio.Task[Any]] = set(self._tasks)
-                if not told.done():
+                if not has_heard:  # it may have been told while it closed
                     waiting.add(told)
                 done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 if told in done:
+                    has_heard = True
                     todo.extend(self.shovel.stop())
                 todo.extend(self._results([task for task in self._tasks if task in done]))
         finally:

@@ -119,7 +119,7 @@ class Cluster(Routes):
 
 
 def _static(row: dict[str, Any]) -> dict[str, Any]:
-    state = "terminated" if row["state"] == "failed" else row["state"]
+    state = "terminated" if row["state"] == "stopping" else row["state"]
     return {
         "node": node_name(),
         "name": row["name"],
