@@ -38,6 +38,7 @@ MOST_SEEN: Final = 6_000
 """Messages that were confirmed or came before a fault, at most."""
 HOUR_S: Final = 3_600
 LOST_THE_LEAD: Final = 5
+LAPSED: Final = 503
 CLOCK: Final = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -144,6 +145,8 @@ class Field:
     def _cut_off(self, leader: Broker) -> Broker:
         found = self._next(leader, leader.cut_off, "leader cut off", reads=False)
         assert leader.is_running
+        for path in ("/healthz?leader", "/readyz"):
+            assert leader.http("GET", path, user=None)[0] == LAPSED
         leader.reconnect()
         self._ends_alone(leader)
         return found

@@ -60,6 +60,7 @@ OWN: Final = ("/api/tallymark/", BELOW)
 RABBITMQ_CHALLENGE: Final = 'Basic realm="RabbitMQ Management", charset="UTF-8"'
 """Header that asks for a password, for RabbitMQ's realm: some clients know theirs by it."""
 IDENTITY: Final = "identity"
+LAPSED: Final = "the lease was not renewed in time: another broker may lead"
 MAX_REQUEST: Final = 1 << 20
 
 log = log_of("http")
@@ -153,7 +154,7 @@ class HttpServer:
 
     async def _health(self, request: web.Request) -> web.Response:
         if "leader" in request.query and not self.node.is_leading():
-            return answer({"status": "lapsed", "reason": "the lease was not renewed in time"}, 503)
+            return answer({"status": "lapsed", "reason": LAPSED}, 503)
         alarms = self.node.alarms.shown()
         return answer({"status": "alarm" if alarms else "ok", "alarms": alarms})
 
@@ -164,6 +165,8 @@ class HttpServer:
         reasons = []
         if node.failed.done():
             reasons.append("the journal failed")
+        if not node.is_leading():
+            reasons.append(LAPSED)
         if not node.doors.has_room():
             reasons.append(f"all {node.doors.limit} connections are taken")
         if "database" in node.alarms.active:
