@@ -16,7 +16,7 @@ from tallymark.journal.postgresql.home import ROW_BYTES, PostgresqlHome
 from tallymark.stored.layout import HEADER, SEALED, bare_block
 from tallymark.stored.segment import segment_name
 from tests.support.long import long
-from tests.support.patience import until
+from tests.support.patience import PATIENCE_S, until
 from tests.support.postgresql import MISSING, Cluster, find_postgresql
 
 pytestmark = [
@@ -103,6 +103,14 @@ def test_what_was_gathered_is_one_row(led: Led) -> None:
     ]
     assert led.home.trouble == ""
     assert led.home.waits_s == 0
+
+
+def test_who_follows_is_told_of_growth(led: Led) -> None:
+    with connect(led.url) as follows:
+        follows.execute(f"LISTEN tallymark_{led.journal}".encode())
+        for number in range(3):
+            led.home.append(1, 64 * number, [block(number)])
+            assert list(follows.notifies(timeout=PATIENCE_S, stop_after=1))
 
 
 def test_a_large_turn_is_rows_of_whole_blocks(led: Led) -> None:

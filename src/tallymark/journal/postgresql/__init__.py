@@ -4,4 +4,5 @@ schema      the tables, and what makes them
 connection  connections to whichever server takes writes
 errors      what ends a leader
 home        what the journal writes through
+teller      notifications to brokers that follow
 """

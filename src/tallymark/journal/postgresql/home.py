@@ -22,6 +22,7 @@ from psycopg.types.numeric import Int8
 from tallymark.journal.postgresql import schema
 from tallymark.journal.postgresql.connection import Connection, Link, Waiting
 from tallymark.journal.postgresql.errors import LeadLost, OtherBytes
+from tallymark.journal.postgresql.teller import Teller
 from tallymark.stored.layout import header_at
 from tallymark.stored.segment import parsed_name
 
@@ -41,6 +42,7 @@ class PostgresqlHome:
         self._appending = Link(url)
         self._putting = Link(url)
         self._waiting = Waiting()
+        self._teller = Teller(url, journal)
         self._segment = 0
         """Number of the segment whose partition was seen last."""
         self._insert = sql.Composed([])
@@ -56,10 +58,12 @@ class PostgresqlHome:
 
     def end(self) -> None:
         self._waiting.end()
+        self._teller.end()
         self._appending.cut()
         self._putting.cut()
 
     def close(self) -> None:
+        self._teller.end()
         self._appending.drop()
         self._putting.drop()
 
@@ -79,6 +83,7 @@ class PostgresqlHome:
                 self._append_row(connection, position, data, is_doubtful)
 
         self._waiting.until_safe(self._appending, work)
+        self._teller.tell()
 
     def _append_row(
         self, connection: Connection, position: int, data: bytes, is_doubtful: bool

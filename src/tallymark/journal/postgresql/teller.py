@@ -1,0 +1,59 @@
+"""Teller: tells brokers that follow a journal that it has grown (NOTIFY).
+
+On a connection and a thread of its own: a confirm does not wait for it. Not in the transaction of
+the blocks: NOTIFY takes a lock of the whole database, which that would keep for as long as it waits
+for the synchronous standby. Whoever is not told looks by itself, later: nothing is lost with it.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final, final
+
+import psycopg
+
+from tallymark.journal.postgresql.connection import Link
+
+PAUSE_S: Final = 0.2
+"""Seconds between two notifications, at least: each costs a broker that follows a few queries."""
+
+
+@final
+class Teller:
+    """One journal's notifications."""
+
+    def __init__(self, url: str, journal: int) -> None:
+        self._link = Link(url)
+        self._statement = (
+            f"BEGIN; SET LOCAL synchronous_commit TO off; NOTIFY tallymark_{journal}; COMMIT"
+        ).encode()
+        self._grown = threading.Event()
+        self._ended = threading.Event()
+        self._worker: threading.Thread | None = None
+
+    def tell(self) -> None:
+        """Have it told that the journal has grown. Does not wait."""
+        if self._worker is None:
+            self._worker = threading.Thread(target=self._run, name="journal-teller", daemon=True)
+            self._worker.start()
+        self._grown.set()
+
+    def end(self) -> None:
+        """Tell nothing any more. Does not wait."""
+        self._ended.set()
+        self._grown.set()
+        self._link.cut()
+
+    def _run(self) -> None:
+        while True:
+            self._grown.wait()
+            self._grown.clear()
+            if self._ended.is_set():
+                break
+            try:
+                self._link.open().execute(self._statement)
+            except psycopg.Error:
+                self._link.drop()  # connected anew with the next growth: the writer says why not
+            if self._ended.wait(PAUSE_S):
+                break
+        self._link.drop()
