@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tallymark.spark.batches import DELTA, PARQUET, Landing, Reader
 from tallymark.spark.bodies import BEGUN, CHECKPOINT, FOUND, NoSchema, Schema
 from tallymark.spark.land import land_batches
+from tallymark.spark.tables import BY_BATCH, IN_DELTA, partitioning
 from tests.spark.rig import PATIENCE_S, SUBSCRIPTION, stream
 from tests.spark.test_sink import contents, declare, write
 from tests.support.long import long
@@ -54,7 +55,8 @@ def test_dl_1_what_does_not_fit_is_quarantined_and_dead_lettered(
     write(rows.selectExpr("cast(n as string) message_id", "body"), broker, queue=queue)
     to = tmp_path / "table"
     reader = Reader(queue=queue, subscription=SUBSCRIPTION, url=broker.url)
-    landing = Landing(to, format, reader, Schema(schema, to))
+    parts = ["date"] if format == DELTA else ["routing_key", "date"]
+    landing = Landing(to, format, reader, Schema(schema, to), None, parts)
 
     def killed(batch: DataFrame, number: int) -> None:
         landing(batch, number)
@@ -72,7 +74,8 @@ def test_dl_1_what_does_not_fit_is_quarantined_and_dead_lettered(
         (to / FOUND).unlink()  # and found again
         (to / CHECKPOINT / BEGUN).unlink()
         again = Schema(schema, to)
-    landing = Landing(to, format, reader, again)
+    assert partitioning(to, IN_DELTA if format == DELTA else BY_BATCH, None) == parts
+    landing = Landing(to, format, reader, again, None, parts)
     query = land_batches(stream(spark, broker, queue), to, landing)
     assert query.awaitTermination(int(PATIENCE_S))
     assert query.exception() is None

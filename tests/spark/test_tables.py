@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tallymark.spark.tables import BY_BATCH, IN_DELTA, PLAIN, check_table
+from tallymark.spark.tables import BY_BATCH, IN_DELTA, PLAIN, check_table, partitioning
 
 
 def checkpoint(to: Path, planned: int, committed: int, id: str = "query") -> None:
@@ -77,3 +77,43 @@ def test_of_a_delta_table_the_log_says_whose_it_is(tmp_path: Path) -> None:
     (tmp_path / "_checkpoint" / "metadata").write_text(json.dumps({"id": "another"}))
     with pytest.raises(ValueError, match="has no batch of this checkpoint"):
         check_table(tmp_path, IN_DELTA)
+
+
+def test_a_table_keeps_the_columns_by_which_it_is_partitioned(tmp_path: Path) -> None:
+    assert partitioning(tmp_path / "new", PLAIN, None) == ["date"]
+    assert partitioning(tmp_path / "new", PLAIN, "type, date") == ["type", "date"]
+    assert partitioning(tmp_path / "new", PLAIN, "") == []
+    rows = tmp_path / "plain" / "type=a=b" / "date=2026-11-23"
+    rows.mkdir(parents=True)
+    (tmp_path / "plain" / "_spark_metadata").mkdir()
+    assert partitioning(tmp_path / "plain", PLAIN, "date") == ["date"], "there are no rows yet"
+    (rows / "part-0.snappy.parquet").touch()
+    for given in (None, "type,date"):
+        assert partitioning(tmp_path / "plain", PLAIN, given) == ["type", "date"]
+    with pytest.raises(ValueError, match="is partitioned by type, date"):
+        partitioning(tmp_path / "plain", PLAIN, "date,type")
+    whole = tmp_path / "batches" / "batch=0"
+    whole.mkdir(parents=True)
+    (whole / "_SUCCESS").touch()
+    (tmp_path / "batches" / "batch=1" / "queue=q").mkdir(parents=True)
+    (tmp_path / "batches" / "batch=1" / "queue=q" / "part-1.parquet").touch()
+    assert partitioning(tmp_path / "batches", BY_BATCH, None) == ["queue"]
+
+
+@pytest.mark.parametrize("given", ["body", "lease_fence", "date,date", "nothing", "date,,type"])
+def test_columns_that_cannot_be_partitions_are_refused(tmp_path: Path, given: str) -> None:
+    with pytest.raises(ValueError, match=r"--partition-by .*: expected some of date, queue, "):
+        partitioning(tmp_path, PLAIN, given)
+
+
+def test_a_delta_table_says_its_partitions_itself(tmp_path: Path) -> None:
+    pytest.importorskip("deltalake", reason="pip install 'tallymark[delta]'")
+    import pyarrow as pa
+
+    from tallymark.spark.delta import append_once
+
+    rows = pa.table({"lease_sequence": [1], "type": ["a"]})
+    append_once(str(tmp_path), rows, "query", 0, ["type"])
+    assert partitioning(tmp_path, IN_DELTA, None) == ["type"]
+    with pytest.raises(ValueError, match="is partitioned by type"):
+        partitioning(tmp_path, IN_DELTA, "date")

@@ -77,12 +77,16 @@ def land(
         Path | None,
         typer.Option(help="Table for rows that do not fit; without it TO/_quarantine."),
     ] = None,
+    partition_by: Annotated[
+        str | None,
+        typer.Option(help="Columns of the table's folders, with commas; without it the date."),
+    ] = None,
     master: Master = MASTER,
     url: Url = BROKER,
     user: Login = LOGIN,
     json: Json = False,
 ) -> None:
-    """Write a queue to Parquet or Delta, partitioned by arrival date; settled batch by batch."""
+    """Write a queue to Parquet or Delta, settled batch by batch."""
     _require_spark()
     if format == "delta":
         require("deltalake", extra="delta")
@@ -92,7 +96,7 @@ def land(
     _run(
         lambda: landing.main(
             queue, subscription, to, trigger, master, url, name, password, vhost, json, max_rows,
-            format, schema, quarantine, partitions,
+            format, schema, quarantine, partitions, partition_by,
         )
     )  # fmt: skip
 

@@ -8,6 +8,7 @@ rejected at the broker, so that they also go through the queue's dead-letter top
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,6 +17,7 @@ from tallymark.spark.batch_folders import write_batch
 from tallymark.spark.bodies import CHECKPOINT, QUARANTINE, REASON, Schema, read_by
 from tallymark.spark.delta import QueryId, append_batch
 from tallymark.spark.schema import utc_date
+from tallymark.spark.tables import DATE
 from tallymark.spark.verdicts import send_verdicts
 
 if TYPE_CHECKING:
@@ -48,7 +50,10 @@ class Landing:
         reader: Reader,
         schema: Schema | None = None,
         quarantine: Path | str | None = None,
+        partition_by: Sequence[str] = (DATE,),
     ) -> None:
+        """partition_by: columns of the rows, or `date`, the day of arrival."""
+        self._partition_by = list(partition_by)
         self._to = str(to)
         self._format = format
         self._reader = reader
@@ -59,7 +64,7 @@ class Landing:
     def __call__(self, batch: DataFrame, number: int) -> None:
         from pyspark.sql import functions as f
 
-        rows = batch.withColumn("date", utc_date("timestamp"))
+        rows = batch.withColumn(DATE, utc_date("timestamp"))
         if self._schema is None:
             self._write(rows, number, self._to)
             return
@@ -82,9 +87,9 @@ class Landing:
     def _write(self, rows: DataFrame, number: int, to: str) -> None:
         rows = rows.drop("lease_fence")  # of this run, not of the message
         if self._format == DELTA:
-            append_batch(rows, number, to, self._query, ["date"])
+            append_batch(rows, number, to, self._query, self._partition_by)
         else:
-            write_batch(rows, number, Path(to), ["date"])
+            write_batch(rows, number, Path(to), self._partition_by)
 
     def _judge(self, rows: DataFrame) -> None:
         from pyspark.sql import functions as f

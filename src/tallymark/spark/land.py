@@ -14,7 +14,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from tallymark.spark.bodies import CHECKPOINT
 from tallymark.spark.client import BrokerRefused, CannotRun, Client, api_path, counted
 from tallymark.spark.command import cause, command
 from tallymark.spark.starting import begin
-from tallymark.spark.tables import BY_BATCH, IN_DELTA, PLAIN, check_table
+from tallymark.spark.tables import BY_BATCH, DATE, IN_DELTA, PLAIN, check_table, partitioning
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -111,9 +111,11 @@ def land(
     to: Path | str,
     trigger: str = AVAILABLE_NOW,
     stop: Event | None = None,
+    partition_by: Sequence[str] = (DATE,),
 ) -> StreamingQuery:
     """Start writing a stream of messages (it needs `timestamp`) as Parquet under `to`; see `begin`
-    for a busy machine, and for `stop`.
+    for a busy machine, and for `stop`. partition_by: columns of the messages, or `date`, the day of
+    arrival.
 
     Settled in the broker when committed; the checkpoint lies in `to`/_checkpoint and belongs to one
     subscription for ever.
@@ -122,10 +124,10 @@ def land(
 
     writer = (
         messages.drop("lease_fence")
-        .withColumn("date", utc_date("timestamp"))
+        .withColumn(DATE, utc_date("timestamp"))
         .writeStream.format("parquet")
         .outputMode("append")
-        .partitionBy("date")
+        .partitionBy(*partition_by)
         .option("path", str(to))
         .option("checkpointLocation", str(Path(to) / CHECKPOINT))
         .trigger(**trigger_arguments(trigger))
@@ -379,8 +381,9 @@ def _check_arguments(
     format: str,
     schema: str | None,
     quarantine: Path | None,
+    partition_by: str | None,
 ) -> None:
-    from tallymark.spark.batches import FORMATS, PARQUET
+    from tallymark.spark.batches import FORMATS
     from tallymark.spark.bodies import text_of
 
     try:
@@ -398,7 +401,15 @@ def _check_arguments(
         raise ValueError("--quarantine is for rows that do not fit a --schema")
     if schema is not None:
         text_of(schema)
-    check_table(to, IN_DELTA if format != PARQUET else PLAIN if schema is None else BY_BATCH)
+    check_table(to, _mark(format, schema))
+    partitioning(to, _mark(format, schema), partition_by)
+
+
+def _mark(format: str, schema: str | None) -> str:
+    """Return the mark of the kind of table."""
+    from tallymark.spark.batches import PARQUET
+
+    return IN_DELTA if format != PARQUET else PLAIN if schema is None else BY_BATCH
 
 
 def _begin(
@@ -408,6 +419,7 @@ def _begin(
     format: str,
     schema: str | None,
     quarantine: Path | None,
+    partition_by: str | None,
     reader: Reader,
     stop: Event,
 ) -> StreamingQuery:
@@ -415,10 +427,11 @@ def _begin(
     from tallymark.spark.batches import PARQUET, Landing
     from tallymark.spark.bodies import Schema
 
+    columns = partitioning(to, _mark(format, schema), partition_by)
     if format == PARQUET and schema is None:
-        return land(messages, to, trigger, stop)
+        return land(messages, to, trigger, stop, columns)
     bodies = None if schema is None else Schema(schema, to)
-    landing = Landing(to, format, reader, bodies, quarantine)
+    landing = Landing(to, format, reader, bodies, quarantine, columns)
     return land_batches(messages, to, landing, trigger, stop)
 
 
@@ -438,6 +451,7 @@ def main(
     schema: str | None = None,
     quarantine: Path | None = None,
     partitions: int | None = None,
+    partition_by: str | None = None,
 ) -> int:
     """`tallymark pipeline land`: returns 0, or 1 with the reason on stderr when the query fails.
 
@@ -446,7 +460,7 @@ def main(
     from tallymark.spark.batches import Reader
     from tallymark.spark.options import SourceOptions
 
-    _check_arguments(to, trigger, max_rows, partitions, format, schema, quarantine)
+    _check_arguments(to, trigger, max_rows, partitions, format, schema, quarantine, partition_by)
     given = {"url": url, "user": user, "password": password, "vhost": vhost}
     named = {"queue": queue, "subscription": subscription}
     asked = SourceOptions.parse({**{k: v for k, v in given.items() if v is not None}, **named})
@@ -467,7 +481,9 @@ def main(
             return 0
         messages = read_queue(spark, queue, subscription, options=options, **given)
         reader = Reader(queue=queue, subscription=subscription, **given)
-        query = _begin(messages, to, trigger, format, schema, quarantine, reader, stop)
+        query = _begin(
+            messages, to, trigger, format, schema, quarantine, partition_by, reader, stop
+        )
         watch(query, to, display, stop)
         return 0
 

@@ -1,5 +1,5 @@
-"""The folder of a table that a queue is landed in: which kind of table it is, and whether it is
-that of the checkpoint in it."""
+"""The folder of a table that a queue is landed in: which kind of table it is, by which columns it
+is partitioned, and whether it is that of the checkpoint in it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ KINDS: Final = {
     BY_BATCH: "Parquet with a schema",
 }
 """Files in a table's folder that tell its kind, by pattern."""
+DATE: Final = "date"
+"""Column of landed rows beside those of the source: the day of arrival."""
+NO_PARTITIONS: Final = ("body", "headers", "deaths", "first_death", "last_death", "lease_fence")
+"""Columns whose values are no names of folders, and the one that is not landed."""
 NONE: Final = -1
 """Number of the newest batch where there is none."""
 
@@ -38,6 +42,57 @@ def check_table(to: Path, mark: str) -> None:
         _check_delta(to, checkpoint, planned)
     elif (landed := _newest(to / PLAIN) if mark == PLAIN else _newest(to)) > planned:
         raise _of_another(to, f"has batches up to {landed}", checkpoint, planned)
+
+
+def partitioning(to: Path, mark: str, given: str | None) -> list[str]:
+    """Return the columns by which a table is partitioned: those in `given`, with commas between
+    them, or those that it has, or the date. mark: of KINDS.
+
+    Raises ValueError for a column that cannot be one, and where the table has others.
+    """
+    there = _partitions_of(to, mark)
+    if given is None:
+        return [DATE] if there is None else there
+    wanted = [name.strip() for name in given.split(",")] if given.strip() else []
+    from tallymark.spark import schema
+
+    possible = [DATE, *(name for name in schema.ALL if name not in NO_PARTITIONS)]
+    for name in wanted:
+        if name not in possible or wanted.count(name) > 1:
+            raise ValueError(
+                f"--partition-by {given!r}: expected some of {', '.join(possible)}, each once"
+            )
+    if there is not None and there != wanted:
+        columns = ", ".join(there) or "nothing"
+        raise ValueError(f"--partition-by {given!r}: {str(to)!r} is partitioned by {columns}")
+    return wanted
+
+
+def _partitions_of(to: Path, mark: str) -> list[str] | None:
+    """Return the columns by which the table is partitioned; None: it has no rows yet."""
+    if mark == IN_DELTA:
+        if not (to / IN_DELTA).exists():
+            return None
+        from deltalake import DeltaTable
+
+        return list(DeltaTable(str(to)).metadata().partition_columns)
+    folders = sorted(to.glob(BY_BATCH)) if mark == BY_BATCH else [to]
+    parts = (_folders_of(folder) for folder in folders)
+    return next((found for found in parts if found is not None), None)
+
+
+def _folders_of(folder: Path) -> list[str] | None:
+    """Return the columns that the names of folders begin with, down to a file of rows; None: there
+    is no such file."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if path.suffix == ".parquet":
+            return []
+        column, is_part, _ = path.name.partition("=")
+        if is_part and not column.startswith(("_", ".")):
+            deeper = _folders_of(path)
+            if deeper is not None:
+                return [column, *deeper]
+    return None
 
 
 def _check_delta(to: Path, checkpoint: Path, planned: int) -> None:
