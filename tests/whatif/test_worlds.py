@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 
 from tallymark.engine.session import ACCEPTED, FAILED, REJECTED
 from tallymark.whatif.changes import Change, changes_of
 from tallymark.whatif.comparison import differences, verdict
 from tallymark.whatif.figures import figures_of
+from tallymark.whatif.page import html
 from tallymark.whatif.reading import Reader
 from tallymark.whatif.recording import Recording
+from tallymark.whatif.sweep import run_world
 from tallymark.whatif.world import World
 from tests.support.engine_rig import Delivery, Rig
 from tests.support.recorded import BlockLog
@@ -84,6 +87,12 @@ def alike() -> Worker:
     return Worker(refuses=0, repeats=0)
 
 
+@cache
+def plain() -> Recording:
+    """A stretch of time without limits and with such a consumer. Worlds do not change it."""
+    return lived(worker=alike())
+
+
 def accounts(recording: Recording) -> dict[str, dict[str, int]]:
     return {name[1]: fates.account() for name, fates in recording.fates.items()}
 
@@ -111,7 +120,7 @@ def test_the_world_as_it_was_gives_the_ledger_back_message_by_message() -> None:
 
 
 def test_a_limit_that_was_not_there_drops_what_it_drops_when_it_is_there() -> None:
-    recording = lived(worker=alike())
+    recording = plain()
     limited = {"max-length": 5}
     expected = accounts(lived(limited, alike()))
     assert expected["orders"]["dead-lettered (maxlen)"] > 20
@@ -126,7 +135,7 @@ def test_a_time_to_live_is_as_it_would_have_been() -> None:
 
 
 def test_a_faster_consumer_settles_what_a_faster_one_settles() -> None:
-    recording = lived(worker=alike())
+    recording = plain()
     fast = alike()
     fast.takes_ms //= 5
     expected = accounts(lived(worker=fast))
@@ -135,7 +144,7 @@ def test_a_faster_consumer_settles_what_a_faster_one_settles() -> None:
 
 
 def test_what_many_times_the_messages_come_to_is_counted() -> None:
-    recording = lived(worker=alike())
+    recording = plain()
     orders = played(recording, publishers=[{"key": "orders", "rate": 1.5}])["orders"]
     was = accounts(recording)["orders"]
     assert orders["entered"] == was["entered"] * 3 // 2
@@ -143,7 +152,7 @@ def test_what_many_times_the_messages_come_to_is_counted() -> None:
 
 
 def test_more_consumers_share_the_work_and_one_who_is_away_does_none() -> None:
-    recording = lived(worker=alike())
+    recording = plain()
     was = accounts(recording)["orders"]["settled"]
     twice = played(recording, consumers=[{"queue": "orders", "times": 2}])["orders"]["settled"]
     assert 2 * was - 2 <= twice <= 2 * was + 2
@@ -154,7 +163,7 @@ def test_more_consumers_share_the_work_and_one_who_is_away_does_none() -> None:
 
 
 def test_a_queue_that_is_bound_gets_a_copy_and_one_that_is_gone_gets_nothing() -> None:
-    recording = lived(worker=alike())
+    recording = plain()
     found = played(
         recording,
         **{
@@ -169,7 +178,7 @@ def test_a_queue_that_is_bound_gets_a_copy_and_one_that_is_gone_gets_nothing() -
 
 
 def test_a_restart_gives_back_what_was_held_and_loses_nothing() -> None:
-    recording = lived(worker=alike())
+    recording = plain()
     at = datetime.fromtimestamp((recording.begin_ms + 5_000) / 1000, UTC)
     [change] = changes_of("restart", {"restart": [{"at": at, "outage": "2s"}]})
     outcome = World(recording, change).run()
@@ -182,7 +191,7 @@ def test_a_restart_gives_back_what_was_held_and_loses_nothing() -> None:
 
 
 def test_the_answer_says_what_differs_and_whether_it_may_be() -> None:
-    recording = lived(worker=alike())
+    recording = plain()
     base = figures_of(World(recording).run().fates, recording.begin_ms, recording.end_ms)
     [small, large] = [
         figures_of(World(recording, one).run().fates, recording.begin_ms, recording.end_ms)
@@ -200,3 +209,17 @@ def test_the_answer_says_what_differs_and_whether_it_may_be() -> None:
     assert f"orders would have seen {died} messages dead-lettered (maxlen) more" in " ".join(
         differences(base, small)
     )
+
+
+def test_the_page_says_yes_or_no_and_how_far_to_trust_it() -> None:
+    recording = plain()
+    [change] = changes_of("<b>5", {"queue": [{"name": "orders", "max-length": 5}]})
+    base, other = (run_world(recording, one, 1) for one in (Change(), change))
+    other["verdict"] = verdict(base["queues"], other["queues"])
+    other["differences"] = differences(base["queues"], other["queues"])
+    text = html([base, other])
+    assert "No, not with this traffic." in text
+    assert other["verdict"]["why"][0] in text
+    assert "&lt;b&gt;5" in text
+    assert "Would have been" in text
+    assert base["faithfulness"]["is_exact"]
