@@ -37,7 +37,7 @@ def row(n: int, is_flagged: bool = False) -> tuple[int, str, bytes, bool]:
 
 
 def attached(model: Leases, fence: int, floor: int = 0, next: int = 0) -> None:
-    model.attached(model.attaches(), 1, fence, floor, next)
+    model.attached(model.attaches(), model.known(), 1, fence, floor, next)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def leases(history: History) -> Leases:
     """Two messages leased and read under fence 1."""
     model = Leases(history, "q", "s")
     attached(model, 1)
-    model.leased(1, 0, 2, 10)
+    model.leased(model.known(), 1, 0, 2, 10)
     model.has_read(0, 2, [row(0), row(1)])
     return model
 
@@ -54,7 +54,7 @@ class TestLeases:
     def test_a_batch_that_is_read_settled_and_taken_over_is_right(self, leases: Leases) -> None:
         leases.has_read(0, 2, [row(0), row(1)])
         leases.settles(2)
-        leases.settled(2, 2)
+        leases.settled(leases.known(), 2, 2)
         attached(leases, 2, floor=2, next=2)
         assert leases.is_stale(1)
         leases.refused(1)
@@ -70,7 +70,7 @@ class TestLeases:
 
     def test_a_settlement_is_not_lost(self, leases: Leases) -> None:
         leases.settles(2)
-        leases.settled(2, 2)
+        leases.settled(leases.known(), 2, 2)
         with pytest.raises(Violated, match="floor 0"):
             attached(leases, 2, next=2)
 
@@ -83,6 +83,13 @@ class TestLeases:
         with pytest.raises(Violated, match="nobody attached"):
             leases.refused(1)
 
+    def test_an_answer_that_was_overtaken_is_of_its_time(self, leases: Leases) -> None:
+        known = leases.known()
+        leases.leased(known, 1, 2, 9, 10)
+        leases.leased(known, 1, 2, 4, 10)
+        with pytest.raises(Violated, match="ends at 4, 9 were leased"):
+            leases.leased(leases.known(), 1, 2, 4, 10)
+
     def test_an_attach_whose_answer_was_lost_may_have_fenced(self, leases: Leases) -> None:
         leases.attaches()
         leases.refused(1)
@@ -94,7 +101,7 @@ class TestLeases:
 
     def test_what_was_accepted_does_not_come_again(self, leases: Leases, history: History) -> None:
         leases.settles(2)
-        leases.settled(2, 2)
+        leases.settled(leases.known(), 2, 2)
         with pytest.raises(Violated, match="settled twice"):
             history.delivered(history.connected("c", 1), "q", "q0", b"q0 ", True)
 
@@ -103,7 +110,7 @@ class TestLeases:
     ) -> None:
         leases.judged([(0, 1, "released")])
         leases.settles(2)
-        leases.settled(2, 2)
+        leases.settled(leases.known(), 2, 2)
         line = history.connected("c", 1)
         with pytest.raises(Violated, match="no flag"):
             history.delivered(line, "q", "q0", b"q0 ", False)
@@ -116,7 +123,7 @@ class TestLeases:
         attached(leases, 2, next=2)
         leases.begins(2, 0)
         leases.settles(2)
-        leases.settled(2, 2)
+        leases.settled(leases.known(), 2, 2)
         with pytest.raises(Violated, match="settled twice"):
             history.delivered(history.connected("c", 1), "q", "q0", b"q0 ", True)
 

@@ -163,7 +163,7 @@ class _Driver:
     async def _attach(self) -> None:
         query = self._query
         while True:
-            attach = self._model.attaches()
+            attach, known = self._model.attaches(), self._model.known()
             try:
                 found = await self._http[0].call("POST", f"{self._path}/attach", {})
                 break
@@ -171,22 +171,26 @@ class _Driver:
                 await self._clients.pause(0.2)
         self._history.note(f"{self._name} attached: {found}")
         self._fence = found["fence"]
-        self._model.attached(attach, found["epoch"], self._fence, found["floor"], found["next"])
+        self._model.attached(
+            attach, known, found["epoch"], self._fence, found["floor"], found["next"]
+        )
         if not query.epoch:
             query.epoch, query.first = found["epoch"], found["floor"]
         await self._pause()
 
     async def _settle(self, end: int) -> None:
         self._model.settles(end)
+        known = self._model.known()
         found = await self._ask("POST", "settle", {"epoch": self._query.epoch, "end": end})
-        self._model.settled(end, found["floor"])
+        self._model.settled(known, end, found["floor"])
         await self._pause()
 
     async def _lease(self, start: int, wait_ms: int) -> int:
         most = self._plan.rows
         asked = {"epoch": self._query.epoch, "start": start, "max_rows": most, "wait_ms": wait_ms}
+        known = self._model.known()
         found = await self._ask("POST", "lease", asked)
-        self._model.leased(self._fence, start, found["end"], most)
+        self._model.leased(known, self._fence, start, found["end"], most)
         await self._pause()
         return int(found["end"])
 

@@ -56,17 +56,24 @@ class Leases:
         self._unanswered.add(self._attaches)
         return self._attaches
 
-    def attached(self, attach: int, epoch: int, fence: int, floor: int, next: int) -> None:
+    def known(self) -> tuple[int, int]:
+        """Return how far is settled, and leased, for certain. An answer is held against what was
+        known when its question was sent: another reader's may have overtaken it."""
+        return self._floor, self._next
+
+    def attached(
+        self, attach: int, known: tuple[int, int], epoch: int, fence: int, floor: int, next: int
+    ) -> None:
         """Check the answer to an attach. Raises Violated."""
         if self._epoch and epoch != self._epoch:
             raise self._fail(f"epoch {epoch}, it was {self._epoch} and nobody deleted it")
         self._unanswered.discard(attach)
         if fence in self._fences:
             raise self._fail(f"fence {fence} was given twice")
-        if not self._floor <= floor <= max(self._floor, self._floor_asked):
-            raise self._fail(f"floor {floor}, settled for certain up to {self._floor}")
-        if next < self._next:
-            raise self._fail(f"leased up to {next}, it was {self._next}: leases were lost")
+        if not known[0] <= floor <= max(self._floor, self._floor_asked):
+            raise self._fail(f"floor {floor}, settled for certain up to {known[0]}")
+        if next < known[1]:
+            raise self._fail(f"leased up to {next}, it was {known[1]}: leases were lost")
         if self.fence:
             self._history.seen.add("subscription taken over")
             if self._verdicts:
@@ -92,11 +99,11 @@ class Leases:
 
     # -- leases
 
-    def leased(self, fence: int, start: int, end: int, most: int) -> None:
+    def leased(self, known: tuple[int, int], fence: int, start: int, end: int, most: int) -> None:
         """Check the answer to a lease, which forgets the verdicts of earlier holders. Raises
         Violated."""
-        if not min(self._next, start + most) <= end <= start + most:
-            raise self._fail(f"lease from {start} ends at {end}, {self._next} were leased")
+        if not min(known[1], start + most) <= end <= start + most:
+            raise self._fail(f"lease from {start} ends at {end}, {known[1]} were leased")
         self._next = max(self._next, end)
         self.begins(fence, start)
 
@@ -141,9 +148,9 @@ class Leases:
                 outcome = OUTCOMES[self._verdicts.get(sequence, "accepted")]
                 self._history.answers(found[1], outcome)
 
-    def settled(self, end: int, floor: int) -> None:
+    def settled(self, known: tuple[int, int], end: int, floor: int) -> None:
         """Check the answer to a settlement: it has happened. Raises Violated."""
-        if floor < max(end, self._floor):
+        if floor < max(end, known[0]):
             raise self._fail(f"settled up to {end}, the floor is {floor}")
         for sequence in range(self._floor, end):
             found = self._messages.get(sequence)
