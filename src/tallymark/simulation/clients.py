@@ -7,6 +7,7 @@ order, come back when the connection is gone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
@@ -154,12 +155,17 @@ class Clients:
 
         async def work(session: Session, line: Line) -> None:
             number = 0
-            async with session.sender(address) as sender:
+            async with contextlib.AsyncExitStack() as opened:
+                sender = await opened.enter_async_context(session.sender(address))
+                senders = {plan.target: sender}
+                if plan.second:
+                    other = session.sender(f"/queues/{plan.second}")
+                    senders[plan.second] = await opened.enter_async_context(other)
                 while self.publishing:
                     batch = [self._message(plan, line, number + n) for n in range(plan.batch)]
                     number += plan.batch
                     if plan.transactional:
-                        await self._in_transaction(session, sender, batch)
+                        await self._in_transaction(session, senders, batch)
                     else:
                         await asyncio.gather(*[self._send(plan, sender, one) for one in batch])
                     await self.pause(plan.pause_s)
@@ -170,6 +176,8 @@ class Clients:
         name = f"{plan.name}.{line.number}.{number}"
         size = self.world.random.randint(0, plan.size)
         queues = tuple(self.history.queues) if plan.target == "*" else (plan.target,)
+        if plan.second and number % 2:
+            queues = (plan.second,)
         return Published(
             name, queues, name.encode() + b" " + b"x" * size, self.world.now_ns,
             f"{plan.name}.{line.number}", number,
@@ -186,7 +194,11 @@ class Clients:
             if plan.is_worker:
                 self.history.permissions.confirmed(WORKER, one.at_ns, one.name)
 
-    async def _in_transaction(self, session: Any, sender: Any, batch: list[Published]) -> None:
+    async def _in_transaction(
+        self, session: Any, senders: dict[str, Any], batch: list[Published]
+    ) -> None:
+        """Publish a batch as one transaction. senders: by target."""
+        first = next(iter(senders.values()))
         work = self._work()
         for one in batch:
             one.work = work
@@ -195,6 +207,7 @@ class Clients:
         with self._ending(work) as ended:
             async with session.transaction() as tx:
                 for one in batch:
+                    sender = senders.get(one.queues[0], first)
                     await sender.send(Message(one.body, message_id=one.name), timeout=30)
                 if rolls_back:
                     await tx.rollback()

@@ -123,6 +123,8 @@ class PublisherPlan:
     pause_s: float = 0.05
     size: int = 100
     transactional: bool = False
+    second: str = ""
+    """Name of another queue, to which each other message of a transaction goes; empty: none."""
     is_worker: bool = False
     """True if it works under the name of the user whose rights change."""
 
@@ -263,6 +265,7 @@ def draw(seed: int) -> Plan:
     publishers = tuple(
         _publisher(f"p{n}", features, queues, random) for n in range(random.randint(1, 3))
     )
+    publishers = _seconds(publishers, queues, Random(f"plan {seed} second"))
     has_nsq = any(one.protocol == "nsq" for one in publishers)
     consumers = tuple(
         _consumer(f"c{n}", features, queues, has_nsq, random) for n in range(random.randint(1, 4))
@@ -417,6 +420,18 @@ def _publisher(
         size=random.choice([20, 300, 3000]),
         transactional=not is_nsq and features["tx"] and _is_on(random),
     )  # fmt: skip
+
+
+def _seconds(
+    publishers: tuple[PublisherPlan, ...], queues: tuple[QueuePlan, ...], random: Random
+) -> tuple[PublisherPlan, ...]:
+    """Return the publishers, some of whose transactions are about two queues."""
+    return tuple(
+        replace(one, second=random.choice(queues).name, batch=max(one.batch, 2))
+        if one.transactional and one.target != "*" and _is_on(random, 0.5)
+        else one
+        for one in publishers
+    )
 
 
 def _consumer(
