@@ -15,6 +15,7 @@ from tallymark.journal.postgresql.leadership import Leadership
 from tallymark.journal.postgresql.lease import HANDOVER, TAKEOVER
 from tallymark.journal.postgresql.mirror import Mirror
 from tallymark.journal.postgresql.schema import checksum, make_partition
+from tallymark.server.standby import Following
 from tests.journal.builders import Disk, all_shown
 from tests.journal.test_growth import blocks_of, written
 from tests.support.patience import until
@@ -137,6 +138,24 @@ def test_a_folder_with_a_journal_of_its_own_is_not_overwritten(
     with pytest.raises(NotAMirror, match="has a journal of its own"):
         Mirror(leader.folder, leadership, 1).open()
     assert bytes_of(leader.folder)
+
+
+def test_a_leader_knows_of_segments_that_were_stripped_since_it_read_their_blocks(
+    tmp_path: Path, leadership: Leadership
+) -> None:
+    leader = written(tmp_path / "leader", clean=True)
+    blocks = blocks_of(leader.folder)
+    tables = Tables(leadership)
+    tables.put_all(blocks)
+    folder = tmp_path / "follower"
+    folder.mkdir()
+    following = Following(leadership, folder, 1, False)
+    assert following.until_leading(waits=True) == 1
+    ledger = blocks[0][0].replace(".segment", ".ledger")
+    tables.put_file(ledger, blocks[0][1])
+    following.read_rest()
+    assert following.replay.opened.recovery.folder.segments[1].name == ledger
+    following.close()
 
 
 CANCEL = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"

@@ -114,6 +114,8 @@ class Following:
             except (psycopg.Error, Doubtful) as error:
                 self._trouble(error)
             else:
+                # A segment's ledger may have come last, and alone.
+                self._opened.recovery.look_again()
                 return
 
     def _step(self) -> None:
