@@ -60,7 +60,7 @@ def test_without_acknowledgement_the_rate_is_of_what_was_sent_and_credit_has_no_
     assert (found["rate"], found["credit"], found["acknowledges"]) == (3.0, None, False)
 
 
-def test_the_ledger_has_what_a_consumer_came_to_when_it_ends() -> None:
+def test_the_ledger_has_the_terms_of_a_consumer_and_what_it_came_to_when_it_ends() -> None:
     slow = Slow(10, count=1, durable=True, exclusive_queue=False)
     slow.send(3)
     slow.settle(1, 2)
@@ -68,13 +68,18 @@ def test_the_ledger_has_what_a_consumer_came_to_when_it_ends() -> None:
     slow.broker.consuming.cancel(slow.consumer)
     idle = slow.rig.consume(slow.session, "sub", "idle")
     slow.broker.consuming.set_flow(slow.session, False)
-    slow.broker.consuming.cancel(idle)  # nothing to tell of this one
+    slow.broker.consuming.cancel(idle)  # it was there, and did nothing
     slow.rig.settle_down()
     rows = [r for block in slow.rig.log.blocks for r in block if r.kind == records.CONSUMER]
     assert [(row.owner, row.other, row.reason) for row in rows] == [
-        (slow.consumer.id, 2, records.CONSUMER_ENDED)
+        (slow.consumer.id, 0, records.CONSUMER_STARTED),
+        (slow.consumer.id, 2, records.CONSUMER_ENDED),
+        (idle.id, 0, records.CONSUMER_STARTED),
+        (idle.id, 0, records.CONSUMER_ENDED),
     ]
-    said = json.loads(rows[0].blob)
+    terms = json.loads(rows[0].blob)
+    assert (terms["window"], terms["shared"], terms["session"]) == (10, None, slow.session.id)
+    said = json.loads(rows[1].blob)
     assert (said["queue"], said["connection"], said["user"]) == ("sub", "rig", "guest")
     assert (said["delivered"], said["settled"], said["unsettled"]) == (3, 2, 1)
     after = slow.rig.restart()
@@ -115,3 +120,14 @@ def test_a_steady_pace_is_told_exactly_and_ends_within_a_window() -> None:
     assert pace.rate(70_000) == 0
     pace.add(1, 200_000)
     assert pace.rate(200_000) == 0.1
+
+
+def test_the_ledger_has_a_changed_credit_but_not_every_grant() -> None:
+    slow = Slow(10, count=1, durable=True, exclusive_queue=False)
+    assert slow.consumer is not None
+    for credit in (10, 12, 9, 0, 10, 11, 40):
+        slow.broker.consuming.grant(slow.consumer, credit, False)
+    slow.rig.settle_down()
+    rows = [r for block in slow.rig.log.blocks for r in block if r.kind == records.CONSUMER]
+    told = [json.loads(r.blob)["window"] for r in rows if r.reason == records.CONSUMER_CREDIT]
+    assert told == [0, 10, 40]
