@@ -38,7 +38,7 @@ def test_a_seed_gives_the_same_history_each_time() -> None:
 
 @long
 def test_many_worlds_hold() -> None:
-    count, fresh = sized(0, 20, 1000), sized(0, 5, 1000)
+    count, fresh = sized(0, 25, 1000), sized(0, 0, 1000)
     said = simulated("--seeds", str(count), "--fresh", str(fresh), "--jobs", "2")
     print(said)  # the numbers of the fresh ones, and which states were reached
     assert f"{count + fresh} worlds, 0 failed" in said
