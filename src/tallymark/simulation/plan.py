@@ -385,7 +385,7 @@ def _subscription(name: str, queues: tuple[QueuePlan, ...], random: Random) -> S
 def _waiting(queues: tuple[QueuePlan, ...], random: Random) -> tuple[QueuePlan, ...]:
     """Return the queues, some of them with dead letters that have to wait."""
     return tuple(
-        replace(one, dead_length=random.choice([1, 10]))
+        replace(one, dead_length=random.choice([10, 50]))
         if one.dead_letters and _is_on(random, 0.5)
         else one
         for one in queues
