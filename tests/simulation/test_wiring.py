@@ -21,6 +21,8 @@ MAKERS = {"Thread", "Popen", "create_subprocess_exec", "ThreadPoolExecutor", "Pr
 KNOWN = {
     ("journal/threads.py", "Thread"),  # the seam: a world gives its own
     ("server/tracing/exporter.py", "Thread"),  # to a collector, of which a world has none
+    ("journal/postgresql/teller.py", "Thread"),  # a journal outside: no world has one yet
+    ("server/standby.py", "Thread"),  # a standby: no world has one yet
     ("server/http/journeys.py", "create_subprocess_exec"),  # reads copies of the journal's files
 }
 NOT_IN_A_WORLD = {"tracing", "tracer"}
@@ -37,16 +39,11 @@ def calls() -> Iterator[tuple[str, ast.Call, str]]:
                     yield str(path.relative_to(SRC)), node, name
 
 
-def given_to_node(path: Path, function: str) -> set[str]:
-    """Attributes of a node, and of its parts, that a function sets."""
-    tree = ast.parse(path.read_text("utf-8"))
-    body = next(
-        one for one in ast.walk(tree)
-        if isinstance(one, ast.AsyncFunctionDef) and one.name == function
-    )  # fmt: skip
+def given_to_node(path: Path) -> set[str]:
+    """Attributes of a node, and of its parts, that a module sets."""
     return {
         ast.unparse(target).removeprefix("node.")
-        for one in ast.walk(body) if isinstance(one, ast.Assign)
+        for one in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(one, ast.Assign)
         for target in one.targets if ast.unparse(target).startswith("node.")
     }  # fmt: skip
 
@@ -59,8 +56,8 @@ def test_no_thread_and_no_process_is_made_but_through_what_a_world_schedules() -
 
 
 def test_a_world_gives_its_node_what_a_start_gives_it() -> None:
-    production = given_to_node(SRC / "server" / "run.py", "_serve")
-    assert production - NOT_IN_A_WORLD == given_to_node(SRC / "simulation" / "process.py", "_serve")
+    production = given_to_node(SRC / "server" / "run.py")
+    assert production - NOT_IN_A_WORLD == given_to_node(SRC / "simulation" / "process.py")
 
 
 BROKER = """
