@@ -28,6 +28,8 @@ GENERATED = Path("build/c")
 NATIVE = "tallymark.journal.native"
 """Module in C: the queue from the loop to the journal's writer."""
 NATIVE_SOURCE = "src/tallymark/journal/native.c"
+FINDINGS = Path("build/mypy")
+"""What mypy found in each module, by which it knows which have changed."""
 STABLE = Path("build/stable")
 """C text that is compiled: mypyc's, but for the order of the tables by which libraries call each
 other. What the build before had keeps its place there, and what is new comes last."""
@@ -41,8 +43,8 @@ of another library, a member of a table, what a library declares for itself."""
 FLAGS_OF_MYPY = ["--follow-imports=silent"]
 """Where pip builds, nothing is installed but what pyproject.toml names for that: a module that is
 compiled may import others, which import what is not there."""
-ATTEMPTS = 4
-"""How often to translate until no text calls what is not there."""
+ATTEMPTS = 3
+"""How often to translate what has changed until no text calls what is not there."""
 FLAGS = ["-fcommon", "-fvisibility=hidden"]
 """Every C file of a library names the tables of the libraries it calls, which are to be one; and
 nothing but the way in is called from outside, so that calls within go straight."""
@@ -67,27 +69,42 @@ def translate(paths: list[str], libraries: list[tuple[list[str], str]]) -> list[
 
     A module that mypyc did not read anew is taken for one whose classes all have a constructor in
     C. Those that extend a class of Python (`UInt`, an int) have none, and the C text that calls it
-    is wrong. Then both are read anew, as mypyc does where a file that it made is not there.
+    is wrong. Then both are read anew, as mypyc does where a file that it made is not there; and
+    where that does not help, all modules are.
     """
-    from mypyc.build import mypycify
-
     for _ in range(ATTEMPTS):
-        try:
-            extensions = mypycify(
-                [f"--cache-dir={GENERATED.parent / 'mypy'}", *FLAGS_OF_MYPY, *paths],
-                debug_level="0",
-                multi_file=True,
-                separate=libraries,
-                target_dir=str(GENERATED),
-            )
-        except SystemExit as error:  # mypyc leaves so on a type error
-            raise CannotCompile(f"mypyc: {error}") from None
+        extensions = _translate_changed(paths, libraries)
         wrong = unknown_calls()
         if not wrong:
             return extensions
         for file in wrong:
             file.unlink()
-    raise CannotCompile(f"mypyc calls what is not there, in {sorted(map(str, wrong))}")
+    shutil.rmtree(GENERATED)
+    shutil.rmtree(FINDINGS)
+    GENERATED.mkdir()
+    extensions = _translate_changed(paths, libraries)
+    wrong = unknown_calls()
+    if wrong:
+        raise CannotCompile(f"mypyc calls what is not there, in {sorted(map(str, wrong))}")
+    return extensions
+
+
+def _translate_changed(
+    paths: list[str], libraries: list[tuple[list[str], str]]
+) -> list[Extension]:
+    """Translate what has changed since the last time. Raises CannotCompile on a type error."""
+    from mypyc.build import mypycify
+
+    try:
+        return mypycify(
+            [f"--cache-dir={FINDINGS}", *FLAGS_OF_MYPY, *paths],
+            debug_level="0",
+            multi_file=True,
+            separate=libraries,
+            target_dir=str(GENERATED),
+        )
+    except SystemExit as error:  # mypyc leaves so on a type error
+        raise CannotCompile(f"mypyc: {error}") from None
 
 
 def unknown_calls() -> set[Path]:
