@@ -89,9 +89,7 @@ def translate(paths: list[str], libraries: list[tuple[list[str], str]]) -> list[
     return extensions
 
 
-def _translate_changed(
-    paths: list[str], libraries: list[tuple[list[str], str]]
-) -> list[Extension]:
+def _translate_changed(paths: list[str], libraries: list[tuple[list[str], str]]) -> list[Extension]:
     """Translate what has changed since the last time. Raises CannotCompile on a type error."""
     from mypyc.build import mypycify
 

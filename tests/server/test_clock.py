@@ -274,7 +274,8 @@ def test_the_engine_is_told_the_time_in_one_place() -> None:
         if re.search(r"clock\.(tell|read)\(", line)
     ]
     assert told == [
-        "server/opening.py: broker.clock.read(*both_ms())",
-        "server/rehearsal.py: broker.clock.read(*both_ms())",  # begins it, as a start does
+        "server/rehearsal.py: broker.clock.read(*both_ms())",  # begins it, as a replay does
+        "server/replay.py: self.broker.clock.read(*both_ms())",
+        "server/replay.py: self.broker.clock.read(*both_ms())",  # a standby replays for long
         "server/turns.py: clock.read(wall, monotonic_ms)",
     ]

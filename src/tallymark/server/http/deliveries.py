@@ -35,7 +35,6 @@ class Deliveries:
 
     def __init__(self, http: HttpContext) -> None:
         self._http = http
-        self._leases = http.node.broker.leases
 
     def add_to(self, app: web.Application) -> None:
         path = "/api/tallymark/subscriptions/{vhost}/{queue}/{name}/deliveries"
@@ -46,12 +45,13 @@ class Deliveries:
         low, high = number_in(request, "from"), number_in(request, "to")
         if low > high:
             raise Refused(400, "bad_request", f"from is {low}, expected at most to = {high}")
+        leases = self._http.node.broker.leases
         frames = Frames(low)
         end = min(high, low + MOST)
         while frames.next < end and not frames.is_full:
             if frames.parts:
                 await self._http.part(request)
-            subscription = self._leases.find(
+            subscription = leases.find(
                 self._http.queue(request), request.match_info["name"]
             )  # again after each wait: it may be another by now
             subscription.check_epoch(epoch)
@@ -59,7 +59,7 @@ class Deliveries:
             until = min(end, frames.next + PART)
             part = subscription.part(LeaseSequence(frames.next), LeaseSequence(until))
             for first, piece in part:
-                self._leases.load(subscription, piece)
+                leases.load(subscription, piece)
                 frames.add(first, piece, subscription.queue.shows_counts)
             if not frames.is_full:
                 frames.next = until
