@@ -162,15 +162,14 @@ class Housekeeping(Upkeep):
             self._set("disk", True)
         if journal.lacks_files:
             self._set("files", True)
-        if self._has_home and self._timer is None and journal.durable < journal.end:
-            self._timer = turns.loop.call_later(ALARM_CHECK_S, self._look_again)
+        if self._has_home and journal.durable < journal.end:
+            self._arm(ALARM_CHECK_S)
         limit = turns.config.max_pending
         behind = journal.pending_bytes > (limit // 2 if alarms.is_behind else limit)
         if journal.is_short:
             journal.top_up()
             behind = True
-            if self._timer is None:
-                self._timer = turns.loop.call_later(SHORT_CHECK_S, self._look_again)
+            self._arm(SHORT_CHECK_S)
         if behind != alarms.is_behind:
             alarms.fall_behind(behind)
 
@@ -311,8 +310,13 @@ class Housekeeping(Upkeep):
 
     def _set(self, alarm: str, on: bool) -> None:
         self._alarms.set(alarm, on)
-        if self._alarms.active and self._timer is None:
-            self._timer = self._turns.loop.call_later(ALARM_CHECK_S, self._look_again)
+        if self._alarms.active:
+            self._arm(ALARM_CHECK_S)
+
+    def _arm(self, seconds: float) -> None:
+        """Look again after so many seconds, or when that was due before."""
+        if self._timer is None:
+            self._timer = self._turns.loop.call_later(seconds, self._look_again)
 
     def _look_again(self) -> None:
         self._timer = None
@@ -328,8 +332,8 @@ class Housekeeping(Upkeep):
             self._set("database", self._turns.journal.waits_s > LATE_S)
         self._check_disk()
         self._turns.schedule()
-        if alarms and self._timer is None:
-            self._timer = self._turns.loop.call_later(ALARM_CHECK_S, self._look_again)
+        if alarms:
+            self._arm(ALARM_CHECK_S)
 
     def _recover_room(self) -> None:
         """Request a checkpoint and a cleaning, so that segments of settled messages are deleted
