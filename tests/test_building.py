@@ -117,3 +117,48 @@ def test_a_call_of_what_is_in_no_table_has_both_sides_translated_anew(
     assert setup["unknown_calls"]() == set()
     user.write_text("exports_flow.CPyDef_constructor();")
     assert setup["unknown_calls"]() == {user, Path("build/c/__native_flow.h")}
+
+
+def test_a_header_of_the_compiler_is_no_reason_to_compile_again(setup: dict[str, Any]) -> None:
+    """It is copied after a first build has looked for it, and goes by the compiler's version."""
+    from distutils.ccompiler import new_compiler  # setuptools' own, from Python 3.12 on
+
+    command = setup["CompileListed"](setuptools.Distribution())
+    command.compiler = new_compiler()
+    source, runtime = Path("one.c"), Path("build/stable/CPy.h")
+    generate("a")
+    setup["keep_places"]()
+    source.write_text(USES)
+    runtime.write_text("typedef int more;\n")
+    ours = "build/stable/__native_flow.h"
+
+    def made_of(*depends: str) -> str:
+        setup["declared"].cache_clear()
+        extension = setuptools.Extension("one", [str(source)], depends=list(depends))
+        digest: str = command._made_of(str(source), extension)
+        return digest
+
+    assert made_of(ours) == made_of(str(runtime), ours) == made_of(ours, str(runtime))
+    before = made_of(ours)
+    Path(ours).write_text("typedef long kept;\n")
+    assert made_of(ours) != before
+
+
+def test_where_translating_the_changes_does_not_settle_everything_is_translated(
+    setup: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text that calls what is in no table, for as long as the findings are there."""
+    asked: list[bool] = []
+
+    def mypycify(*_: object, **__: object) -> list[str]:
+        is_first = not setup["FINDINGS"].exists()
+        asked.append(is_first)
+        setup["FINDINGS"].mkdir(parents=True, exist_ok=True)
+        generate("a", *(["b"] if is_first else []))
+        Path("build/c/__native_other.c").write_text(USES)
+        return ["extension"]
+
+    monkeypatch.setattr("mypyc.build.mypycify", mypycify)
+    setup["FINDINGS"].mkdir(parents=True)
+    assert setup["translate"]([], []) == ["extension"]
+    assert asked == [False] * setup["ATTEMPTS"] + [True]

@@ -102,3 +102,47 @@ def test_no_interpreted_class_extends_a_compiled_one() -> None:
                     if full in closed:
                         wrong.append((module, text))
     assert wrong == []
+
+
+def test_no_attribute_is_asked_for_after_the_none_that_a_method_gave_it() -> None:
+    """mypy takes it for None until this function assigns it anew, whatever a call has done to it
+    meanwhile; and compiled, anything else there is a TypeError."""
+    wrong = [
+        f"{module}.{function.name}: {name} in line {line}"
+        for module in LISTED
+        for function in ast.walk(tree_of(module))
+        if isinstance(function, ast.FunctionDef)
+        for name, line in asked_after_none(function)
+    ]
+    assert wrong == []
+
+
+def asked_after_none(function: ast.FunctionDef) -> list[tuple[str, int]]:
+    """Attributes that are read below the last assignment of them, which is None; with the line."""
+    is_none: dict[str, bool] = {}
+    found: list[tuple[str, int]] = []
+    nodes = [node for node in ast.walk(function) if isinstance(node, ast.stmt | ast.Attribute)]
+    for node in sorted(nodes, key=lambda node: (node.lineno, isinstance(node, ast.stmt))):
+        if isinstance(node, ast.Assign):
+            value = node.value
+            given = isinstance(value, ast.Constant) and value.value is None
+            is_none.update((ast.unparse(one), given) for one in node.targets)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            name = ast.unparse(node)
+            if is_none.get(name):
+                found.append((name, node.lineno))
+    return found
+
+
+def test_what_is_asked_for_after_a_none_is_found() -> None:
+    text = """
+def look(self):
+    self.timer = None
+    self.call()
+    if self.timer is None:
+        self.timer = later()
+    return self.timer
+"""
+    (function,) = ast.parse(text).body
+    assert isinstance(function, ast.FunctionDef)
+    assert asked_after_none(function) == [("self.timer", 5)]
