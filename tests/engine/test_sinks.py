@@ -234,6 +234,28 @@ def test_a_writer_that_comes_once_is_forgotten_in_time() -> None:
     assert rig.restart().broker.sinks.sinks == {}
 
 
+def test_a_commit_that_follows_on_another_batch_than_the_last_changes_nothing() -> None:
+    rig = made()
+    first = stage(rig, part(rig, "q", 0))
+
+    def follow(batch: int, after: int, staging: Staging) -> bool:
+        return rig.broker.publishing.commit_sink(
+            "/", "s", "me", batch, [staging.id], after=after
+        ).repeated
+
+    with pytest.raises(Fenced, match=r"batch 7 for sink 's' .* follows on batch 5, .* has batch 0"):
+        follow(7, 5, first)
+    assert not follow(7, 0, first)
+    second = stage(rig, part(rig, "q", 1))
+    with pytest.raises(Fenced, match="follows on batch 0, but the sink has batch 7"):
+        follow(8, 0, second)
+    assert follow(7, 0, second), "the same batch again is a repetition"
+    assert not follow(9, 7, stage(rig, part(rig, "q", 2)))
+    rig.turn()
+    assert rig.ready("q") == [0, 2]
+    rig.broker.check()
+
+
 def test_an_operator_lets_another_checkpoint_begin() -> None:
     rig = made()
     commit(rig, 5, stage(rig, part(rig, "q", 0)))

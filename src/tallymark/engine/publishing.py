@@ -235,9 +235,10 @@ class Publishing:
         batch: int,
         ids: list[int],
         forget_ms: Ms = Ms(0),
+        after: int | None = None,
     ) -> Committed:
         """Publish a staged batch of a sink: see Sinks.commit."""
-        done = self._sinks.commit(vhost, name, identity, batch, ids, forget_ms)
+        done = self._sinks.commit(vhost, name, identity, batch, ids, forget_ms, after)
         self.published += done.published
         return done
 

@@ -232,15 +232,19 @@ class Sinks:
         batch: int,
         ids: list[int],
         forget_ms: Ms = Ms(0),
+        after: int | None = None,
     ) -> Committed:
         """Publish the stagings with these ids, in this order, and record the batch; all other
         stagings of the sink end. If the batch is that of the last commit, nothing is published, and
         the stagings with these ids end. The caller answers when the records are on disk.
 
         forget_ms: after that time the sink is forgotten, for writers that come once; 0: never.
+        after: the batch that the sink must have last, 0 for none; None: any earlier one. So a late
+        request of a writer that is gone publishes nothing that another batch has.
 
         Raises:
-            Fenced: the sink has another writer's batches, or has gone beyond this batch.
+            Fenced: the sink has another writer's batches, has gone beyond this batch, or does not
+                have the one before it last.
             NotFound: an id is not (or no more) staged for this sink; an exchange is gone.
             AccessRefused: an exchange is internal.
             PreconditionFailed: an id twice; mandatory messages that reach no queue.
@@ -251,6 +255,12 @@ class Sinks:
         if sink is not None and self._is_repeated(sink, identity, batch):
             self.abort(vhost, name, ids)  # not more: the batch after it may be staged by now
             return Committed(True)
+        last = 0 if sink is None else sink.batch
+        if after is not None and last != after:
+            raise Fenced(
+                f"batch {batch} for sink '{name}' in vhost '{vhost}' follows on batch {after}, but "
+                f"the sink has batch {last}"
+            )
         stagings = self._find(vhost, name, ids)
         stretches = [
             stretch

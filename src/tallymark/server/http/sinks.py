@@ -31,7 +31,6 @@ from aiohttp import web
 from tallymark.bridge.amqp091.channel import Intake
 from tallymark.bridge.permissions import EXCHANGE, WRITE, check_keys
 from tallymark.engine.clock import Clock
-from tallymark.engine.errors import Fenced
 from tallymark.engine.sinks import Staging
 from tallymark.server.http.requests import (
     Refused,
@@ -55,8 +54,7 @@ LONGEST_NAME: Final = 255
 
 class Commit(msgspec.Struct, forbid_unknown_fields=True):
     """forget_ms: of writers that come once: how long a repeated commit is recognised; 0: always.
-    after: the batch that the sink must have last, 0 for none; None: any earlier one. It refuses a
-    batch that overlaps another one's, of a writer whose request came late."""
+    after: the batch that the sink must have last, 0 for none; None: any earlier one."""
 
     identity: str
     batch: int
@@ -122,11 +120,11 @@ class Sinks(Routes):
         user = user_of(request).name
         await self.node.pacer.turn(vhost, user)
         self._check_access(request, wanted.staging)
-        self._check_last(vhost, sink, wanted)
         published = self.node.broker.publishing.published
         done = self.node.broker.publishing.commit_sink(
-            vhost, sink, wanted.identity, wanted.batch, wanted.staging, Ms(wanted.forget_ms)
-        )
+            vhost, sink, wanted.identity, wanted.batch, wanted.staging, Ms(wanted.forget_ms),
+            wanted.after,
+        )  # fmt: skip
         count = self.node.broker.publishing.published - published
         self.node.pacer.published_over_http(vhost, user, count)
         await self.node.durable()
@@ -176,17 +174,6 @@ class Sinks(Routes):
                 ],
             }
         )
-
-    def _check_last(self, vhost: str, name: str, wanted: Commit) -> None:
-        """Raises Fenced unless the sink's last batch is the one that was expected, or this very
-        batch."""
-        sink = self.node.broker.sinks.sinks.get((vhost, name))
-        last = 0 if sink is None else sink.batch
-        if wanted.after is not None and last not in (wanted.after, wanted.batch):
-            raise Fenced(
-                f"batch {wanted.batch} for sink '{name}' in vhost '{vhost}' follows on batch "
-                f"{wanted.after}, but the sink has batch {last}"
-            )
 
     def _check_access(self, request: web.Request, ids: list[int]) -> None:
         """Raises NotFound (virtual host), AccessRefused unless the user may publish all of it."""
