@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from heapq import heappop, heappush
 from typing import Final
 
@@ -65,7 +66,7 @@ class Crowd:
         self.delivered: dict[QueueName, int] = {}
         for one in change.consumers:
             if one.away_for_ms:
-                self.plan(one.away_at_ms, lambda one=one: self._leave(one))  # type: ignore[misc]
+                self.plan(one.away_at_ms, partial(self._leave, one))
 
     # -- time
 
@@ -235,10 +236,7 @@ class Crowd:
             if (terms.vhost, terms.queue) == (one.vhost, one.queue):
                 for place in self._places.pop(terms.consumer, ()):
                     self._broker.clients.close_session(place.session, False)
-                self.plan(
-                    self.now + one.away_for_ms,
-                    lambda terms=terms: self._enter_if_here(terms),  # type: ignore[misc]
-                )
+                self.plan(self.now + one.away_for_ms, partial(self._enter_if_here, terms))
 
     def crash(self, back_ms: int = -1) -> None:
         """End all connections, as a broker does that stops. back_ms: when the consumers are back;
@@ -249,7 +247,7 @@ class Crowd:
         if back_ms < 0:
             self._here.clear()
         for terms in self._here.values():
-            self.plan(back_ms, lambda terms=terms: self._enter_if_here(terms))  # type: ignore[misc]
+            self.plan(back_ms, partial(self._enter_if_here, terms))
 
     # -- messages that are asked for
 

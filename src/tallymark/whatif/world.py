@@ -11,6 +11,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from tallymark.engine.broker import Broker
@@ -79,7 +80,7 @@ class World:
         if change.since_ms:
             self._crowd.plan(change.since_ms, lambda: self._declaring.follow(self._now))
         for one in change.restarts:
-            self._crowd.plan(one.at_ms, lambda one=one: self._stop(one))  # type: ignore[misc]
+            self._crowd.plan(one.at_ms, partial(self._stop, one))
 
     def run(self, progress: Callable[[float], None] | None = None) -> Outcome:
         """Play the recording from its first to its last moment. progress: told now and then which
