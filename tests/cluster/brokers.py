@@ -137,6 +137,12 @@ class Broker(BrokerProcess):
                 return False
         return True
 
+    @property
+    def epoch(self) -> int:
+        """Epoch in which it took the lead last, by its log."""
+        said = [json.loads(line) for line in self.log().splitlines() if '"lead.taken"' in line]
+        return int(said[-1]["epoch"])
+
     def pause(self) -> None:
         self._signal(signal.SIGSTOP)
 

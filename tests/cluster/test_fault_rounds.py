@@ -24,6 +24,7 @@ import pytest
 
 from bench.lean import DELIVER, ClosedByBroker, Link
 from tests.cluster.brokers import LEASE_MS, Broker, Brokers
+from tests.cluster.witness import Witness
 from tests.support.crash_history import QueueHistory, check_account
 from tests.support.crash_load import CONSUMING, Client, read_all, run, set_up
 from tests.support.long import long, sized
@@ -36,6 +37,8 @@ CLIENTS: Final = 3
 QUEUES: Final = 2
 MOST_SEEN: Final = 6_000
 """Messages that were confirmed or came before a fault, at most."""
+TURNS: Final = 200
+"""Turns of each client with a leader that is cut off from the database."""
 HOUR_S: Final = 3_600
 LOST_THE_LEAD: Final = 5
 LAPSED: Final = 503
@@ -86,12 +89,15 @@ def wrong_clock(folder: Path, seconds: int) -> dict[str, str]:
 class Field:
     """Servers, brokers, and what the clients know over all rounds."""
 
-    def __init__(self, brokers: Brokers, seed: int) -> None:
+    def __init__(self, brokers: Brokers, witness: Witness, seed: int) -> None:
         self.brokers = brokers
+        self._witness = witness
         self.chance = random.Random(seed)
         self.histories = [QueueHistory(f"cluster.{index}") for index in range(QUEUES)]
         self.sequences = [0] * CLIENTS
-        self.published = self.confirmed = self.flagged = 0
+        self.published = self.confirmed = self.witnessed = self.flagged = 0
+        self.raced = self.ahead = 0
+        """Takeovers that two standbys could claim, and by the broker whose clock is ahead."""
         self.takeovers: dict[str, list[float]] = {}
         """Seconds from a fault to the first delivery by the next leader, by kind of fault."""
         self.kinds: dict[str, Callable[[Broker], Broker]] = {
@@ -114,10 +120,12 @@ class Field:
             )
             for index in range(CLIENTS)
         ]  # fmt: skip
+        epoch = leader.epoch
         self._load(clients, self.chance.randint(0, MOST_SEEN))
         self._clients = clients
         following = self.kinds[kind](leader)
         self._count(clients)
+        self._check_confirms(epoch)
         self._verify(following)
         self.brokers.start_again()
 
@@ -143,13 +151,19 @@ class Field:
         return found
 
     def _cut_off(self, leader: Broker) -> Broker:
-        found = self._next(leader, leader.cut_off, "leader cut off", reads=False)
+        found = self._next(leader, lambda: self._cut(leader), "leader cut off", reads=False)
         assert leader.is_running
         for path in ("/healthz?leader", "/readyz"):
             assert leader.http("GET", path, user=None)[0] == LAPSED
         leader.reconnect()
         self._ends_alone(leader)
         return found
+
+    def _cut(self, leader: Broker) -> None:
+        leader.cut_off()
+        for _ in range(TURNS):  # to its clients it is as it was
+            for client in self._clients:
+                client.work()
 
     def _ends_alone(self, leader: Broker) -> None:
         """Wait for a leader that has lost the lead, and for all that it still says."""
@@ -205,7 +219,9 @@ class Field:
                 with suppress(ClosedByBroker):  # by SIGTERM, in good order
                     client.read_the_rest()
                 client.link.drop()
+        self.raced += sum(one.is_running for one in self.brokers.all if one is not leader) > 1
         found = self.brokers.leader(leader)
+        self.ahead += found is self.brokers.all[-1]
         _first_delivery(found, [history.name for history in self.histories])
         self.takeovers.setdefault(name, []).append(time.monotonic() - began)
         return found
@@ -225,6 +241,18 @@ class Field:
                 history.begin_with(found)
             else:
                 history.begin_empty()
+
+    def _check_confirms(self, epoch: int) -> None:
+        """Check that each message that a leader confirmed was committed by itself, in its epoch:
+        no other one confirmed it, nor did this one after another's first commit."""
+        epochs = self._witness.epochs()
+        for client in self._clients:
+            wrong = {n: epochs.get(n) for n in client.confirmed if epochs.get(n) != epoch}
+            assert not wrong, (
+                f"client {client.producer}: {len(wrong)} messages confirmed in epoch {epoch} "
+                f"(first of {sorted(wrong)[:3]}), committed in {set(wrong.values())}"
+            )
+            self.witnessed += len(client.confirmed)
 
     def _check_one_leads(self, leader: Broker) -> None:
         """Check that nobody wrote behind another's back, and that the others say they stand by."""
@@ -271,7 +299,15 @@ def shown(field: Field, rounds: Counter[str]) -> str:
     lines = [f"{count:4} x {kind}" for kind, count in sorted(rounds.items())]
     lines.append(
         f"{field.published:,} published, {field.confirmed:,} confirmed and still there after each "
-        f"round, lost 0, {field.flagged:,} came flagged, blocks of an older epoch behind a newer 0"
+        f"round, lost 0, twice unflagged 0, out of order 0, {field.flagged:,} came flagged"
+    )
+    lines.append(
+        f"{field.witnessed:,} confirms, each by the leader in whose epoch the message was "
+        "committed; commits of an older epoch after one of a newer 0"
+    )
+    lines.append(
+        f"{field.raced} takeovers between two standbys, {field.ahead} by the broker whose clock is "
+        "an hour ahead"
     )
     for name, times in sorted(field.takeovers.items()):
         lines.append(
@@ -291,8 +327,9 @@ def test_faults_under_full_load(tmp_path: Path) -> None:
         brokers = Brokers(tmp_path, servers, 2, log_level="info", segment_size="1MiB",
                           checkpoint_every="4MiB")  # fmt: skip
         brokers.add(env)  # an hour ahead of the others
+        witness = Witness(servers.url())
         with brokers:
-            field = Field(brokers, SEED)
+            field = Field(brokers, witness, SEED)
             set_up(brokers.leader().amqp_port, [history.name for history in field.histories])
             kinds = list(field.kinds)
             for number in range(ROUNDS):

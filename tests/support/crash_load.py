@@ -76,6 +76,8 @@ class Client:
         self.sequence = first_sequence
         self.published = 0
         self.consumed = 0
+        self.confirmed: list[int] = []
+        """Persistent messages that this connection's broker confirmed."""
         self.is_lost = False
         self._histories = histories
         self._consumes = producer < len(histories)
@@ -183,6 +185,7 @@ class Client:
         for tag in tags:
             number, targets = self._unconfirmed.pop(tag)
             if not number >> 47 & 1:
+                self.confirmed.append(number)
                 for target in targets:
                     target.required.add(number)
         while self._uncertain and self._uncertain[0][0] < last:
