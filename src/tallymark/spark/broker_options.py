@@ -16,7 +16,8 @@ from tallymark.spark.option_values import number, truth
 
 DEFAULT_ENDPOINT: Final = Endpoint()
 OF_BROKER: Final = {
-    "url": "http[s]://[user:password@]host:port of the broker's HTTP interface",
+    "url": "http[s]://[user:password@]host:port of the broker's HTTP interface; with commas, hosts "
+    "of those that stand by for it",
     "host": "its host, where no url is given (127.0.0.1)",
     "port": f"its port, where no url is given ({DEFAULT_PORT})",
     "user": f"user of the broker (environment: {USER}=NAME:PASSWORD; guest)",
@@ -35,12 +36,14 @@ _FILES: Final = {"tokenFile": "token_file", "caFile": "ca_file", "certFile": "ce
 
 
 def endpoints_of(options: Mapping[str, str]) -> tuple[Endpoint, ...]:
-    """The brokers, of which only `urls` names several. Raises ValueError."""
+    """The brokers, of which only `urls` names several; each may have hosts that stand by for it,
+    after "|". Raises ValueError."""
     if not (urls := options.get("urls")):
         return (_endpoint(options),)
     rest = {name: value for name, value in options.items() if name != "urls"}
-    found = tuple(_endpoint({**rest, "url": url.strip()}) for url in urls.split(","))
-    addresses = [f"{one.host}:{one.port}" for one in found]
+    each = [url.strip().replace("|", ",") for url in urls.split(",")]
+    found = tuple(_endpoint({**rest, "url": url}) for url in each)
+    addresses = [f"{host}:{port}" for one in found for host, port in one.hosts]
     if len(set(addresses)) != len(addresses):
         raise ValueError(f"option urls: expected each broker once, got {', '.join(addresses)}")
     return found

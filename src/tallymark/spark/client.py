@@ -29,6 +29,8 @@ DEFAULT_TLS_PORT: Final = 15671
 BULK: Final = 256 * 1024
 """Bytes of a long answer that its reader sleeps for: each time that it is woken costs both ends."""
 RETRY_PAUSE_S: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
+CONNECT_MS: Final = 5_000
+"""Milliseconds for a connection to one of several hosts: a machine that is gone does not answer."""
 
 Json = dict[str, Any]
 Answer = TypeVar("Answer")
@@ -76,6 +78,9 @@ class Endpoint:
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
+    others: tuple[tuple[str, int], ...] = ()
+    """Hosts and ports of the brokers that stand by for this one, in the order in which they are
+    tried: whichever answers is asked."""
     tls: bool = False
     user: str = "guest"
     password: str = field(default="guest", repr=False)
@@ -97,31 +102,44 @@ class Endpoint:
 
     @staticmethod
     def from_url(url: str, **rest: object) -> Endpoint:
-        """`http[s]://[user:password@]host[:port]`. Raises ValueError for anything else."""
+        """`http[s]://[user:password@]host[:port],...`, with the hosts of a broker and of those that
+        stand by for it. Raises ValueError for anything else."""
         parts = urlsplit(url if "//" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if parts.scheme not in ("http", "https") or not parts.netloc.rpartition("@")[2]:
             raise ValueError(
                 f"url {shown_url(url)}: expected http://host:port or https://host:port"
             )
         if parts.path not in ("", "/") or parts.query:
             raise ValueError(f"url {shown_url(url)}: expected no path after host and port")
+        tls = parts.scheme == "https"
+        login, _, hosts = parts.netloc.rpartition("@")
+        found = [_host_in(host, tls, url) for host in hosts.split(",")]
+        if len(set(found)) != len(found):
+            raise ValueError(f"url {shown_url(url)}: expected each host once")
         values: dict[str, Any] = {
-            "host": parts.hostname,
-            "port": parts.port or (DEFAULT_TLS_PORT if parts.scheme == "https" else DEFAULT_PORT),
-            "tls": parts.scheme == "https",
-        }
-        if parts.username is not None:
-            values["user"] = parts.username
-        if parts.password is not None:
-            values["password"] = parts.password
+            "host": found[0][0], "port": found[0][1], "others": tuple(found[1:]), "tls": tls,
+        }  # fmt: skip
+        if login:
+            user, colon, password = login.partition(":")
+            values["user"] = user
+            if colon:
+                values["password"] = password
         values.update((key, value) for key, value in rest.items() if value is not None)
         return Endpoint(**values)
 
-    def connection(self) -> http.client.HTTPConnection:
-        """Return one that is not open yet. Raises WrongFile."""
+    @property
+    def hosts(self) -> tuple[tuple[str, int], ...]:
+        """Hosts and ports, in the order in which they are tried."""
+        return ((self.host, self.port), *self.others)
+
+    def connection(self, which: int = 0) -> http.client.HTTPConnection:
+        """Return one that is not open yet, to one of the hosts. Raises WrongFile."""
+        host, port = self.hosts[which]
         timeout_s = self.timeout_ms / 1000
+        if self.others:
+            timeout_s = min(timeout_s, CONNECT_MS / 1000)
         if not self.tls:
-            return http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
+            return http.client.HTTPConnection(host, port, timeout=timeout_s)
         try:
             context = ssl.create_default_context(cafile=self.ca_file or None)
         except OSError as error:  # ssl.SSLError is an OSError
@@ -135,7 +153,7 @@ class Endpoint:
             except OSError as error:
                 files = f"cert_file {self.cert_file!r}, key_file {self.key_file!r}"
                 raise WrongFile(f"{files}: {error}") from error
-        return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=context)
+        return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
 
     def authorization(self) -> str:
         """Return the header that says who asks. Raises WrongFile."""
@@ -151,7 +169,20 @@ class Endpoint:
         return "Basic " + base64.b64encode(pair).decode("ascii")
 
     def __str__(self) -> str:
-        return f"{'https' if self.tls else 'http'}://{self.host}:{self.port}"
+        hosts = ",".join(f"{host}:{port}" for host, port in self.hosts)
+        return f"{'https' if self.tls else 'http'}://{hosts}"
+
+
+def _host_in(text: str, tls: bool, url: str) -> tuple[str, int]:
+    """Return host and port of `host[:port]`. Raises ValueError."""
+    parts = urlsplit(f"//{text}")
+    try:
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"url {shown_url(url)}: {error}") from None
+    if not parts.hostname or parts.username is not None:
+        raise ValueError(f"url {shown_url(url)}: expected hosts with commas, got {text!r}")
+    return parts.hostname, port or (DEFAULT_TLS_PORT if tls else DEFAULT_PORT)
 
 
 def api_path(*names: str) -> str:
@@ -172,8 +203,8 @@ def counted(number: int, one: str, many: str | None = None) -> str:
 
 
 class Client:
-    """A keep-alive connection, opened at the first call and reopened when it is gone. Not for two
-    threads at once. Pickles as its endpoint alone; a forked child opens its own.
+    """A keep-alive connection, opened at the first call and reopened when it is gone: to the next
+    host, where the endpoint has several. One that stands by (503) is as good as gone.
 
     Not for two threads at once. Pickles as its endpoint alone; a forked child opens its own.
     """
@@ -182,6 +213,8 @@ class Client:
         self.endpoint = endpoint
         self._connection: http.client.HTTPConnection | None = None
         self._pid = 0
+        self._at = 0
+        """Index of the host that is asked."""
 
     def __reduce__(self) -> tuple[type[Client], tuple[Endpoint]]:
         return type(self), (self.endpoint,)
@@ -257,11 +290,16 @@ class Client:
         deadline = time.monotonic() + self.endpoint.retry_ms / 1000
         pauses = iter(RETRY_PAUSE_S)
         pause = RETRY_PAUSE_S[0]
+        tried = 0
         while True:
             try:
                 return attempt()
             except (OSError, http.client.HTTPException, _NotReady) as failure:
                 self.close()
+                self._at = (self._at + 1) % len(self.endpoint.hosts)
+                tried += 1
+                if tried % len(self.endpoint.hosts):
+                    continue  # another one may lead
                 pause = next(pauses, pause)
                 if time.monotonic() + pause > deadline:
                     raise BrokerUnreachable(
@@ -290,7 +328,7 @@ class Client:
 
     def _connected(self) -> http.client.HTTPConnection:
         if self._connection is None or self._pid != os.getpid():
-            self._connection = self.endpoint.connection()
+            self._connection = self.endpoint.connection(self._at)
             self._connection.connect()
             self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if not self.endpoint.tls and sys.platform == "linux":

@@ -4,6 +4,7 @@ as of a leader's /healthz: nothing of a message is shown.
     /healthz          200 while it follows; ?leader: 503, since it does not lead
     /readyz           503: clients are not let in here
     /metrics          position, age of what it has, and whether the database answers
+    anything else     503, which names the leader
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class StandbyHttp:
         app.router.add_get("/healthz", self._health)
         app.router.add_get("/readyz", self._ready)
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_route("*", "/{path:.*}", self._elsewhere)
         self._runner = web.AppRunner(app, access_log=None)
         self.addresses: list[Address] = []
 
@@ -75,6 +77,14 @@ class StandbyHttp:
 
     async def _ready(self, request: web.Request) -> web.Response:
         return answer({"status": "standby", "reason": "this broker stands by"}, 503)
+
+    async def _elsewhere(self, request: web.Request) -> web.Response:
+        """Refuse what only the leader answers, as not ready: clients with a list of hosts ask the
+        next."""
+        leader = self._following.lease.holder
+        whom = f"{leader} leads" if leader else "nobody leads now"
+        reason = f"{request.method} {request.path}: this broker stands by, {whom}"
+        return answer({"error": "standby", "reason": reason}, 503)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         following = self._following

@@ -1,0 +1,91 @@
+"""A list of hosts in one URL: the brokers of one journal, of which whichever leads is asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import pytest
+
+from tallymark.spark.broker_options import endpoints_of
+from tallymark.spark.client import BrokerUnreachable, Client, Endpoint
+from tests.support.http_server import HttpServer
+
+STANDS_BY = {"error": "standby", "reason": "this broker stands by, b:7 leads"}
+
+
+class One(HttpServer):
+    """A broker that answers with its name while it leads."""
+
+    def __init__(self, name: str, leads: bool) -> None:
+        super().__init__()
+        self.name = name
+        self.leads = leads
+        self.asked = 0
+
+    def respond(self, path: str) -> tuple[int, Mapping[str, str], bytes]:
+        self.asked += 1
+        if not self.leads:
+            return 503, {}, json.dumps(STANDS_BY).encode()
+        return 200, {}, json.dumps({"name": self.name}).encode()
+
+
+def of(*servers: One, retry_ms: int | None = None) -> Client:
+    hosts = ",".join(one.address for one in servers)
+    return Client(Endpoint.from_url(f"http://{hosts}", retry_ms=retry_ms))
+
+
+def test_one_that_stands_by_is_passed_over_and_then_not_asked_again() -> None:
+    with One("a", leads=False) as a, One("b", leads=True) as b:
+        client = of(a, b)
+        assert [client.call("GET", "/x")["name"] for _ in range(3)] == ["b", "b", "b"]
+        assert (a.asked, b.asked) == (1, 3)
+        client.close()
+
+
+def test_another_takes_over_between_two_calls() -> None:
+    with One("b", leads=False) as b:
+        with One("a", leads=True) as a:
+            client = of(a, b)
+            assert client.call("GET", "/x")["name"] == "a"
+        b.leads = True
+        client.close()  # as its server's end does, which here lets connections be
+        assert client.call("GET", "/x")["name"] == "b"
+        client.close()
+
+
+def test_each_is_asked_once_where_nothing_is_tried_again() -> None:
+    with One("a", leads=False) as a, One("b", leads=False) as b:
+        client = of(a, b, retry_ms=0)
+        with pytest.raises(BrokerUnreachable, match="b:7 leads"):
+            client.call("GET", "/x")
+        assert (a.asked, b.asked) == (1, 1)
+
+
+def test_hosts_of_an_url() -> None:
+    found = Endpoint.from_url("https://me:secret@a:1,b,[::1]:3")
+    assert found.hosts == (("a", 1), ("b", 15671), ("::1", 3))
+    assert (found.user, found.password, str(found)) == ("me", "secret", "https://a:1,b:15671,::1:3")
+    assert Endpoint.from_url("b").hosts == (("b", 15672),)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://a,a", "each host once"),
+        ("http://a,,b", "got ''"),
+        ("http://a,b:x", "http://a,b:x"),
+        ("http://a/x,b", "no path"),
+    ],
+)
+def test_hosts_that_are_none(url: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Endpoint.from_url(url)
+
+
+def test_several_brokers_each_with_one_that_stands_by() -> None:
+    a, b = endpoints_of({"urls": "http://a1|a2, http://me@b1:9|b2:9"})
+    assert a.hosts == (("a1", 15672), ("a2", 15672))
+    assert (b.hosts, b.user) == ((("b1", 9), ("b2", 9)), "me")
+    with pytest.raises(ValueError, match="each broker once"):
+        endpoints_of({"urls": "http://a1|a2,http://a2"})
