@@ -1,9 +1,10 @@
 """Deliberate bugs, each of which the worlds must find.
 
     python -m tests.simulation.mutants                      # all: seeds that it took
-    python -m tests.simulation.mutants "confirm before sync" --seeds 500 --write
+    python -m tests.simulation.mutants "confirm before sync" --seeds 500 --write --jobs 2
 
---write puts what it took into the table of docs/simulation.md.
+--write puts what it took into the table of docs/simulation.md. A seed counts as one that found a
+bug only if its world holds without the bug.
 
 A mutant changes the broker's modules in this process; they run from src, interpreted.
 """
@@ -16,6 +17,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -33,10 +35,12 @@ from tallymark.engine.delivery import Dispatcher
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.ledger import Ledger
 from tallymark.engine.queue import Queue
+from tallymark.engine.queue_parts import Deferrals, Pin
 from tallymark.engine.restore import Restorer
 from tallymark.engine.session import Consumer
 from tallymark.engine.settlement import Settlement
 from tallymark.engine.sinks import Sinks
+from tallymark.engine.state import Agenda
 from tallymark.engine.subscription import Subscription
 from tallymark.engine.topology import Targets
 from tallymark.engine.transactions import Transactions
@@ -47,24 +51,30 @@ from tallymark.journal.journal import Journal
 from tallymark.journal.reading import Reader
 from tallymark.journal.recovery import Recovery
 from tallymark.journal.writer import Writer
-from tallymark.simulation.plan import draw
+from tallymark.simulation.plan import CLOCK, RIGHTS, Plan, draw
 from tallymark.simulation.run import run
 from tallymark.stored import records
 from tallymark.units import UNLIMITED
 
 Patch = Callable[[], None]
 MUTANTS: Final[dict[str, Patch]] = {}
+NEEDS: Final[dict[str, Callable[[Plan], object]]] = {}
+"""Tests of a plan, for bugs that most worlds have no use for."""
+FIRST: Final = 1_000_000
+"""First of the seeds that are played."""
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "simulation.md"
 HEAD: Final = "| bug | seeds | seen as |\n|---|---|---|"
 SHOWN: Final = 90
 """Characters of what was seen."""
 
 
-def mutant(name: str) -> Callable[[Patch], Patch]:
-    """Name a deliberate bug."""
+def mutant(name: str, needs: Callable[[Plan], object] | None = None) -> Callable[[Patch], Patch]:
+    """Name a deliberate bug. needs: returns whether a plan has what the bug is about."""
 
     def add(patch: Patch) -> Patch:
         MUTANTS[name] = patch
+        if needs is not None:
+            NEEDS[name] = needs
         return patch
 
     return add
@@ -112,6 +122,46 @@ def files_lack(name: str, call: Callable[[Any], Any]) -> None:
         return begin
 
     replaced(Writer, "__init__", make)
+
+
+# -- parts of a plan that a bug acts on
+
+
+def _has_workers(plan: Plan) -> bool:
+    has_operator = any(RIGHTS in one.kinds for one in plan.operators)
+    return has_operator and any(one.is_worker for one in (*plan.publishers, *plan.consumers))
+
+
+def _has_subscriptions(plan: Plan) -> bool:
+    return bool(plan.subscriptions)
+
+
+def _has_rivals(plan: Plan) -> bool:
+    return any(one.rival for one in plan.subscriptions)
+
+
+def _has_verdicts(plan: Plan) -> bool:
+    return any(one.reject or one.release or one.fail for one in plan.subscriptions)
+
+
+def _has_nsq(plan: Plan) -> bool:
+    return any(one.protocol == "nsq" for one in plan.publishers)
+
+
+def _has_deferrals(plan: Plan) -> bool:
+    return any(one.protocol == "nsq" and one.fail for one in plan.consumers)
+
+
+def _has_plans_of_streams(plan: Plan) -> bool:
+    return any(one.max_bytes is not None for one in plan.streams)
+
+
+def _has_ttl(plan: Plan) -> bool:
+    return any(one.ttl_ms is not None for one in plan.queues)
+
+
+def _has_clock_steps(plan: Plan) -> bool:
+    return any(one.kind == CLOCK for one in plan.faults)
 
 
 # -- the disk
@@ -320,7 +370,7 @@ def _() -> None:
     Settlement.free_credit = lambda self, session, consumer, n: None  # type: ignore[method-assign]
 
 
-@mutant("time to live ignored")
+@mutant("time to live ignored", _has_ttl)
 def _() -> None:
     Upkeep._overdue = lambda self, queue, head, upto, now: 0  # type: ignore[method-assign]
 
@@ -335,7 +385,7 @@ def _() -> None:
     Dispatcher._within_mark = lambda self, queue, head, n, wanted: n  # type: ignore[method-assign]
 
 
-@mutant("clock that stands still")
+@mutant("clock that stands still", _has_clock_steps)
 def _() -> None:
     def make(read: Any) -> Any:
         def still(self: Any, wall_ms: int, monotonic_ms: int) -> Any:
@@ -451,33 +501,109 @@ def _() -> None:
     replaced(Consumer, "__init__", make)
 
 
-@mutant("revoked right that lasts")
+@mutant("revoked right that lasts", _has_workers)
 def _() -> None:
     for lifecycle in (amqp091.Lifecycle, amqp10.Lifecycle):
         lifecycle.rights_changed = lambda self, permissions: None  # type: ignore[method-assign]
 
 
-@mutant("verdict without fence")
+def without_fence(handler: str) -> None:
+    """Have an operation over HTTP let readers pass whose place was taken."""
+
+    def make(check: Any) -> Any:
+        def lax(self: Any, fence: int) -> None:
+            callers = {sys._getframe(depth).f_code.co_name for depth in (1, 2)}
+            if handler not in callers:
+                check(self, fence)
+
+        return lax
+
+    replaced(Subscription, "check_fence", make)
+
+
+@mutant("verdict without fence", _has_rivals)
 def _() -> None:
-    Subscription.check_fence = lambda self, fence: None  # type: ignore[method-assign]
+    without_fence("_judge")
 
 
-@mutant("lease forgotten")
+@mutant("stale settle accepted", _has_rivals)
+def _() -> None:
+    without_fence("_settle")
+
+
+@mutant("verdicts of the holder before", _has_rivals)
+def _() -> None:
+    Subscription.begin = lambda self, start: []  # type: ignore[method-assign]
+
+
+@mutant("retention that eats what is unread", _has_plans_of_streams)
+def _() -> None:
+    Pin.keep = lambda self, piece, store: None  # type: ignore[method-assign]
+
+
+@mutant("half a transaction visible")
+def _() -> None:
+    def at_once(self: Agenda, queue: Any, first: Any, kept: bool, is_moved: bool) -> None:
+        if is_moved or (kept and self._syncs_first(queue)):
+            self._hold(queue, first)
+
+    Agenda.entered = at_once  # type: ignore[method-assign]
+
+
+@mutant("time to live ignored after a restart", _has_ttl)
+def _() -> None:
+    restored: dict[int, int] = {}
+
+    def make_finish(finish: Any) -> Any:
+        def noting(self: Any) -> None:
+            finish(self)
+            restored.clear()
+            for queue in self._broker.queues.values():
+                restored[id(queue)] = queue.entered
+
+        return noting
+
+    def make_overdue(overdue: Any) -> Any:
+        def young(self: Any, queue: Any, head: Any, upto: int, now: int) -> int:
+            if head.first <= restored.get(id(queue), 0):
+                return 0
+            return int(overdue(self, queue, head, upto, now))
+
+        return young
+
+    replaced(Restorer, "finish", make_finish)
+    replaced(Upkeep, "_overdue", make_overdue)
+
+
+@mutant("deferred lost", _has_deferrals)
+def _() -> None:
+    def make(add: Any) -> Any:
+        def without(broker: Any, queue: Any, *rest: Any) -> None:
+            deferrals, queue.deferrals = queue.deferrals, Deferrals()
+            add(broker, queue, *rest)
+            queue.deferrals = deferrals
+
+        return without
+
+    replaced(restore, "_snapshot_queue", make)
+
+
+@mutant("lease forgotten", _has_subscriptions)
 def _() -> None:
     not_restored(records.LEASED)
 
 
-@mutant("lease not recorded")
+@mutant("lease not recorded", _has_subscriptions)
 def _() -> None:
     without_records(records.LEASED)
 
 
-@mutant("end of a lease not restored")
+@mutant("end of a lease not restored", _has_subscriptions)
 def _() -> None:
     not_restored(records.LEASE_SETTLED)
 
 
-@mutant("verdicts not recorded")
+@mutant("verdicts not recorded", _has_verdicts)
 def _() -> None:
     without_records(records.VERDICTS)
 
@@ -492,12 +618,12 @@ def _() -> None:
     without_records(records.SINK_STAGED)
 
 
-@mutant("deferral not recorded")
+@mutant("deferral not recorded", _has_deferrals)
 def _() -> None:
     without_records(records.DEFERRED)
 
 
-@mutant("deferral not restored")
+@mutant("deferral not restored", _has_deferrals)
 def _() -> None:
     not_restored(records.DEFERRED)
 
@@ -518,12 +644,19 @@ def _() -> None:
 # -- looking for them
 
 
-def seeds_needed(name: str, most: int) -> tuple[int, str]:
-    """Play seeds with a deliberate bug; return how many it took and what was seen. 0: not found."""
+def seeds_needed(name: str, begin: int, most: int) -> tuple[int, str]:
+    """Play seeds with a deliberate bug; return how many it took and what was seen. 0: not found.
+
+    A world in which the bug has nothing to act on cannot find it: it counts, and is not played.
+    """
     MUTANTS[name]()
-    for number, seed in enumerate(range(1_000_000, 1_000_000 + most), 1):
+    needs = NEEDS.get(name)
+    for number in range(begin, most + 1):
+        plan = draw(FIRST + number - 1)
+        if needs is not None and not needs(plan):
+            continue
         try:
-            failure = run(draw(seed)).failure
+            failure = run(plan).failure
         except Exception as error:  # the bug made the broker or its client fail outright
             failure = f"{type(error).__name__}: {error}"
         if failure:
@@ -531,9 +664,37 @@ def seeds_needed(name: str, most: int) -> tuple[int, str]:
     return 0, "not found"
 
 
-def line_of(name: str, number: int, seen: str, most: int) -> str:
+def in_a_process(module: str, *arguments: str) -> str:
+    """Run a module of this tree by itself, and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments], env={**os.environ, "PYTHONHASHSEED": "0"},
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    return done.stdout
+
+
+def holds_without(seed: int) -> bool:
+    """Return whether a world holds without any bug: else what was seen says nothing of one."""
+    return f"{seed}: passed" in in_a_process("tallymark.simulation", "--seed", str(seed))
+
+
+def search(name: str, most: int) -> str:
+    """Look for a bug, and return its row of the table."""
+    begin = 1
+    while True:
+        asked = ["--row", name, "--begin", str(begin), "--seeds", str(most)]
+        said = in_a_process("tests.simulation.mutants", *asked).strip()
+        found = said.splitlines()[-1].partition(" ") if said else ("0", "", "")
+        number = int(found[0])
+        if not number or holds_without(FIRST + number - 1):
+            return row_of(name, number, found[2], most)
+        print(f"seed {FIRST + number - 1} fails without a bug, too", file=sys.stderr)
+        begin = number + 1
+
+
+def row_of(name: str, number: int, seen: str, most: int) -> str:
     """Return the row of a table for one bug. most: seeds that were played if it was not found."""
-    clean = re.sub(r"/\S*tallymark-world-\S*?/", "", " ".join(seen.split())).replace("|", "/")
+    clean = re.sub(r"/\S*tallymark-world-\S*?/", "", seen).replace("|", "/")
     kept = clean if len(clean) <= SHOWN else clean[:SHOWN].rstrip() + " ..."
     return f"| {name} | {number or f'not in {most}'} | {kept if number else ''} |"
 
@@ -553,33 +714,27 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("name", nargs="*", metavar="NAME", help="those alone")
     parser.add_argument("--seeds", type=int, default=500)
+    parser.add_argument("--jobs", type=int, default=1, help="bugs at a time")
     parser.add_argument("--write", action="store_true", help="into the table of the guide")
     parser.add_argument("--row", help=argparse.SUPPRESS)
+    parser.add_argument("--begin", type=int, default=1, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.row is not None:
-        print(line_of(asked.row, *seeds_needed(asked.row, asked.seeds), asked.seeds), flush=True)
+        number, seen = seeds_needed(asked.row, asked.begin, asked.seeds)
+        print(number, " ".join(seen.split()), flush=True)
         os._exit(0)  # a broken broker leaves threads and coroutines that cannot end
     names = asked.name or list(MUTANTS)
     unknown = [name for name in names if name not in MUTANTS]
     if unknown:
         parser.error(f"no such bug: {unknown}, expected some of {list(MUTANTS)}")
     is_missed = False
-    environment = {**os.environ, "PYTHONHASHSEED": "0"}
-    for name in names:
-        command = [sys.executable, "-m", "tests.simulation.mutants", "--row", name]
-        done = subprocess.run(
-            [*command, "--seeds", str(asked.seeds)], env=environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        row = (
-            done.stdout.strip().splitlines()[-1]
-            if done.stdout
-            else line_of(name, 0, "", asked.seeds)
-        )
-        print(row, flush=True)
-        is_missed |= "| not in " in row
-        if asked.write:
-            write_table([row])
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        for done in as_completed([pool.submit(search, name, asked.seeds) for name in names]):
+            row = done.result()
+            print(row, flush=True)
+            is_missed |= "| not in " in row
+            if asked.write:
+                write_table([row])
     return int(is_missed)
 
 

@@ -6,8 +6,8 @@ was accepted. What no queue is bound for comes back: the batch is not settled, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from typing import Final, final
 from urllib.parse import quote
 
@@ -20,18 +20,20 @@ PATIENCE_S: Final = 1.0
 """Seconds that a source waits for a message before it says that there is none."""
 BATCH_BYTES: Final = 4 << 20
 """A batch ends with the message that passes this."""
+Connects = Callable[[str], AbstractAsyncContextManager[Connection]]
 
 
 class _End:
     """A connection with one session."""
 
-    def __init__(self, url: str, side: str) -> None:
+    def __init__(self, url: str, side: str, connects: Connects) -> None:
         self._url = url
+        self._connects = connects
         self._side = side
         self._open = AsyncExitStack()
 
     async def _session(self) -> Session:
-        connection: Connection = await self._open.enter_async_context(connect(self._url))
+        connection: Connection = await self._open.enter_async_context(self._connects(self._url))
         return await self._open.enter_async_context(connection.session())
 
     def _failure(self, error: Exception) -> ShovelFailed:
@@ -46,9 +48,10 @@ class _End:
 
 @final
 class AmqpSource(_End, Source):
-    def __init__(self, url: str, address: str, window: int) -> None:
-        """window: most messages that are taken and not settled."""
-        super().__init__(url, f"source {address}")
+    def __init__(self, url: str, address: str, window: int, connects: Connects = connect) -> None:
+        """window: most messages that are taken and not settled; connects: makes a connection to a
+        broker's URL."""
+        super().__init__(url, f"source {address}", connects)
         self._address = address
         self._window = window
         self._receiver: Receiver | None = None
@@ -94,9 +97,16 @@ class AmqpSource(_End, Source):
 
 @final
 class AmqpTarget(_End, Target):
-    def __init__(self, url: str, address: str | None, exchange: str, stamp: Stamp) -> None:
+    def __init__(
+        self,
+        url: str,
+        address: str | None,
+        exchange: str,
+        stamp: Stamp,
+        connects: Connects = connect,
+    ) -> None:
         """address: where all messages go; None: to `exchange`, each with its own routing key."""
-        super().__init__(url, f"target {address or EXCHANGES + exchange}")
+        super().__init__(url, f"target {address or EXCHANGES + exchange}", connects)
         self._address = address
         self._exchange = exchange
         self._stamp = stamp

@@ -12,7 +12,8 @@ from tallymark.shovels.shovel import Act, Do, Pace, Phase, Shovel
 
 Report = Callable[[Shovel], None]
 
-_UNEXPECTED: Final = "unexpected: "
+UNEXPECTED: Final = "unexpected: "
+"""Beginning of the text of a failure that is a bug."""
 
 
 @final
@@ -114,7 +115,7 @@ class Runner:
         if isinstance(failure, ShovelFailed):
             todo = self.shovel.failed(str(failure), failure.may_pass)
         else:  # a bug, which costs this attempt and nothing else
-            todo = self.shovel.failed(f"{_UNEXPECTED}{failure!r}")
+            todo = self.shovel.failed(f"{UNEXPECTED}{failure!r}")
         self._failed(self.shovel)
         return todo
 

@@ -100,7 +100,7 @@ class Clients:
             line: Line | None = None
             try:
                 ends: list[End] = []
-                async with self._connect(protocol, ends, is_worker) as connection:
+                async with self.dial(protocol, ends, is_worker) as connection:
                     line = self.history.connected(name, self.broker.life)
                     self.lines[ends[-1]] = line
                     self.history.note(f"{name} connected, line {line.number}")
@@ -116,7 +116,8 @@ class Clients:
                     self.history.disconnected(line)
             await self.pause(0.05)
 
-    def _connect(self, protocol: str, ends: list[End], is_worker: bool) -> Any:
+    def dial(self, protocol: str, ends: list[End], is_worker: bool = False) -> Any:
+        """Return a connection under way; its end is appended to `ends`."""
         user = WORKER if is_worker else GUEST
 
         async def opener(endpoint: Any, factory: Callable[[], Any]) -> Any:
@@ -140,6 +141,8 @@ class Clients:
                     await session.declare_queue(queue.dead, arguments=queue.dead_arguments)
                 await session.declare_queue(queue.name, type=queue.type, arguments=queue.arguments)
                 await session.bind_queue(queue.name, FANOUT, "")
+            for shovel in self.plan.shovels:
+                await session.declare_queue(shovel.target)
             for stream in self.plan.streams:
                 await session.declare_queue(stream.name, type="stream", arguments=stream.arguments)
             done.append(True)

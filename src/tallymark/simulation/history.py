@@ -85,6 +85,8 @@ class History:
         """Names of streams, which have a model of their own."""
         self.certain_ns = CERTAIN_NS
         self.late_ns = LATE_NS
+        self.moved: dict[str, set[str]] = defaultdict(set)
+        """Names of the messages that shovels have moved, by the queue that they were in."""
         self._credits = {one.name: one.credit for one in plan.consumers}
         self._has_clock_steps = any(one.kind == CLOCK for one in plan.faults)
         self.published: dict[str, Published] = {}
@@ -304,7 +306,8 @@ class History:
         plan = self.queues.get(queue)
         has_letters = plan is not None and plan.dead_letters
         return (
-            has(queue, "accept")
+            name in self.moved[queue]
+            or has(queue, "accept")
             or has(f"{queue}.dead", "accept", "reject")
             or (not has_letters and has(queue, "reject"))
         )

@@ -221,6 +221,22 @@ class RoguePlan:
 
 
 @dataclass(frozen=True)
+class ShovelPlan:
+    """A shovel from a queue to another one of its own."""
+
+    name: str
+    queue: str
+    batch: int = 5
+    ends: float = 0.0
+    """Chance, for each tenth of a second, that its process ends; another one begins."""
+
+    @property
+    def target(self) -> str:
+        """Name of the queue to which it moves messages."""
+        return f"{self.queue}.{self.name}"
+
+
+@dataclass(frozen=True)
 class FaultPlan:
     """A fault and its time."""
 
@@ -248,6 +264,7 @@ class Plan:
     streams: tuple[StreamPlan, ...] = ()
     operators: tuple[ManagementPlan, ...] = ()
     rogues: tuple[RoguePlan, ...] = ()
+    shovels: tuple[ShovelPlan, ...] = ()
     has_ledger: bool = False
     """True if the ledger is balanced after each end of the broker."""
     faults: tuple[FaultPlan, ...] = ()
@@ -292,7 +309,19 @@ def draw(seed: int) -> Plan:
         queues=queues, publishers=publishers, consumers=consumers, faults=faults,
         disk=disk, weather=weather,
     )  # fmt: skip
-    return _over_http(plan)
+    return _with_shovels(_over_http(plan))
+
+
+def _with_shovels(plan: Plan) -> Plan:
+    """Draw a shovel: none in most worlds."""
+    random = Random(f"shovel {plan.seed}")
+    if not _is_on(random, 0.12):
+        return plan
+    shovel = ShovelPlan(
+        "moved", random.choice(plan.queues).name, random.choice([1, 5, 50]),
+        random.choice([0.0, 0.05]),
+    )  # fmt: skip
+    return replace(plan, shovels=(shovel,))
 
 
 def _over_http(plan: Plan) -> Plan:

@@ -48,6 +48,7 @@ from tallymark.simulation.plan import (
 from tallymark.simulation.process import AMQP, Broker
 from tallymark.simulation.readers import Readers
 from tallymark.simulation.rogues import Rogue
+from tallymark.simulation.shovels import Mover
 from tallymark.simulation.sinks import Writer
 from tallymark.simulation.streams import StreamReaders
 from tallymark.simulation.world import SECOND_NS, Stuck, World
@@ -146,6 +147,7 @@ class _Run:
         self.clients = Clients(world, self.network, self.broker, plan, self.history)
         self.nsq = NsqClients(self.clients)
         self.has_nsq = any(one.protocol == "nsq" for one in plan.publishers)
+        self._shovels = [Mover(self.clients, one) for one in plan.shovels]
         self._streams = [StreamReaders(self.clients, one) for one in plan.streams]
         self._due = list(plan.faults)
         self._full_until_ns = 0
@@ -211,6 +213,8 @@ class _Run:
             clients.begin(operator.work())
         for rogue in self.plan.rogues:
             clients.begin(Rogue(clients, rogue).work())
+        for mover in self._shovels:
+            clients.begin(mover.work())
         for sink in self.plan.sinks:
             clients.begin(Writer(clients, sink).write())
         for readers_of in self._streams:
@@ -385,6 +389,7 @@ class _Run:
         queues = self.plan.queues
         names = [one.name for one in queues] + [one.dead for one in queues if one.dead_letters]
         tasks = [clients.begin(clients.drain(name)) for name in names]
+        tasks += [clients.begin(mover.drain()) for mover in self._shovels]
         if any(one.dead_length is not None for one in queues):
             tasks.append(clients.begin(self._drain_letters()))
         if self.has_nsq:

@@ -63,6 +63,11 @@ STATES: Final = {
     "ledger balanced": "the equation of every queue was worked out as Spark jobs do it",
     # Bad clients.
     **{f"rogue {kind}": f"a client that {kind}" for kind in ROGUES},
+    # Shovels.
+    "shovel moved": "a message came to the other queue",
+    "shovel moved twice": "a message came there a second time, flagged",
+    "shovel failed": "one of its connections broke, and it began again",
+    "shovel ended": "its process ended with what it had in hand",
     # Over HTTP.
     "subscription taken over": "a reader attached where another one had",
     "taken over with verdicts pending": "and that one had said what is to become of messages",
