@@ -177,10 +177,12 @@ class DriverProcess:
 
     def _environment(self, scratch: Path) -> dict[str, str]:
         # What a killed JVM leaves behind shall lie where the test's other files are.
-        scratch.mkdir()
+        home = scratch / "home"
+        home.mkdir(parents=True)
         return {
             **os.environ,
             "PYTHONPATH": python_path(),
+            "SPARK_HOME": str(spark_home(home)),
             "SPARK_LOCAL_DIRS": str(scratch),
             "JDK_JAVA_OPTIONS": f"-Djava.io.tmpdir={scratch}",
         }
