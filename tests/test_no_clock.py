@@ -32,6 +32,7 @@ ALLOWED: Final = {
 """Pauses by file and function, and why each is none that a slow machine could break."""
 PACED: Final = {
     "siege": "a hostile client's pace is what it tries; who runs it waits for its steps",
+    "cluster/clients": "programs of users, who pause before they try the next broker",
     "real": "a fault lasts for a while; what must follow from it is waited for",
 }
 """Folders of load, not of tests, whose clients pause as they like, and why."""
@@ -100,7 +101,7 @@ class Reader(ast.NodeVisitor):
             self._report(node)
         elif (module, name) == ("asyncio", "sleep"):
             is_turn = isinstance(node.args[0], ast.Constant) and node.args[0].value == 0
-            is_paced = self._name.partition("/")[0] in PACED
+            is_paced = self._name.startswith(tuple(f"{folder}/" for folder in PACED))
             if not (is_turn or is_paced or self._has_own_time()):
                 self._report(node)
         elif module == "asyncio" and name in LIMITS and not self._has_own_time():

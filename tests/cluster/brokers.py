@@ -186,10 +186,10 @@ class Brokers:
         for _ in range(count):
             self.add()
 
-    def add(self, env: dict[str, str] | None = None) -> Broker:
+    def add(self, env: dict[str, str] | None = None, **flags: str) -> Broker:
         """Make a broker on an empty folder; it is not started."""
         folder = self._folder / f"broker{len(self.all)}"
-        made = Broker(folder, self.servers, env, **self._flags)
+        made = Broker(folder, self.servers, env, **{**self._flags, **flags})
         self.all.append(made)
         return made
 

@@ -1,4 +1,4 @@
-"""Two brokers of one journal: who leads after what, and how clients find it.
+"""Two brokers of one journal: who leads after what. How clients find it is in test_clients.py.
 
 The lease lasts longer than the tests: whatever changes the leader here does so without it. What a
 lease that runs out does is in test_fault_rounds.py.
@@ -124,64 +124,3 @@ def test_a_broker_that_is_no_standby_does_not_wait_for_a_leader_that_renews_its_
         refused = forked.run("takeover", "--journal", leader.journal, "--journal-id", "2")
         assert refused.returncode == 1
         assert "no standby follows journal 2" in refused.stderr
-
-
-def ports_standby_first(pair: tuple[Broker, Broker]) -> list[int]:
-    leader, standby = pair
-    return [int(standby.flags["amqp_port"]), int(leader.flags["amqp_port"])]
-
-
-def test_pika_goes_through_its_list(pair: tuple[Broker, Broker]) -> None:
-    hosts = [pika.ConnectionParameters("127.0.0.1", one) for one in ports_standby_first(pair)]
-    with pika.BlockingConnection(hosts) as connection:
-        assert connection.is_open
-
-
-def test_kombu_and_so_celery_goes_through_its_list(pair: tuple[Broker, Broker]) -> None:
-    kombu = pytest.importorskip("kombu")
-    urls = [f"amqp://guest:guest@127.0.0.1:{one}//" for one in ports_standby_first(pair)]
-    with kombu.Connection(";".join(urls)) as connection:
-        connection.ensure_connection(max_retries=4, interval_start=0, interval_step=0)
-        assert connection.connected
-
-
-def test_aio_pika_is_asked_for_one_host_after_the_other(pair: tuple[Broker, Broker]) -> None:
-    aio_pika = pytest.importorskip("aio_pika")
-
-    async def find() -> int:
-        for port in ports_standby_first(pair):
-            try:
-                connection = await aio_pika.connect(f"amqp://guest:guest@127.0.0.1:{port}/")
-            except OSError:
-                continue
-            await connection.close()
-            return port
-        return 0
-
-    assert asyncio.run(find()) == ports_standby_first(pair)[1]
-
-
-def test_proton_goes_through_its_list(pair: tuple[Broker, Broker]) -> None:
-    proton = pytest.importorskip("proton")
-    from proton.handlers import MessagingHandler
-    from proton.reactor import Container
-
-    opened: list[str] = []
-
-    class Handler(MessagingHandler):  # type: ignore[misc]  # proton has no types
-        def on_start(self, event: proton.Event) -> None:
-            urls = [f"amqp://guest:guest@127.0.0.1:{one}" for one in ports_standby_first(pair)]
-            event.container.connect(urls=urls, allowed_mechs="PLAIN")
-
-        def on_connection_opened(self, event: proton.Event) -> None:
-            opened.append(event.connection.remote_container)
-            event.connection.close()
-
-    Container(Handler()).run()
-    assert len(opened) == 1
-
-
-def test_our_client_goes_through_its_list(pair: tuple[Broker, Broker]) -> None:
-    ports = ports_standby_first(pair)
-    asyncio.run(connected(*[f"amqp://guest:guest@127.0.0.1:{one}" for one in ports]))
-    asyncio.run(connected(*[f"amqp091://guest:guest@127.0.0.1:{one}" for one in ports]))

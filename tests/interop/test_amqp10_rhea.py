@@ -1,21 +1,18 @@
 """rhea, the AMQP 1.0 client of Node.js, unchanged, against the broker over sockets.
 
-It is found where `npm install --prefix .venv rhea` puts it, or `npm install --global rhea`, or in
-what NODE_PATH names; elsewhere the tests are skipped. What it does is in rhea_client.js.
+Where it is found is in tests/support/node_modules.py. What it does is in rhea_client.js.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.node_modules import environment_with
 from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 
@@ -25,28 +22,7 @@ CLIENT = Path(__file__).with_name("rhea_client.js")
 @pytest.fixture(scope="module")
 def environment() -> dict[str, str]:
     """In which Node finds rhea."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if node is None:
-        pytest.skip("node is not here")
-    paths = [str(Path(sys.prefix) / "node_modules")]
-    if os.environ.get("NODE_PATH"):
-        paths.append(os.environ["NODE_PATH"])
-    if npm is not None:
-        paths.append(output_of(npm, "root", "--global").strip())
-    environment = {**os.environ, "NODE_PATH": os.pathsep.join(paths)}
-    asked = subprocess.run(
-        [node, "-e", "require('rhea')"],
-        env=environment, capture_output=True, timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
-    if asked.returncode:
-        pytest.skip(f"node does not find rhea in {environment['NODE_PATH']!r}")
-    return environment
-
-
-def output_of(*command: str) -> str:
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=PATIENCE_S, check=True
-    ).stdout
+    return environment_with("rhea")
 
 
 @pytest.fixture
