@@ -158,6 +158,7 @@ class Clients:
 
         async def work(session: Session, line: Line) -> None:
             number = 0
+            before: list[Published] = []
             async with contextlib.AsyncExitStack() as opened:
                 sender = await opened.enter_async_context(session.sender(address))
                 senders = {plan.target: sender}
@@ -165,8 +166,13 @@ class Clients:
                     other = session.sender(f"/queues/{plan.second}")
                     senders[plan.second] = await opened.enter_async_context(other)
                 while self.publishing:
-                    batch = [self._message(plan, line, number + n) for n in range(plan.batch)]
-                    number += plan.batch
+                    if before and self.world.random.random() < plan.repeats:
+                        self.history.seen.add("message repeated")
+                        batch, before = before, []
+                    else:
+                        batch = [self._message(plan, line, number + n) for n in range(plan.batch)]
+                        number += plan.batch
+                        before = batch
                     if plan.transactional:
                         await self._in_transaction(session, senders, batch)
                     else:

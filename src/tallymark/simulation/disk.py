@@ -23,6 +23,8 @@ from tallymark.journal.files import Files
 from tallymark.simulation.threads import Crashed, Process
 
 SECTOR: Final = 512
+LAST_SYNC_S: Final = 0.1
+"""Most seconds of a sync in which the power goes: whoever does not wait for its end is caught."""
 
 
 @dataclass
@@ -112,6 +114,8 @@ class Disk:
         if self._chance(self.faults.stall):
             process.spend(self._random.random())
         process.spend(self._random.expovariate(1 / seconds) if seconds else 0.0)
+        if is_sync and self.crashes_in_sync:  # one that takes its time
+            process.spend(self._random.random() * LAST_SYNC_S)
         if (
             self.calls == self.crash_at
             or (is_sync and self.crashes_in_sync)

@@ -11,12 +11,16 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tallymark.simulation.models.permissions import Permissions
-from tallymark.simulation.plan import CLOCK, NSQ_QUEUE, Plan, QueuePlan
+from tallymark.simulation.plan import CLOCK, FULL, NSQ_QUEUE, Plan, QueuePlan
 from tallymark.simulation.violated import Violated
 from tallymark.simulation.world import SECOND_NS, World
 
 CERTAIN_NS: Final = 5 * SECOND_NS
 """Time for which connection and broker live on after a settlement until it has taken effect."""
+SOON_NS: Final = SECOND_NS
+"""The same where neither disk nor network stalls, and the disk has room."""
+EARLY_NS: Final = SECOND_NS // 50
+"""Time by which a deferral, or a time-out, may be over too early: clocks are read once a turn."""
 NEVER: Final = 1 << 62
 LATE_NS: Final = 3 * SECOND_NS
 """Time that an expired message may have been under way to its consumer."""
@@ -69,6 +73,10 @@ class Delivered:
     """accept, reject, release, fail; empty: none yet."""
     answered_ns: int = NEVER
     work: str = ""
+    void_ns: int = NEVER
+    """Time from which on somebody else may have the message, though it is not answered."""
+    due_ns: int = 0
+    """Time until which it is put off, by its answer."""
     is_certain: bool | None = None
     """True once the broker says that the answer took effect, False until then; None: time
     tells."""
@@ -83,11 +91,13 @@ class History:
         self.permissions = Permissions(world, "worker")
         self._streams = {one.name for one in plan.streams}
         """Names of streams, which have a model of their own."""
-        self.certain_ns = CERTAIN_NS
+        stalls = plan.disk.stall or plan.weather.stall
+        self.is_slow = bool(stalls) or any(one.kind == FULL for one in plan.faults)
+        self.certain_ns = CERTAIN_NS if self.is_slow else SOON_NS
         self.late_ns = LATE_NS
         self.moved: dict[str, set[str]] = defaultdict(set)
         """Names of the messages that shovels have moved, by the queue that they were in."""
-        self._credits = {one.name: one.credit for one in plan.consumers}
+        self._credits = {one.name: one.credit for one in plan.consumers if one.timeout_ms is None}
         self._has_clock_steps = any(one.kind == CLOCK for one in plan.faults)
         self.published: dict[str, Published] = {}
         self.deliveries: dict[tuple[str, str], list[Delivered]] = defaultdict(list)
@@ -170,6 +180,7 @@ class History:
                 raise Violated(f"settled twice: {where} was {one.outcome}ed at {_s(one)}")
             if not one.outcome and self._is_held(one):
                 raise Violated(f"delivered twice at once: {where}, held since {_s(one)}")
+        self._check_deferral(before, where)
         if before and not is_flagged:
             raise Violated(f"no flag: {where} came before, at {_s(before[-1])}")
         if before:
@@ -220,8 +231,23 @@ class History:
             if failed > plan.delivery_limit:
                 raise Violated(f"beyond its limit: {where}, which failed {failed} times")
 
-    def answers(self, delivery: Delivered, outcome: str, work: str = "") -> None:
-        """Note that a client settles what it was given."""
+    def _check_deferral(self, before: list[Delivered], where: str) -> None:
+        """Check that a message which was put off comes no earlier."""
+        if not before or self._has_clock_steps:  # over a restart wall time counts
+            return
+        last = before[-1]
+        if self._world.now_ns < last.due_ns and self._took_effect(last):
+            due_s = last.due_ns / SECOND_NS - 1000
+            raise Violated(f"too early: {where} was put off until {due_s:.3f}")
+
+    def answers(self, delivery: Delivered, outcome: str, work: str = "", later_ns: int = 0) -> None:
+        """Note that a client settles what it was given. later_ns: time by which it is put off."""
+        now = self._world.now_ns
+        if now >= delivery.void_ns:  # too late, or perhaps in time
+            delivery.is_certain = False
+        elif later_ns:
+            delivery.due_ns = now + later_ns - EARLY_NS
+            self.seen.add("message put off")
         delivery.outcome = outcome
         delivery.line.held -= 1
         delivery.answered_ns = self._world.now_ns
@@ -278,7 +304,8 @@ class History:
     def _is_held(self, delivery: Delivered) -> bool:
         """Return whether connection and broker are still those of this delivery: nobody else gets
         the message, before it is settled and after."""
-        return delivery.line.down_ns == NEVER and delivery.line.life not in self.life_ended_ns
+        is_up = delivery.line.down_ns == NEVER and delivery.line.life not in self.life_ended_ns
+        return is_up and (delivery.outcome != "" or self._world.now_ns < delivery.void_ns)
 
     def check_end(self) -> None:
         """Check what must be so when every queue was emptied. Raises Violated."""

@@ -18,6 +18,9 @@ from tallymark.wire.nsq.frames import HEARTBEAT, MESSAGE, OK, RESPONSE, decode_m
 
 TOPIC: Final = "topic"
 CHANNEL: Final = "channel"
+DEFERRALS_MS: Final = (0, 0, 100, 1500, 7000)
+UNDER_WAY_NS: Final = SECOND_NS // 2
+"""Time that a message may have been on its way when it arrives."""
 
 
 class Refused(OSError):
@@ -93,7 +96,9 @@ class NsqClients:
         self._world = clients.world
         self._history = clients.history
 
-    async def _connect(self, name: str) -> tuple[NsqConnection, Line]:
+    async def _connect(
+        self, name: str, timeout_ms: int | None = None
+    ) -> tuple[NsqConnection, Line]:
         clients = self._clients
         end, made = await clients.network.connect(
             clients.loop, NSQ, lambda: NsqConnection(clients.loop)
@@ -101,7 +106,10 @@ class NsqClients:
         line = self._history.connected(name, clients.broker.life)
         clients.lines[end] = line
         end.write(commands.MAGIC)
-        await made.ask(commands.identify(json.dumps({"heartbeat_interval": 2000}).encode()))
+        said = {"heartbeat_interval": 2000}
+        if timeout_ms is not None:
+            said["msg_timeout"] = timeout_ms
+        await made.ask(commands.identify(json.dumps(said).encode()))
         return made, line
 
     async def declare(self) -> None:
@@ -161,7 +169,7 @@ class NsqClients:
         while (clients.consuming or silent_s) and not is_done:
             line: Line | None = None
             try:
-                made, line = await self._connect(plan.name)
+                made, line = await self._connect(plan.name, plan.timeout_ms)
                 await made.ask(commands.sub(TOPIC, CHANNEL))
                 made.transport.write(commands.rdy(plan.credit))
                 held: list[tuple[int, bytes, Delivered | None]] = []
@@ -171,7 +179,9 @@ class NsqClients:
                     if made.messages:
                         silent_since = self._world.now_ns
                     while made.messages:
-                        held.append(self._got(plan, line, *made.messages.popleft()))
+                        found = self._got(plan, line, *made.messages.popleft())
+                        held = [one for one in held if one[1] != found[1]]  # it timed out
+                        held.append(found)
                     now = self._world.now_ns
                     due = [one for one in held if one[0] <= now or not clients.consuming]
                     random.shuffle(due)
@@ -198,6 +208,10 @@ class NsqClients:
         name = body.split(b" ")[0].decode()
         self._history.note(f"{plan.name} got {name}, attempt {attempts}")
         delivery = self._history.delivered(line, NSQ_QUEUE, name, body, attempts > 1)
+        if plan.timeout_ms is not None:
+            # It counts from when it was sent, which may be a while ago.
+            late_ns = plan.timeout_ms * 1_000_000 - UNDER_WAY_NS
+            delivery.void_ns = delivery.at_ns + (0 if self._history.is_slow else late_ns)
         return self._world.now_ns + hold_ns, number, delivery
 
     def _answer(
@@ -206,8 +220,9 @@ class NsqClients:
         random = self._world.random
         which = int(number, 16)
         if delivery is not None and random.random() < plan.fail:
-            self._history.answers(delivery, "release")
-            made.transport.write(commands.req(which, random.choice([0, 0, 100, 1500])))
+            later_ms = random.choice(DEFERRALS_MS)
+            self._history.answers(delivery, "release", later_ns=later_ms * 1_000_000)
+            made.transport.write(commands.req(which, later_ms))
         else:
             if delivery is not None:
                 self._history.answers(delivery, "accept")

@@ -65,6 +65,8 @@ class QueuePlan:
     """Length of the queue for its dead letters: those that find it full wait in this one."""
     is_managed: bool = False
     """True if an operator purges it and changes its policies."""
+    dedup_ms: int | None = None
+    """Time for which it takes a publisher's id once."""
 
     @property
     def dead(self) -> str:
@@ -84,6 +86,8 @@ class QueuePlan:
             found["x-delivery-limit"] = self.delivery_limit
         if self.priorities is not None:
             found["x-max-priority"] = self.priorities
+        if self.dedup_ms is not None:
+            found["x-message-deduplication"] = self.dedup_ms
         if self.single_active:
             found["x-single-active-consumer"] = True
         if self.dead_letters:
@@ -127,6 +131,8 @@ class PublisherPlan:
     """Name of another queue, to which each other message of a transaction goes; empty: none."""
     is_worker: bool = False
     """True if it works under the name of the user whose rights change."""
+    repeats: float = 0.0
+    """Chance that it publishes the last batch again, to a queue that takes each message once."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +151,8 @@ class ConsumerPlan:
     """Chance, for each message, that the connection is cut with what is held."""
     transactional: bool = False
     is_worker: bool = False
+    timeout_ms: int | None = None
+    """Time after which NSQ gives a message to somebody else that it holds; None: a minute."""
 
 
 @dataclass(frozen=True)
@@ -309,7 +317,7 @@ def draw(seed: int) -> Plan:
         queues=queues, publishers=publishers, consumers=consumers, faults=faults,
         disk=disk, weather=weather,
     )  # fmt: skip
-    return _with_shovels(_over_http(plan))
+    return _with_timeouts(_with_repeats(_with_shovels(_over_http(plan))))
 
 
 def _with_shovels(plan: Plan) -> Plan:
@@ -322,6 +330,43 @@ def _with_shovels(plan: Plan) -> Plan:
         random.choice([0.0, 0.05]),
     )  # fmt: skip
     return replace(plan, shovels=(shovel,))
+
+
+def _with_repeats(plan: Plan) -> Plan:
+    """Draw a publisher that repeats itself, and its queue's memory: none in most worlds."""
+    random = Random(f"repeats {plan.seed}")
+    known = {one.name: one for one in plan.queues if not one.rejects_publish}
+    able = [
+        one for one in plan.publishers
+        if one.target in known and not one.transactional and one.protocol != "nsq"
+    ]  # fmt: skip
+    if not able or not _is_on(random, 0.2):
+        return plan
+    who = random.choice(able)
+    return replace(
+        plan,
+        publishers=tuple(replace(one, repeats=0.3) if one is who else one
+                         for one in plan.publishers),
+        queues=tuple(replace(one, dedup_ms=600_000) if one.name == who.target else one
+                     for one in plan.queues),
+    )  # fmt: skip
+
+
+def _with_timeouts(plan: Plan) -> Plan:
+    """Draw NSQ's time-outs, and a power cut where nobody syncs."""
+    random = Random(f"timeouts {plan.seed}")
+    consumers = tuple(
+        replace(one, timeout_ms=1000, hold_s=random.choice([0.2, 1.0]))
+        if one.protocol == "nsq" and _is_on(random, 0.3)
+        else one
+        for one in plan.consumers
+    )
+    faults = plan.faults
+    if plan.sync != "commit" and _is_on(random, 0.5):
+        at_s = round(random.uniform(0.5, plan.duration_s), 4)
+        more = FaultPlan(at_s, random.choice([POWER, POWER_IN_FILES]), "unsynced")
+        faults = tuple(sorted([*faults, more], key=lambda one: one.at_s))
+    return replace(plan, consumers=consumers, faults=faults)
 
 
 def _over_http(plan: Plan) -> Plan:

@@ -54,6 +54,9 @@ from tallymark.simulation.streams import StreamReaders
 from tallymark.simulation.world import SECOND_NS, Stuck, World
 
 CLOCK_STEP_S: Final = 900
+SILENT_S: Final = 9.0
+"""Simulated seconds in which nothing comes over NSQ until its channel counts as empty: longer than
+anything is put off."""
 CALM_S: Final = 12
 """Simulated seconds for which consumers go on after the last fault."""
 STALLED_S: Final = 6
@@ -129,6 +132,10 @@ def play(seed: int) -> Result:
     return result
 
 
+class Over(Exception):
+    """The world ends here, and all is well."""
+
+
 class _Run:
     """One world under way."""
 
@@ -160,6 +167,8 @@ class _Run:
         failure = ""
         try:
             self._play()
+        except Over:
+            self.world.failures.clear()
         except (Violated, Stuck) as error:
             failure = f"{type(error).__name__}: {error}"
         if self.world.failures:
@@ -319,6 +328,19 @@ class _Run:
         self.history.seen.add("power cut")
         self.history.life_ended(self.broker.life)
         self.broker.power_cut()
+        if self.plan.sync != "commit":
+            self._look_at_what_is_left()
+
+    def _look_at_what_is_left(self) -> None:
+        """Check that a broker starts with what it did not sync, and that its account and journal
+        are sound: nothing was promised of messages. Raises Over."""
+        for task in self.clients.tasks:
+            task.cancel()
+        self._heal()
+        self._start()
+        self.history.seen.add("power cut without syncs")
+        self._stop_and_verify()
+        raise Over
 
     def _look_before_the_end(self) -> None:
         """Note in which interesting states the broker is when it ends."""
@@ -396,7 +418,7 @@ class _Run:
             last = ConsumerPlan("drain nsq", "nsq", NSQ_QUEUE, credit=50, hold_s=0.0)
             # After a step of the clock, what was deferred before it and a crash may be late by it.
             steps = sum(one.kind == CLOCK for one in self.plan.faults)
-            silent_s = 4.0 + 1.1 * CLOCK_STEP_S * steps
+            silent_s = SILENT_S + 1.1 * CLOCK_STEP_S * steps
             tasks.append(clients.begin(self.nsq.consume(last, silent_s)))
         self._until(lambda: all(one.done() for one in tasks), "the queues are empty")
 
@@ -425,16 +447,21 @@ class _Run:
             waiting = {name: count for name, count in left.items() if count}
             if waiting:
                 raise Violated(f"left behind in queues that were emptied: {waiting}")
-            broker.stop()
-            self._until_ended()
-            reason = broker.end_of_task()
-            if reason:
-                raise Violated(f"the broker ended: {reason}")
-            broker.ended()
-            report = verify(broker.data_dir)
-            if not report.is_sound:
-                raise Violated(f"the journal is not sound: {report}")
+            self._stop_and_verify()
             self._start()
+
+    def _stop_and_verify(self) -> None:
+        """Stop the broker, and verify what it leaves."""
+        broker = self.broker
+        broker.stop()
+        self._until_ended()
+        reason = broker.end_of_task()
+        if reason:
+            raise Violated(f"the broker ended: {reason}")
+        broker.ended()
+        report = verify(broker.data_dir)
+        if not report.is_sound:
+            raise Violated(f"the journal is not sound: {report}")
 
     def _until_ended(self) -> None:
         world = self.world

@@ -46,7 +46,7 @@ class Moves:
 
     def _was_new(self, name: str) -> bool:
         """Return whether a consumer of the source was told that it is the first to have it."""
-        found = self._history.deliveries.get((self._plan.queue, name))
+        found = self._history.deliveries.get((self._plan.queue, name), [])
         return bool(found) and not found[0].is_flagged
 
     def _is_by_priority(self) -> bool:
