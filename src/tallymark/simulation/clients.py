@@ -65,6 +65,8 @@ class Clients:
         """Lines by the client's end."""
         self.tasks: list[asyncio.Task[None]] = []
         self._works = 0
+        self._numbers: dict[str, int] = {}
+        """Publishing numbers by name."""
 
     def is_publishing(self) -> bool:
         """Return whether publishers are to go on."""
@@ -155,10 +157,14 @@ class Clients:
     async def publish(self, plan: PublisherPlan) -> None:
         """Publish until told to end."""
         address = f"/exchanges/{FANOUT}" if plan.target == "*" else f"/queues/{plan.target}"
+        before: list[Published] = []
+        life = 0
+        """Life of the broker in which they were published."""
 
         async def work(session: Session, line: Line) -> None:
+            nonlocal before, life
             number = 0
-            before: list[Published] = []
+            is_new = True
             async with contextlib.AsyncExitStack() as opened:
                 sender = await opened.enter_async_context(session.sender(address))
                 senders = {plan.target: sender}
@@ -166,13 +172,14 @@ class Clients:
                     other = session.sender(f"/queues/{plan.second}")
                     senders[plan.second] = await opened.enter_async_context(other)
                 while self.publishing:
-                    if before and self.world.random.random() < plan.repeats:
+                    if before and self._repeats(plan, is_new, life):
                         self.history.seen.add("message repeated")
                         batch, before = before, []
                     else:
                         batch = [self._message(plan, line, number + n) for n in range(plan.batch)]
                         number += plan.batch
-                        before = batch
+                        before, life = batch, self.broker.life
+                    is_new = False
                     if plan.transactional:
                         await self._in_transaction(session, senders, batch)
                     else:
@@ -180,6 +187,14 @@ class Clients:
                     await self.pause(plan.pause_s)
 
         await self.steadily(plan.name, plan.protocol, lambda: self.publishing, work, plan.is_worker)
+
+    def _repeats(self, plan: PublisherPlan, is_new: bool, life: int) -> bool:
+        """Return whether a publisher sends its last batch again. is_new: it has just connected;
+        life: of the broker when the batch was sent. A queue may have forgotten in a crash what its
+        consumers saw already, so that only numbers for streams are sent again after one."""
+        if plan.is_numbered and is_new:
+            return True  # their numbers come before those of others
+        return life == self.broker.life and self.world.random.random() < plan.repeats
 
     def _message(self, plan: PublisherPlan, line: Line, number: int) -> Published:
         name = f"{plan.name}.{line.number}.{number}"
@@ -194,8 +209,13 @@ class Clients:
 
     async def _send(self, plan: PublisherPlan, sender: Any, one: Published) -> None:
         self.history.publishes(one)
+        said: dict[str, Any] = {}
+        if plan.is_numbered:
+            number = self._numbers.setdefault(one.name, len(self._numbers))
+            said = {"x-publisher-name": plan.name, "x-publishing-id": number}
+        message = Message(one.body, message_id=one.name, application_properties=said)
         try:
-            await sender.send(Message(one.body, message_id=one.name), timeout=30)
+            await sender.send(message, timeout=30)
         except NotAccepted:
             self.history.refused(one.name)
         else:

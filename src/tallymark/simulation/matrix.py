@@ -19,6 +19,7 @@ from tallymark.simulation.plan import (
     Plan,
     PublisherPlan,
     QueuePlan,
+    ShovelPlan,
     SinkPlan,
     StreamPlan,
     SubscriptionPlan,
@@ -32,14 +33,17 @@ SCRIPT: Final = Plan(
     checkpoint_every=16 * KIB,
     queues=(
         QueuePlan("plain", priorities=5),
-        QueuePlan("short", ttl_ms=200, max_length=10, dead_letters=True),
+        QueuePlan("short", ttl_ms=200, dead_letters=True, dead_length=10),
+        QueuePlan("once", max_length=10, dedup_ms=60_000),
         QueuePlan("tried", type="quorum", delivery_limit=2, dead_letters=True),
         QueuePlan("leased"),
     ),
     publishers=(
-        PublisherPlan("p0", "amqp", "*", batch=5, size=300),
+        PublisherPlan("p0", "amqp", "*", batch=5, pause_s=0.2),
         PublisherPlan("p1", "amqp091", "plain", batch=3, transactional=True),
-        PublisherPlan("p2", "nsq", NSQ_QUEUE, batch=4),
+        PublisherPlan("p2", "nsq", NSQ_QUEUE, batch=4, size=1000),
+        PublisherPlan("p3", "amqp091", "once", repeats=0.5, pause_s=0.1),
+        PublisherPlan("p4", "amqp", "t0", batch=3, repeats=0.5, pause_s=0.1, is_numbered=True),
     ),
     consumers=(
         ConsumerPlan("c0", "amqp091", "plain", transactional=True),
@@ -48,7 +52,8 @@ SCRIPT: Final = Plan(
     ),
     subscriptions=(SubscriptionPlan("r0", "leased", rows=5, reject=0.1, release=0.1, fail=0.1),),
     sinks=(SinkPlan("s0", "leased"),),
-    streams=(StreamPlan("t0", max_bytes=8000),),
+    streams=(StreamPlan("t0", max_bytes=8000, is_archived=True),),
+    shovels=(ShovelPlan("v0", "once"),),
     disk=Faults(short_write=0.1),
 )
 """A world with all of it."""

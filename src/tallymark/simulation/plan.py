@@ -133,6 +133,9 @@ class PublisherPlan:
     """True if it works under the name of the user whose rights change."""
     repeats: float = 0.0
     """Chance that it publishes the last batch again, to a queue that takes each message once."""
+    is_numbered: bool = False
+    """True if it numbers what it publishes, to a stream that takes each number once; after a lost
+    connection it begins with its last batch."""
 
 
 @dataclass(frozen=True)
@@ -200,6 +203,8 @@ class StreamPlan:
     readers: int = 1
     rows: int = 20
     pause_s: float = 0.02
+    is_archived: bool = False
+    """True if somebody records what of it is archived."""
 
     @property
     def arguments(self) -> dict[str, object]:
@@ -317,7 +322,8 @@ def draw(seed: int) -> Plan:
         queues=queues, publishers=publishers, consumers=consumers, faults=faults,
         disk=disk, weather=weather,
     )  # fmt: skip
-    return _with_timeouts(_with_repeats(_with_shovels(_over_http(plan))))
+    plan = _with_shovels(_over_http(plan))
+    return _with_archives(_with_timeouts(_with_repeats(plan)))
 
 
 def _with_shovels(plan: Plan) -> Plan:
@@ -350,6 +356,25 @@ def _with_repeats(plan: Plan) -> Plan:
         queues=tuple(replace(one, dedup_ms=600_000) if one.name == who.target else one
                      for one in plan.queues),
     )  # fmt: skip
+
+
+def _with_archives(plan: Plan) -> Plan:
+    """Draw who archives a stream, and whether what is published there has numbers."""
+    random = Random(f"archives {plan.seed}")
+    if not plan.streams:
+        return plan
+    names = {one.name for one in plan.streams}
+    has_numbers = _is_on(random, 0.5)
+    return replace(
+        plan,
+        streams=tuple(replace(one, is_archived=_is_on(random, 0.5)) for one in plan.streams),
+        publishers=tuple(
+            replace(one, is_numbered=True, repeats=0.2)
+            if has_numbers and one.target in names
+            else one
+            for one in plan.publishers
+        ),
+    )
 
 
 def _with_timeouts(plan: Plan) -> Plan:

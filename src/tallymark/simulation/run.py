@@ -227,6 +227,8 @@ class _Run:
         for sink in self.plan.sinks:
             clients.begin(Writer(clients, sink).write())
         for readers_of in self._streams:
+            if readers_of.plan.is_archived:
+                clients.begin(readers_of.archive())
             for number in range(readers_of.plan.readers):
                 clients.begin(readers_of.read(f"reader {number}"))
         end_ns = began_ns + int(self.plan.duration_s * SECOND_NS)

@@ -87,6 +87,7 @@ STATES: Final = {
     "sink refused": "its target was full",
     "staging left behind": "nobody committed it, nobody dropped it",
     "stream retention": "a stream lost its beginning",
+    "stream archived": "a range of it was recorded as archived",
     "stream plan": "a range was held against that",
     "stream range gone": "a range was not held, and was gone",
     "operator: declare": "a queue came, or went with what it had",

@@ -59,6 +59,43 @@ class StreamReaders:
                 await clients.pause(0.1)
         http.close()
 
+    async def archive(self) -> None:
+        """Record now and then that all of it is archived, and look whether that stays so."""
+        clients = self._clients
+        http = HttpClient(clients.network, clients.loop)
+        while clients.is_publishing():
+            try:
+                known = self._model.archived
+                stat = await http.call("GET", f"{self._path}/archive")
+                self._model.is_archived_to(_end(stat), known)
+                low = max(_end(stat), stat["first"])
+                high = (await http.call("GET", self._path))["next"]
+                if high > low:
+                    rows = await self._count(http, low, high)
+                    made = {
+                        "from": low, "to": high, "id": stat["id"], "rows": rows,
+                        "archive": "world", "checksum": "none", "place": f"{low}",
+                    }  # fmt: skip
+                    self._model.archives(high)
+                    stat = await http.call("POST", f"{self._path}/archive", made)
+                    self._model.is_archived_to(_end(stat), high)
+                    clients.history.seen.add("stream archived")
+            except Refused as error:
+                if error.status != GONE:
+                    raise Violated(f"archive of {self.plan.name}: {error}") from error
+            except OSError as error:
+                clients.history.note(f"archive of {self.plan.name}: {error!r}")
+            await clients.pause(0.2)
+        http.close()
+
+    async def _count(self, http: HttpClient, low: int, high: int) -> int:
+        """Return how many messages a range has, without those of a number that was there before."""
+        count = 0
+        while low < high:
+            low, rows = await self._fetch(http, low, high, "")
+            count += rows
+        return count
+
     async def check(self) -> None:
         """Read the whole stream and check it, when nothing happens any more."""
         http = HttpClient(self._clients.network, self._clients.loop)
@@ -101,6 +138,10 @@ class StreamReaders:
         return high
 
     async def _part(self, http: HttpClient, low: int, high: int, plan: str) -> int:
+        return (await self._fetch(http, low, high, plan))[0]
+
+    async def _fetch(self, http: HttpClient, low: int, high: int, plan: str) -> tuple[int, int]:
+        """Read the beginning of a range; return where to go on, and how many messages came."""
         most = self._random.choice([1, 400, 100_000]) if self._clients.consuming else 100_000
         headers, data = await http.fetch(
             "GET", f"{self._path}/read?from={low}&to={high}&max_bytes={most}"
@@ -109,8 +150,15 @@ class StreamReaders:
         upto = int(headers[NEXT])
         if upto <= low:
             raise Violated(f"an answer from {low} goes on at {upto}")
-        self._model.read(low, upto, _rows(data, low, upto, self.plan.name))
-        return upto
+        rows = _rows(data, low, upto, self.plan.name)
+        self._model.read(low, upto, rows)
+        return upto, len(rows)
+
+
+def _end(stat: dict[str, Any]) -> int:
+    """Return the offset behind what is archived."""
+    archived = stat["archived"]
+    return int(archived["to"]) if archived else 0
 
 
 def _rows(data: bytes, low: int, high: int, stream: str) -> list[tuple[int, str, bytes]]:

@@ -15,12 +15,27 @@ class Stream:
         self._names: dict[int, str] = {}
         """Names of messages by offset."""
         self._offsets: dict[str, int] = {}
+        self.archived = 0
+        """Offset up to which it is archived for certain."""
+        self._archiving = 0
+        """Highest one that anybody has said."""
         self._first: dict[tuple[str, int], int] = {}
         """Oldest offset that was kept when a reader asked last, by reader and life of the
         broker: what retention took just before a crash may be back."""
 
     def _fail(self, text: str) -> Violated:
         return Violated(f"stream {self._plan.name}: {text}")
+
+    def archives(self, to: int) -> None:
+        """Note that somebody says that it is archived up to there."""
+        self._archiving = max(self._archiving, to)
+
+    def is_archived_to(self, to: int, known: int) -> None:
+        """Check how far it is archived. known: how far it was when that was asked for. Raises
+        Violated."""
+        if not known <= to <= self._archiving:
+            raise self._fail(f"archived up to {to}, it was {known}, said was {self._archiving}")
+        self.archived = max(self.archived, to)
 
     def begins_at(self, first: int, reader: str, life: int) -> None:
         """Check the oldest offset that is kept. Raises Violated."""
