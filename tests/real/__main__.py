@@ -114,10 +114,14 @@ class Round:
         ]
         self.plan = replace(
             plan, faults=tuple(sorted(faults, key=lambda one: one.at_s)), sync="commit",
-            publishers=tuple(replace(one, is_worker=False) for one in plan.publishers),
+            publishers=tuple(
+                replace(one, is_worker=False)
+                for one in plan.publishers
+                if one.target not in {stream.name for stream in plan.streams}
+            ),
             consumers=tuple(replace(one, is_worker=False) for one in plan.consumers),
             queues=tuple(replace(one, is_managed=False) for one in plan.queues),
-            subscriptions=(), sinks=(), streams=(), operators=(),
+            subscriptions=(), sinks=(), streams=(), operators=(), shovels=(),
         )  # fmt: skip
         self.disk = disk
         self.seen: Counter[str] = Counter()
@@ -127,6 +131,7 @@ class Round:
         self.history = History(cast(Any, self.time), self.plan)
         self.history.certain_ns = CERTAIN_S * SECOND_NS
         self.history.late_ns = LATE_S * SECOND_NS
+        self.history.is_slow = True
         self.is_disturbed = False
         """True while faults of the disk may end the broker."""
 

@@ -46,7 +46,7 @@ def test_many_worlds_hold() -> None:
 
 @long
 def test_a_crash_in_every_call_to_the_disk_loses_nothing() -> None:
-    every = sized(0, 40, 1)
+    every = sized(0, 50, 1)
     said = simulated("--matrix", "--every", str(every), "--jobs", "2")
     worlds = re.search(r"(\d+) worlds, 0 failed", said)
     assert worlds, said
