@@ -97,6 +97,9 @@ class Plan:
     restarts: int = 6
     """Every second one is a crash."""
     segment_bytes: int = 64 << 20
+    is_awake: bool = False
+    """Whether the broker has a turn whenever one is due, as one in a process has, and not only with
+    each step; and whether each block is on disk before what waits for it goes on."""
 
     @property
     def steps(self) -> int:
@@ -274,6 +277,8 @@ class Day:
         if worker.kind == "nsq":
             worker.consumer.on_timeout = REQUEUES
             worker.consumer.timeout_ms = 15 * self.step_ms
+            broker.consuming.set_limit(worker.consumer, 0)
+            broker.consuming.set_limit(worker.consumer, worker.prefetch)
 
     def _disconnect(self, worker: Worker, lost: bool) -> None:
         self._workers.pop(worker.session.id, None)
@@ -288,7 +293,9 @@ class Day:
         checkpoint = max(40, self.plan.steps // 40)
         for step in range(1, self.plan.steps + 1):
             self.step = step
-            self.now_ms += self.step_ms
+            if self.plan.is_awake:
+                self._wake(self.now_ms + self.step_ms)
+            self.now_ms = MIDNIGHT_MS + step * self.step_ms
             self.broker.clock.tell(self.now_ms)
             self._publish()
             self._work()
@@ -302,6 +309,12 @@ class Day:
         self.end()
         self.told.seconds = time.perf_counter() - began
         return self.told
+
+    def _wake(self, until_ms: int) -> None:
+        """Have the turns that are due before a time."""
+        while (due := self.broker.next_due()) < until_ms:
+            self.now_ms = max(due, self.now_ms + 1)
+            self._turn()
 
     def end(self) -> None:
         """Nobody is connected any more, and the checkpoint says what is left."""
@@ -317,6 +330,8 @@ class Day:
             position = journal.commit(block, self.now_ms) if block else journal.end
             self.told.note(block)
             broker.committed(position)
+            if self.plan.is_awake:
+                journal.flush()
             # What was handed over counts as on disk here: a crash of this day loses no block.
             effects += broker.synced(journal.end)
             for effect in effects:
@@ -367,6 +382,8 @@ class Day:
         self._queue("unsafe", durable=False)
         self.vhost.bind_queue("unsafe", "market", "us.*", {}, self.connection.id)
         self._everybody_connects()
+        if self.plan.is_awake:
+            self._turn()
 
     # -- what clients do
 

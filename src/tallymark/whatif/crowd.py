@@ -49,7 +49,6 @@ class Crowd:
         self._change = change
         self._learned = Learned(recording, seed)
         self.now = recording.begin_ms
-        self.order = 0
         self._answers: list[tuple[int, int, int, Place, Tag, Reply]] = []
         """Heap of the answers to come, by time, order, and number."""
         self._plans: list[tuple[int, int, Callable[[], None]]] = []
@@ -86,10 +85,10 @@ class Crowd:
         while self._plans and self._plans[0][0] <= self.now:
             heappop(self._plans)[2]()
 
-    def answer(self) -> None:
-        """Give the answers whose time has come to the engine."""
+    def answer(self, upto: tuple[int, int]) -> None:
+        """Give the answers up to a moment to the engine."""
         answers = self._answers
-        while answers and answers[0][:2] <= (self.now, self.order):
+        while answers and answers[0][:2] <= upto:
             _, _, _, place, first, reply = heappop(answers)
             if not place.session.closed:
                 self._answer(place.session, first, reply)
@@ -124,9 +123,7 @@ class Crowd:
         attempt = told.attempt_of(piece.annotations, queue[1], piece.acquired)
         first_id = piece.payload.first_id + piece.lo
         self.delivered[queue] = self.delivered.get(queue, 0) + count
-        for reply in self._learned.replies(
-            place.player, queue, attempt, first_id, count, self.now, self.order
-        ):
+        for reply in self._learned.replies(place.player, queue, attempt, first_id, count, self.now):
             if reply.answer != told.HOLDS:
                 if reply.is_drawn:
                     self.drawn[queue] = self.drawn.get(queue, 0) + reply.count
@@ -187,15 +184,13 @@ class Crowd:
     def _consume(self, terms: Terms, session: Session) -> Consumer:
         consuming = self._broker.consuming
         queue = self._broker.vhosts[terms.vhost].queues[terms.queue]
-        arguments: dict[str, object] = {}
-        if terms.timeout_ms >= 0:
-            arguments["x-consumer-timeout"] = terms.timeout_ms
         if terms.shared >= 0:
             consuming.set_prefetch(session, terms.shared, True)
         consumer = consuming.consume(
             session, queue, str(terms.consumer), not terms.acknowledges, terms.exclusive,
-            terms.priority, arguments,
+            terms.priority, {},
         )  # fmt: skip
+        consumer.timeout_ms = Ms(terms.timeout_ms)
         consumer.on_timeout = terms.on_timeout
         if terms.window >= 0:
             consuming.set_limit(consumer, terms.window)
@@ -204,6 +199,14 @@ class Crowd:
     def _open(self, vhost: str) -> Session:
         clients = self._broker.clients
         return clients.open_session(clients.open_connection(vhost, "what-if", "consumer"))
+
+    def serve(self, name: QueueName, owner: int) -> None:
+        """Let a consumer be the next to be served of several of its queue."""
+        queue = self._declaring.queue_of(name)
+        for place in self._places.get(owner, ()):
+            if queue is not None and place.consumer in queue.consumers:
+                queue.next_turn = queue.consumers.index(place.consumer)
+                return
 
     def credit(self, terms: Terms) -> None:
         """Let a consumer have other terms."""
@@ -214,6 +217,8 @@ class Crowd:
         for place in self._places.get(terms.consumer, ()):
             if place.consumer is None or place.session.closed:
                 continue
+            place.consumer.timeout_ms = Ms(terms.timeout_ms)
+            place.consumer.on_timeout = terms.on_timeout
             if terms.shared >= 0:
                 consuming.set_prefetch(place.session, terms.shared, True)
             if terms.window >= 0 and not keeps:
@@ -238,14 +243,21 @@ class Crowd:
                     self._broker.clients.close_session(place.session, False)
                 self.plan(self.now + one.away_for_ms, partial(self._enter_if_here, terms))
 
-    def crash(self, back_ms: int = -1) -> None:
-        """End all connections, as a broker does that stops. back_ms: when the consumers are back;
-        -1: when the recording says."""
+    def crash(self) -> None:
+        """End all connections, as the end of a broker that is killed does. Those who consumed come
+        back when the recording says."""
+        for connection in list(self._broker.connections.values()):
+            for session in connection.sessions:
+                _put_back(session)
+        self.stop(0)
+        self._here.clear()
+
+    def stop(self, back_ms: int) -> None:
+        """End all connections, as a broker does that stops. back_ms: when the consumers are
+        back."""
         for connection in list(self._broker.connections.values()):
             self._broker.clients.close_connection(connection, False)
         self._places.clear()
-        if back_ms < 0:
-            self._here.clear()
         for terms in self._here.values():
             self.plan(back_ms, partial(self._enter_if_here, terms))
 
@@ -268,3 +280,13 @@ class Crowd:
                 return
             if taken.acknowledges:
                 self._hand(place, got[0], got[1])
+
+
+def _put_back(session: Session) -> None:
+    """Put back what a session holds, as a start does: what a queue has to say to messages that
+    consumers give back, limits and delays, is not asked."""
+    for entry in session.inflight:
+        if not entry.void and not entry.queue.deleted:
+            pieces = [entry.part(low, high) for low, high in entry.pieces(entry.first, entry.last)]
+            entry.queue.give_back(pieces, False)
+    session.inflight.clear()

@@ -93,6 +93,10 @@ class Past:
         """Take all messages from those who hold them, as take_back does."""
         return self.take_back(self.fates.base, len(self._owner))
 
+    def id_of(self, sequence: int) -> int:
+        """Return the id of a message."""
+        return self.fates.ids[sequence - self.fates.base]
+
     def is_held(self, sequence: int) -> bool:
         """Return whether a consumer holds the message."""
         return self._owner[sequence - self.fates.base] != NOBODY

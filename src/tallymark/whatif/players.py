@@ -18,6 +18,7 @@ from tallymark.whatif.recording import (
     ACCEPTS,
     DELIVERIES,
     FOREVER,
+    HELD,
     HOLDS,
     Answers,
     Recording,
@@ -65,13 +66,12 @@ class Learned:
         """Lines of the answers of one owner, by queue, attempt and owner."""
         for (queue, attempt), answers in recording.answers.items():
             for line, owner in enumerate(answers.owner):
-                if answers.answer[line] != HOLDS:
+                if not _is_held(answers.answer[line]):
                     self._lines[queue, attempt, owner].append(line)
                     self._lines[queue, attempt, ANYBODY].append(line)
 
     def replies(
         self, player: Player, queue: QueueName, attempt: int, first_id: int, count: int, now: int,
-        order: int,
     ) -> list[Reply]:  # fmt: skip
         """Return what the player does with messages that it is given now, in their order."""
         answers = self._answers.get((queue, attempt))
@@ -79,16 +79,18 @@ class Learned:
             return [self._draw(player, queue, attempt, count, now, -1)]
         found: list[Reply] = []
         for line, n in answers.find(first_id, count):
-            if line >= 0 and answers.answer[line] == HOLDS:
-                is_same = abs(now - answers.given_ms[line]) <= SAME_MS
-                if is_same and answers.owner[line] == player.owner and not player.is_copy:
-                    found.append(Reply(n, FOREVER, 0, HOLDS, 0, False))
-                    continue
-                line = -1
-            if line >= 0 and answers.owner[line] == player.owner and not player.is_copy:
-                found.append(_as_it_was(player, answers, line, n, now, order))
+            is_own = line >= 0 and answers.owner[line] == player.owner and not player.is_copy
+            is_same = line >= 0 and abs(now - answers.given_ms[line]) <= SAME_MS
+            if is_own and is_same and _is_held(answers.answer[line]):
+                found.append(Reply(n, FOREVER, 0, HOLDS, 0, False))
+                continue
+            if line >= 0 and is_same and not is_own and player.pace == 1.0 and not player.is_copy:
+                found.append(_as_another_did(answers, line, n))
+            elif is_own and not _is_held(answers.answer[line]):
+                found.append(_as_it_was(player, answers, line, n, now))
             else:
-                found += [self._draw(player, queue, attempt, 1, now, line) for _ in range(n)]
+                known = -1 if line < 0 or _is_held(answers.answer[line]) else line
+                found += [self._draw(player, queue, attempt, 1, now, known) for _ in range(n)]
         return found
 
     def _draw(
@@ -128,9 +130,20 @@ class Learned:
         return None, 0
 
 
-def _as_it_was(
-    player: Player, answers: Answers, line: int, count: int, now: int, order: int
-) -> Reply:
+def _is_held(answer: int) -> bool:
+    return answer == HOLDS or bool(answer & HELD)
+
+
+def _as_another_did(answers: Answers, line: int, count: int) -> Reply:
+    """Return what another consumer did with messages that it had at this time: which of several
+    was served first is not determined, and each message is answered as it was."""
+    return Reply(
+        count, answers.ended_ms[line], answers.order[line], answers.answer[line] & ~HELD,
+        answers.delay_ms[line], False,
+    )  # fmt: skip
+
+
+def _as_it_was(player: Player, answers: Answers, line: int, count: int, now: int) -> Reply:
     """Return what the player did with the messages when it had them."""
     ended, given = answers.ended_ms[line], answers.given_ms[line]
     start = max(now, player.free_ms) if player.is_serial else now

@@ -29,12 +29,17 @@ class Replayed(Format):
 
     def __init__(self, recording: Recording) -> None:
         self._priorities = recording.publishes.priorities
+        self._ids = recording.publishes.ids
 
     def priorities(self, payload: Payload, lo: int, hi: int) -> bytes:
         known = self._priorities.get(payload.first_id)
         if known is None:
             return bytes(hi - lo)
         return bytes(known.get(i, 0) for i in range(lo, hi))
+
+    def ids(self, payload: Payload, lo: int, hi: int) -> list[str]:
+        known = self._ids.get(payload.first_id, {})
+        return [known.get(i, "") for i in range(lo, hi)]
 
 
 class Publisher:

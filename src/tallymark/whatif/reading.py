@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import json
 from array import array
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 from tallymark.spark.blocks import Block
 from tallymark.spark.ledger import CHECKPOINT, blocks_of, plan
-from tallymark.stored import layout, records
+from tallymark.stored import records
 from tallymark.stored.annotations import Annotations
-from tallymark.stored.formats import AMQP091
+from tallymark.whatif.arriving import Arrivals
 from tallymark.whatif.fates import Fates, QueueName, fate_of
 from tallymark.whatif.past import Past
 from tallymark.whatif.recording import (
@@ -26,27 +25,43 @@ from tallymark.whatif.recording import (
     DEFERS,
     DEFINE,
     FAILS,
+    FLOOR,
     FOREVER,
     GO,
+    HELD,
     HOLDS,
+    JUDGE,
+    LEASE,
     LOST,
     PURGE,
     REJECTS,
     REQUEUES,
     RETURNS,
+    SERVED,
+    SUBSCRIBE,
     TAKE,
+    TRANSFER,
+    UNSUBSCRIBE,
     Recording,
     Taken,
     Terms,
     attempt_of,
 )
-from tallymark.wire.amqp091.frames import section_at
+from tallymark.whatif.rows import (
+    COUNT,
+    FIRST,
+    FLAGS,
+    KIND,
+    OTHER,
+    OWNER,
+    PAYLOAD,
+    QUEUE,
+    REASON,
+    TIME,
+    Here,
+    Row,
+)  # fmt: skip
 
-Row = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, int]
-"""A row of the ledger, as layout.ROW_DTYPE names its fields."""
-(
-    KIND, FLAGS, REASON, _, QUEUE, FIRST, TIME, COUNT, LO, OWNER, OTHER, PAYLOAD, AT, SIZE,
-) = range(14)  # fmt: skip
 _WORN: Final = {
     records.DEAD_LETTERED: (records.DEAD_REJECTED, records.DEAD_DELIVERY_LIMIT),
     records.PENDING: (records.DEAD_REJECTED, records.DEAD_DELIVERY_LIMIT),
@@ -68,6 +83,7 @@ _UNKNOWN_DEATH: Final = (
 """Reasons of drops of letters: of those that a consumer held it was rejected."""
 
 
+_NOT_TOPOLOGY: Final = ("subscription", "drop_subscription", "sink", "drop_sink")
 LATEST_MS: Final = 100
 """Most by which a broker is taken to be late."""
 
@@ -96,35 +112,39 @@ class Reader:
 
     def __init__(self) -> None:
         self.recording = Recording()
-        self._time_ms = 0
+        self._here = Here()
+        self._arrivals = Arrivals(self.recording.publishes, self._here)
         self._synced = 0
         self._waits: list[int] = []
         """Times for which deliveries waited for the disk, ms."""
-        self._order = 0
         self._names: dict[int, QueueName] = {}
         self._declared: dict[tuple[str, str], int] = {}
         self._pasts: dict[int, Past] = {}
-        self._payloads: dict[int, tuple[int, int]] = {}
-        """First message id, and index in the sizes, by position."""
-        self._places: dict[tuple[bytes, bytes], int] = {}
-        self._known: dict[bytes, int] = {}
-        self._vhosts: dict[str, str] = {}
-        """Virtual host by the exchange that was published to last there."""
         self._terms: dict[int, Terms] = {}
         self._last_ms: dict[int, int] = {}
         """Time at which each consumer settled last."""
         self._answered: dict[int, list[int]] = {}
         """Answers of each consumer, and how many of them came out of order."""
         self._latest: dict[int, tuple[int, int]] = {}
-        self._staged: dict[int, tuple[Row, list[int]]] = {}
-        """Payloads that a sink may publish later, and their routes."""
-        self._anonymous = -1
-        """The next id for a message whose id is not stored."""
+        self._consuming: dict[int, set[int]] = {}
+        """Consumers of each queue."""
+        self._served: set[int] = set()
+        """Queues that messages were delivered from in this block."""
+        self._late: set[int] = set()
+        """Consumers that held messages for too long, in this block."""
+        self._late_gone: list[int] = []
+        """Consumers of these that were stopped: their clients hear of it behind the block."""
+        self._moved: dict[int, dict[QueueName, None]] = {}
+        """Queues that messages of another entered in this block, by that one's id."""
         self._kinds = {
-            records.PAYLOAD: self._payload,
+            records.PAYLOAD: self._arrivals.payload,
             records.ENTERED: self._entered,
             records.ACQUIRED: self._acquired,
-            records.LEASED: self._acquired,
+            records.LEASED: self._leased,
+            records.LEASE_SETTLED: self._lease_settled,
+            records.VERDICTS: self._verdicts,
+            records.SEEN: self._arrivals.ids_seen,
+            records.SINK_STAGED: self._arrivals.stage,
             records.SETTLED: self._ended,
             records.DEAD_LETTERED: self._ended,
             records.DROPPED: self._ended,
@@ -139,18 +159,19 @@ class Reader:
     def read(self, block: Block) -> None:
         """Read the rows of one block."""
         rows: list[Row] = block.rows.tolist()
-        self._order = block.header.position
-        self._block = block
-        self._routes: list[bytes] | None = None
-        self._fresh: dict[int, Row] = {}
-        """Payloads of this block that nothing in it says the meaning of, so far."""
-        for row in rows:
-            if row[KIND] == records.PAYLOAD:
-                self._fresh[row[PAYLOAD]] = row
-            elif row[KIND] == records.SINK_STAGED:
-                staged = self._fresh.pop(row[PAYLOAD], None)
-                if staged is not None:
-                    self._staged[row[PAYLOAD]] = (staged, self._own_places(staged))
+        self._here.order = self._here.block_order = block.header.position
+        self._here.block = block
+        self._arrivals.begin(rows)
+        self._served.clear()
+        self._late.clear()
+        for owner in self._late_gone:
+            self._here.time_ms = max(self._here.time_ms, rows[0][TIME] if rows else 0)
+            self._input(GO, (owner, CLOSED))
+        self._late_gone.clear()
+        self._moved.clear()
+        for number, row in enumerate(rows):
+            self._here.order = self._here.block_order + number
+            self._here.next = rows[number + 1] if number + 1 < len(rows) else None
             if row[KIND] != records.PAYLOAD:
                 self._turn(row[TIME])
             if row[KIND] in _OF_TURNS or row[REASON] in _REASONS_OF_TURNS.get(row[KIND], ()):
@@ -158,29 +179,28 @@ class Reader:
             kind = self._kinds.get(row[KIND])
             if kind is not None:
                 kind(row)
-        self._turn(self._time_ms)
-        for row in self._fresh.values():
-            if row[FLAGS] & layout.PERSISTENT and not row[FLAGS] & layout.RELOCATED:
-                self._publish(row, "", -1)
+        self._turn(self._here.time_ms)
 
     def _turn(self, time_ms: int) -> None:
         """Note that something happened at a time, or after what happened before."""
         made = self.recording
-        is_new = not made.turn_order or made.turn_order[-1] != self._order
-        if time_ms > self._time_ms or is_new:
-            self._time_ms = max(self._time_ms, time_ms)
-            made.turn_ms.append(self._time_ms)
-            made.turn_order.append(self._order)
-            self._synced = max(self._synced, self._block.header.known_synced)
+        is_new = not made.turn_order or made.turn_order[-1] != self._here.block_order
+        if time_ms > self._here.time_ms or is_new:
+            self._here.time_ms = max(self._here.time_ms, time_ms)
+            made.turn_ms.append(self._here.time_ms)
+            made.turn_order.append(self._here.block_order)
+            made.turn_upto.append(self._here.order)
+            self._synced = max(self._synced, self._here.block.header.known_synced)
             made.turn_synced.append(self._synced)
             if is_new and made.turn_ends:
                 made.turn_ends[-1] = 1
             made.turn_ends.append(0)
+        made.turn_upto[-1] = self._here.order
 
     def finish(self) -> Recording:
         """Return the recording."""
         made = self.recording
-        made.end_ms = self._time_ms
+        made.end_ms = self._here.time_ms
         waits = sorted(self._waits)
         if made.turn_ends:
             made.turn_ends[-1] = 1
@@ -199,161 +219,55 @@ class Reader:
             if kind == GO and isinstance(said, tuple) and self._last_ms.get(said[0], 0) > time_ms:
                 made.inputs[at] = (time_ms, order, kind, (said[0], CANCELLED))
         first = min((past.fates.entered_ms[0] for past in self._pasts.values() if past.fates.ids),
-                    default=self._time_ms)  # fmt: skip
+                    default=self._here.time_ms)  # fmt: skip
         made.begin_ms = min([first, *(one[0] for one in made.inputs[:1])])
         return made
 
     # -- messages that came in
 
-    def _payload(self, row: Row) -> None:
-        publishes = self.recording.publishes
-        count, lo = row[COUNT], row[LO]
-        bounds = self._block.bounds[lo : lo + count + 1].tolist()
-        self._payloads[row[PAYLOAD]] = (row[FIRST], len(publishes.sizes))
-        sizes = [high - low for low, high in pairwise(bounds)]
-        publishes.sizes.extend(sizes)
-        publishes.bodies.extend(self._bodies(row, bounds, sizes))
-
-    def _bodies(self, row: Row, bounds: list[int], sizes: list[int]) -> list[int]:
-        """Return the bytes of the bodies, of messages that are not here those of their frames."""
-        if row[REASON] != AMQP091 or not row[AT]:
-            return sizes
-        data, start = self._block.data, self._block.header.at + row[AT]
-        found = []
-        for low in bounds[:-1]:
-            at = section_at(data, start + low)
-            found.append(int.from_bytes(data[at - 8 : at], "big"))
-        return found
-
-    def _publish(self, row: Row, vhost: str, known: int, own: list[int] | None = None) -> None:
-        """Add a payload to the publishes, as its PAYLOAD row has it. own: its routes, where that
-        row is of another block."""
-        made = self.recording.publishes
-        first_id, at = self._payloads[row[PAYLOAD]]
-        own = own or self._own_places(row)
-        place = own[0] if len(set(own)) == 1 else -1
-        exchange = made.places[own[0]][0]
-        if vhost:
-            self._vhosts[exchange] = vhost
-        if place < 0:
-            made.own_places[len(made)] = own
-        made.time_ms.append(self._time_ms)
-        made.order.append(self._order)
-        made.first_id.append(first_id)
-        made.arrived_ms.append(row[TIME])
-        made.vhost.append(vhost or self._vhosts.get(exchange, "/"))
-        made.place.append(place)
-        made.known.append(known)
-        made.persistent.append(1)
-        made.start.append(at)
-        made.count.append(row[COUNT])
-
-    def _own_places(self, row: Row) -> list[int]:
-        """Return the route of each message, or the one of all of them."""
-        if self._routes is None:
-            self._routes = self._block.routes().to_pylist()
-        if row[FLAGS] & layout.ROUTE_COLUMN:
-            at = row[OWNER]
-            numbers = self._block.bounds[at : at + row[COUNT]].tolist()
-        else:
-            numbers = [row[OWNER]]
-        return [self._place(self._routes[2 * n], self._routes[2 * n + 1]) for n in numbers]
-
-    def _place(self, exchange: bytes, key: bytes) -> int:
-        found = self._places.get((exchange, key))
-        if found is None:
-            places = self.recording.publishes.places
-            found = self._places[exchange, key] = len(places)
-            places.append((_text(exchange), _text(key)))
-        return found
-
     def _entered(self, row: Row) -> None:
         past = self._pasts.get(row[QUEUE])
         if past is None:
             return
-        blob = self._blob(row)
+        blob = self._here.blob(row)
         known = Annotations.from_bytes(blob) if blob else None
-        count, time_ms = row[COUNT], row[TIME]
-        if row[FLAGS] & records.TRANSIENT or row[PAYLOAD] < 0:
-            first_id = self._anonymous - count + 1
-            self._anonymous -= count
-            sizes = array("I", bytes(4 * count))
-            if not row[OWNER]:
-                self._publish_unstored(past, first_id, row)
+        source = self._pasts.get(row[OWNER])
+        if row[PAYLOAD] >= 0 and not row[FLAGS] & records.TRANSIENT:
+            first_id, sizes = self._arrivals.enter(past, row)
+        elif source is not None:
+            first_id, sizes = source.id_of(row[OTHER]), array("I", bytes(4 * row[COUNT]))
         else:
-            first_id, at = self._payloads[row[PAYLOAD]]
-            first_id += row[LO]
-            at += row[LO]
-            sizes = self.recording.publishes.sizes[at : at + count]
-            fresh, own = self._fresh.pop(row[PAYLOAD], None), None
-            if fresh is None and not row[OWNER]:
-                fresh, own = self._staged.pop(row[PAYLOAD], (None, None))
-            if fresh is not None and not row[OWNER]:
-                known_as = self._annotations(blob)
-                self._publish(fresh, past.name[0], known_as, own)
-            if row[REASON] and not row[OWNER]:
-                self._prioritise(row)
+            self._lack("messages that are not stored: their routes and sizes", row[COUNT])
+            first_id, sizes = self._arrivals.enter_unstored(past, row)
+        count, time_ms = row[COUNT], row[TIME]
         if row[OWNER]:
-            past.wait_for_letters(row[FIRST] + count, self._order)
+            past.wait_for_letters(row[FIRST] + count, self._here.block_order)
+            self._moved.setdefault(row[OWNER], {})[past.name] = None
         past.enter(row[FIRST], count, time_ms, first_id, sizes, attempt_of(known, past.name[1], 0))
-
-    def _annotations(self, blob: bytes) -> int:
-        if not blob:
-            return -1
-        found = self._known.get(blob)
-        if found is None:
-            found = self._known[blob] = len(self.recording.publishes.annotations)
-            self.recording.publishes.annotations.append(blob)
-        return found
-
-    def _prioritise(self, row: Row) -> None:
-        """Note the priority of messages, which rows of queues with priorities have."""
-        made = self.recording.publishes
-        first_id, _ = self._payloads[row[PAYLOAD]]
-        known = made.priorities.setdefault(first_id, {})
-        for i in range(row[LO], row[LO] + row[COUNT]):
-            known[i] = max(known.get(i, 0), row[REASON])
-
-    def _publish_unstored(self, past: Past, first_id: int, row: Row) -> None:
-        """Add messages whose bytes, and with them their routes, are not stored: they are published
-        to the queue that they entered."""
-        made = self.recording.publishes
-        self._lack("messages that are not stored: their routes and sizes", row[COUNT])
-        start = len(made.sizes)
-        made.sizes.extend(bytes(row[COUNT]))
-        made.bodies.extend(bytes(row[COUNT]))
-        made.time_ms.append(self._time_ms)
-        made.order.append(self._order)
-        made.first_id.append(first_id)
-        made.arrived_ms.append(row[TIME])
-        made.vhost.append(past.name[0])
-        made.place.append(self._place(b"", past.name[1].encode()))
-        made.known.append(-1)
-        made.persistent.append(0)
-        made.start.append(start)
-        made.count.append(row[COUNT])
 
     # -- what consumers did
 
     def _mark(self, row: Row) -> None:
         past = self._pasts.get(row[QUEUE])
         if past is not None:
-            past.wait(row[FIRST], self._order, row[TIME])
+            past.wait(row[FIRST], self._here.block_order, row[TIME])
 
     def _acquired(self, row: Row) -> None:
         past = self._pasts.get(row[QUEUE])
         if past is None:
             return
         owner, count = row[OWNER], row[COUNT]
-        is_lease = row[KIND] == records.LEASED
-        before = row[FLAGS] if is_lease else row[OTHER]
-        past.give(row[FIRST], count, row[TIME], owner, before)
+        past.give(row[FIRST], count, row[TIME], owner, row[OTHER])
+        if row[QUEUE] not in self._served:
+            self._served.add(row[QUEUE])
+            if len(self._consuming.get(row[QUEUE], ())) > 1:
+                self._input(SERVED, (past.name, owner))
         synced, waited_ms = past.waited_for(row[FIRST] + count - 1, row[TIME])
         if 0 <= waited_ms <= LATEST_MS:
             self._waits.append(waited_ms)
         if synced > self._synced:
             self._synced = self.recording.turn_synced[-1] = synced
-        if is_lease or owner not in self._terms:
+        if owner not in self._terms:
             self._input(TAKE, Taken(past.name, owner, count, True))
 
     def _ended(self, row: Row) -> None:
@@ -365,7 +279,11 @@ class Reader:
         if kind == records.SETTLED:
             if reason == records.SETTLED_ON_SEND and row[OWNER] not in self._terms:
                 self._input(TAKE, Taken(past.name, row[OWNER], count, False))
-            elif reason in (records.SETTLED_BY_TRANSFER, records.SETTLED_BY_REDRIVE):
+            elif reason == records.SETTLED_BY_TRANSFER:
+                targets = self._moved.pop(row[QUEUE], None)
+                if targets:
+                    self._input(TRANSFER, (past.name, list(targets)))
+            elif reason == records.SETTLED_BY_REDRIVE:
                 self._lack("messages that were moved to other queues by hand", count)
             answer = ACCEPTS
         elif reason in _WORN[kind]:
@@ -376,6 +294,8 @@ class Reader:
             answer = HOLDS
             if kind == records.DROPPED and reason == records.DROPPED_PURGED:
                 self._input(PURGE, (past.name, past.is_held(first)))
+            elif kind == records.DROPPED and reason == records.DROPPED_TRANSIENT:
+                self._crash(False)
         self._answer(past, row, answer, 0)
         past.fates.end(first, count, row[TIME], fate_of(kind, reason))
 
@@ -397,9 +317,11 @@ class Reader:
         elif delay:
             answer = DEFERS
         if reason not in (records.RETURNED_BY_CLIENT, records.RETURNED_BY_RELEASE):
-            answer = HOLDS
+            answer |= HELD
             if not row[OWNER]:
-                self._crash()
+                self._crash(True)
+        if reason == records.RETURNED_BY_TIMEOUT:
+            self._late.add(row[OWNER])
         if reason == records.RETURNED_BY_LOSS:
             self._closing(past, row, LOST)
         elif reason == records.RETURNED_BY_CLOSE:
@@ -407,27 +329,50 @@ class Reader:
         self._answer(past, row, answer, delay)
 
     def _answer(self, past: Past, row: Row, answer: int, delay_ms: int) -> None:
+        order = self._here.block_order if row[KIND] == records.SETTLED else self._here.order
         for given in past.take_back(row[FIRST], row[COUNT]):
             if answer == HOLDS:
-                past.answer(given, FOREVER, self._order, HOLDS, 0, 0)
+                past.answer(given, FOREVER, order, HOLDS, 0, 0)
+                continue
+            if answer & HELD:
+                # Another consumer that stands in for it is not too late as well.
+                is_late = row[REASON] == records.RETURNED_BY_TIMEOUT
+                past.answer(given, row[TIME] - is_late, order, answer, delay_ms, 0)
                 continue
             last = self._last_ms.get(given.owner, 0)
             self._last_ms[given.owner] = row[TIME]
             work = row[TIME] - max(given.given_ms, last)
-            past.answer(given, row[TIME], self._order, answer, delay_ms, work)
+            past.answer(given, row[TIME], order, answer, delay_ms, work)
             seen = self._answered.setdefault(given.owner, [0, 0])
             place = (given.given_ms, given.first)
             seen[0] += 1
             seen[1] += place < self._latest.get(given.owner, (0, 0))
             self._latest[given.owner] = max(place, self._latest.get(given.owner, (0, 0)))
 
+    # -- what durable subscriptions did
+
+    def _leased(self, row: Row) -> None:
+        self._input(LEASE, (row[OWNER], row[COUNT]))
+
+    def _lease_settled(self, row: Row) -> None:
+        self._input(FLOOR, (row[OWNER], row[OTHER]))
+
+    def _verdicts(self, row: Row) -> None:
+        self._input(JUDGE, (row[OWNER], [tuple(one) for one in json.loads(self._here.blob(row))]))
+
     # -- topology and consumers
 
     def _defined(self, row: Row) -> None:
-        blob = self._blob(row)
+        blob = self._here.blob(row)
         said = json.loads(blob)
         op = said["op"]
-        if "vhost" not in said or op in ("subscription", "drop_subscription", "sink", "drop_sink"):
+        if op == "subscription":
+            past = self._pasts.get(said["queue_id"])
+            if past is not None:
+                self._input(SUBSCRIBE, (said["epoch"], past.name, said["name"]))
+        elif op == "drop_subscription":
+            self._input(UNSUBSCRIBE, said["epoch"])
+        if "vhost" not in said or op in _NOT_TOPOLOGY:
             return
         if op == "queue" and said["id"] not in self._names:
             place = said["vhost"], said["name"]
@@ -436,15 +381,22 @@ class Reader:
             name = self._names[said["id"]] = (*place, again)
             fates = self.recording.fates[name] = Fates(name)
             self._pasts[said["id"]] = Past(name, fates)
+            if "x-message-deduplication" in said["arguments"]:
+                self._arrivals.deduplicating.add(said["id"])
         self._input(DEFINE, blob)
 
     def _consumer(self, row: Row) -> None:
         owner, reason = row[OWNER], row[REASON]
         if reason == records.CONSUMER_ENDED:
-            self._input(GO, (owner, CLOSED))
+            self._consuming.get(row[QUEUE], set()).discard(owner)
+            if owner in self._late:
+                self._late_gone.append(owner)
+            else:
+                self._input(GO, (owner, CLOSED))
         if reason not in (records.CONSUMER_STARTED, records.CONSUMER_CREDIT):
             return
-        terms = self._terms[owner] = terms_of(owner, json.loads(self._blob(row)))
+        self._consuming.setdefault(row[QUEUE], set()).add(owner)
+        terms = self._terms[owner] = terms_of(owner, json.loads(self._here.blob(row)))
         self._input(COME if reason == records.CONSUMER_STARTED else CREDIT, terms)
 
     def _closing(self, past: Past, row: Row, how: int) -> None:
@@ -452,27 +404,27 @@ class Reader:
         behind them."""
         inputs = self.recording.inputs
         at = len(inputs) - 1
-        while at >= 0 and inputs[at][1] == self._order:
+        while at >= 0 and inputs[at][1] >= self._here.block_order:
             time_ms, order, kind, said = inputs[at]
             if kind == GO and isinstance(said, tuple):
                 inputs[at] = (time_ms, order, kind, (said[0], how))
             at -= 1
 
-    def _crash(self) -> None:
+    def _crash(self, was_killed: bool) -> None:
+        """Note that a broker begins, which says what is lost and what came back."""
         inputs = self.recording.inputs
-        if not inputs or inputs[-1][2] != CRASH or inputs[-1][1] != self._order:
-            self._input(CRASH, None)
+        is_new = not inputs or inputs[-1][2] != CRASH or inputs[-1][1] < self._here.block_order
+        if is_new:
+            self._input(CRASH, was_killed)
+        elif was_killed:
+            inputs[-1] = (*inputs[-1][:3], True)
 
     def _input(self, kind: int, said: object) -> None:
-        self.recording.inputs.append((self._time_ms, self._order, kind, said))
+        self.recording.inputs.append((self._here.time_ms, self._here.order, kind, said))
 
     def _lack(self, what: str, count: int) -> None:
         lacks = self.recording.lacks
         lacks[what] = lacks.get(what, 0) + count
-
-    def _blob(self, row: Row) -> bytes:
-        start = self._block.header.at + row[AT]
-        return self._block.data[start : start + row[SIZE]] if row[SIZE] else b""
 
 
 def terms_of(consumer: int, said: dict[str, Any]) -> Terms:
@@ -483,7 +435,3 @@ def terms_of(consumer: int, said: dict[str, Any]) -> Terms:
         -1 if window is None else window, -1 if shared is None else shared, said["acknowledges"],
         said["exclusive"], said["priority"], said["timeout_ms"], said["on_timeout"],
     )  # fmt: skip
-
-
-def _text(name: bytes) -> str:
-    return name.decode("utf-8", "surrogateescape")

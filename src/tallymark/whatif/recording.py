@@ -30,14 +30,26 @@ TAKE: Final = 5
 PURGE: Final = 6
 """A queue was emptied: (its name, whether of what consumers held as well)."""
 CRASH: Final = 7
-"""The broker stopped, and was started again."""
+"""The broker stopped, and was started again: whether it was killed."""
+TRANSFER: Final = 8
+"""All messages of a queue were handed on: (its name, names of the queues that got them)."""
+SUBSCRIBE: Final = 9
+"""A durable subscription came: (its epoch, its queue's name, its own)."""
+UNSUBSCRIBE: Final = 10
+"""A durable subscription was deleted: its epoch."""
+LEASE: Final = 11
+"""Messages were leased: (epoch, count)."""
+JUDGE: Final = 12
+"""Outcomes of leased messages: (epoch, list of (first lease sequence, count, outcome))."""
+FLOOR: Final = 13
+"""Leased messages were settled: (epoch, lease sequence below which all are)."""
+SERVED: Final = 14
+"""The consumer that was served first, of several: (its queue's name, its id)."""
 
 NEVER: Final = (1 << 62, 0)
 """Time and order of what does not happen."""
 PLANNED: Final = -3
 """Order of what a change has planned for a time: before everything else."""
-LEAVING: Final = (GO, CRASH)
-"""Kinds of inputs that come behind the answers of the same moment."""
 
 CANCELLED: Final = 0
 CLOSED: Final = 1
@@ -57,6 +69,10 @@ REQUEUES: Final = 5
 """Gives back to the tail, after a delay where there is one."""
 DEFERS: Final = 6
 """Gives back to the old place, after a delay."""
+
+HELD: Final = 16
+"""Flag of an answer that the consumer did not give: it held the messages until it went, or until
+they were taken from it, and that came to this answer."""
 
 FOREVER: Final = 1 << 62
 """Time of an answer that never came."""
@@ -121,6 +137,8 @@ class Publishes:
     annotations: list[bytes] = field(default_factory=list)
     priorities: dict[int, dict[int, int]] = field(default_factory=dict)
     """Priorities by first message id of the payload and index in it, where they are known."""
+    ids: dict[int, dict[int, str]] = field(default_factory=dict)
+    """Ids that publishers gave, as far as queues that deduplicate took them, in the same way."""
 
     def __len__(self) -> int:
         return len(self.time_ms)
@@ -202,7 +220,8 @@ def attempt_of(known: Annotations | None, queue: str, delivered: int) -> int:
 
 
 Input = tuple[int, int, int, object]
-"""Time, ms; order: the journal's position; kind; what the kind says."""
+"""Time, ms; order; kind; what the kind says. Orders follow the journal: the position of a block and
+the number of the row in it, added up, which is less than the next block's position."""
 
 
 @dataclass(slots=True)
@@ -213,8 +232,10 @@ class Recording:
     end_ms: int = 0
     turn_ms: array[int] = field(default_factory=lambda: array("q"))
     turn_order: array[int] = field(default_factory=lambda: array("q"))
-    """Times and orders at which the broker was told something or had a turn. When it woke up came
-    from outside, too."""
+    """Times at which the broker was told something or had a turn, and the orders of their blocks.
+    When it woke up came from outside, too."""
+    turn_upto: array[int] = field(default_factory=lambda: array("q"))
+    """Order of the last row of each."""
     turn_ends: bytearray = field(default_factory=bytearray)
     """1 where it had a turn; 0: what came then was looked at in a turn later."""
     turn_synced: array[int] = field(default_factory=lambda: array("q"))

@@ -14,17 +14,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from tallymark.engine.account import DEFERRED, MOVING
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import Deliver, Effect, TimedOut
 from tallymark.engine.message import Payload
 from tallymark.engine.record import Record
 from tallymark.engine.session import STOPS
 from tallymark.stored import records
-from tallymark.units import EngineMs, Position
+from tallymark.units import EngineMs, Position, QueueSequence
 from tallymark.whatif import recording as told
 from tallymark.whatif.changes import AS_IT_WAS, Change, Restart
 from tallymark.whatif.crowd import Crowd
 from tallymark.whatif.declaring import Declaring
+from tallymark.whatif.drivers import Drivers
 from tallymark.whatif.fates import ENDS, Fates, QueueName, fate_of
 from tallymark.whatif.publisher import Publisher
 from tallymark.whatif.recording import Recording, Taken, Terms
@@ -64,10 +66,14 @@ class World:
         self._declaring = Declaring(self.broker, self.outcome.fates, change)
         self._publisher = Publisher(self.broker, recording, change)
         self._crowd = Crowd(self.broker, recording, self._declaring, change, seed)
+        self._drivers = Drivers(self.broker, self._declaring)
         self._now = recording.begin_ms
         self._position = 0
         self._waits = False
         """True for a moment at which the engine is told something and has no turn."""
+        self._goes_on = False
+        """True for a moment that another one of the recording follows at the same time: what the
+        engine has left to do then comes behind what it is told there."""
         self._synced = 0
         self._written = 0
         """Order of the last turn of the recording."""
@@ -99,8 +105,10 @@ class World:
             elif at_turn < turns:
                 self._sync_below(recording.turn_synced[at_turn])
                 self._written = order
+                order = recording.turn_upto[at_turn]
                 self._waits = not recording.turn_ends[at_turn]
                 at_turn += 1
+                self._goes_on = at_turn < turns and recording.turn_ms[at_turn] == now
                 if progress is not None and at_turn % TOLD_AFTER == 0:
                     progress(at_turn / turns)
             if now > end_ms:
@@ -127,7 +135,6 @@ class World:
     def _step(self, now: int, order: int) -> None:
         """Live through one moment."""
         self._now = self._crowd.now = now
-        self._crowd.order = order
         self.broker.clock.tell(EngineMs(now))
         if order == AT_LEAST_SYNCED:
             self._synced = self._position
@@ -135,19 +142,7 @@ class World:
         for effect in self.broker.synced(Position(self._synced)):
             self._carry_out(effect)
         self._crowd.carry_out_plans()
-        last = self._take_inputs((now, order))
-        publishes = self._recording.publishes
-        at = self._at_publish
-        while at < len(publishes) and (publishes.time_ms[at], publishes.order[at]) <= (now, order):
-            if now < self._down_until:
-                self._held.append(at)
-            else:
-                self._publisher.publish(at, now)
-            at += 1
-        self._at_publish = at
-        self._crowd.answer()
-        for one in last:  # who goes has said what it had to say
-            self._take_input(one[2], one[3])
+        self._hear((now, order))
         if self._waits:
             self._waits = False
             return
@@ -176,7 +171,8 @@ class World:
             for effect in effects:
                 self._carry_out(effect)
             broker.store.released.clear()
-            if not broker.has_work():
+            if self._goes_on or not broker.has_work():
+                self._goes_on = False
                 return
         raise AssertionError(f"{MOST_TURNS} turns at {self._now} and still work to do")
 
@@ -212,20 +208,28 @@ class World:
 
     # -- what came in
 
-    def _take_inputs(self, upto: tuple[int, int]) -> list[told.Input]:
-        """Give the inputs up to a moment to the engine; return those that come behind the answers
-        of that moment."""
-        inputs = self._recording.inputs
-        last: list[told.Input] = []
-        at = self._at_input
-        while at < len(inputs) and inputs[at][:2] <= upto:
-            if inputs[at][2] in told.LEAVING:
-                last.append(inputs[at])
+    def _hear(self, upto: tuple[int, int]) -> None:
+        """Tell the engine what came from outside up to a moment, in its order."""
+        inputs, publishes, crowd = self._recording.inputs, self._recording.publishes, self._crowd
+        while True:
+            at, given = self._at_publish, self._at_input
+            published = told.NEVER
+            if at < len(publishes):
+                published = publishes.time_ms[at], publishes.order[at]
+            came = inputs[given][:2] if given < len(inputs) else told.NEVER
+            first = min(published, came)
+            crowd.answer(min(first, upto))
+            if first > upto:
+                return
+            if came <= published:
+                self._at_input = given + 1
+                self._take_input(inputs[given][2], inputs[given][3])
             else:
-                self._take_input(inputs[at][2], inputs[at][3])
-            at += 1
-        self._at_input = at
-        return last
+                self._at_publish = at + 1
+                if self._now < self._down_until:
+                    self._held.append(at)
+                else:
+                    self._publisher.publish(at, self._now)
 
     def _take_input(self, kind: int, said: object) -> None:
         if kind == told.DEFINE:
@@ -246,8 +250,17 @@ class World:
         elif kind == told.PURGE:
             assert isinstance(said, tuple)
             self._purge(*said)
-        else:
+        elif kind == told.SERVED:
+            assert isinstance(said, tuple)
+            self._crowd.serve(*said)
+        elif kind == told.TRANSFER:
+            assert isinstance(said, tuple)
+            self._transfer(*said)
+        elif kind == told.CRASH:
             self._crowd.crash()
+            self._begin_again(said is True)
+        else:
+            self._drivers.take(kind, said)
 
     def _purge(self, name: QueueName, held: bool) -> None:
         queue = self._declaring.queue_of(name)
@@ -256,11 +269,41 @@ class World:
         elif queue is not None:
             self.broker.contents.purge(queue)
 
+    def _transfer(self, name: QueueName, targets: list[QueueName]) -> None:
+        queue = self._declaring.queue_of(name)
+        found = [self._declaring.queue_of(target) for target in targets]
+        if queue is not None:
+            self.broker.contents.transfer(queue, [one for one in found if one is not None])
+
+    def _begin_again(self, was_killed: bool) -> None:
+        """Leave in the queues what a start brings back: no transient messages, and every other one
+        at the place at which it entered. After a clean end no mark is in force."""
+        for queue in self.broker.queues.values():
+            if queue.settings.is_stream:
+                continue
+            if not was_killed:
+                queue.high_water.settle_at(QueueSequence(0))
+            queue.unpack()
+            deferred = queue.deferrals.take_all()
+            for entry in deferred:
+                queue.account.move(entry.piece, DEFERRED, MOVING)
+                if entry.piece.payload.persistent:
+                    queue.defer(entry.piece, entry.due_ms, entry.to_tail)
+                else:
+                    self.broker.state.drop(queue, entry.piece, records.DROPPED_TRANSIENT)
+            for piece in queue.clear():
+                if piece.payload.persistent:
+                    piece.shift = 0
+                    queue.make_ready(piece)
+                else:
+                    self.broker.state.drop(queue, piece, records.DROPPED_TRANSIENT)
+
     def _stop(self, restart: Restart) -> None:
         """Stop the broker, in effect, for a while: who publishes meanwhile does so when it is
         back."""
         self._down_until = max(self._down_until, self._now + restart.outage_ms)
-        self._crowd.crash(self._down_until)
+        self._crowd.stop(self._down_until)
+        self._begin_again(False)
         self._crowd.plan(self._down_until, self._resume)
 
     def _resume(self) -> None:
