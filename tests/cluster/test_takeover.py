@@ -85,6 +85,25 @@ def test_a_standby_says_that_it_is_one_and_takes_no_clients(
         asyncio.run(connected(f"amqp://guest:guest@127.0.0.1:{standby.flags['amqp_port']}"))
 
 
+def test_a_standby_answers_what_only_reads_with_all_that_was_confirmed(
+    brokers: Brokers, pair: tuple[Broker, Broker]
+) -> None:
+    leader, standby = pair
+    with pika.BlockingConnection(parameters(brokers)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("log", durable=True, arguments={"x-queue-type": "stream"})
+        for count in (1, 2, 3):
+            channel.basic_publish("", "log", b"line")
+            path = f"/api/tallymark/streams/%2F/log/range?from={count}"
+            found = standby.http("GET", path)  # what is not there yet is looked for
+            assert found[0] == 200, found
+            assert found[1]["next"] == count
+    status, said = standby.http("POST", "/api/tallymark/subscriptions/%2F/q/s/attach")
+    assert status == 503
+    assert f":{leader.pid} leads" in said["reason"]
+
+
 async def connected(*urls: str) -> None:
     async with connect(list(urls)):
         pass

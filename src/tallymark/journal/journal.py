@@ -97,7 +97,7 @@ class Journal:
                              f"more and less than {_LIMIT}")  # fmt: skip
         if opened is None:
             opened = Opened(folder, accept_loss)
-        self._lock = opened.lock
+        self._opened = opened
         self._recovery = opened.recovery
         found = opened.recovery.folder
         files = self._files = files if files is not None else Files()
@@ -505,7 +505,7 @@ class Journal:
             self._home.close()
         self.reader.close()
         self._files.give_back()
-        self._lock.release()
+        self._opened.release()
 
 
 def _second_copies(

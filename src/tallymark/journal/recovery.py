@@ -460,19 +460,29 @@ class Recovery:
 class Opened:
     """A data folder that is locked, and its replay, which may begin long before its journal."""
 
-    __slots__ = ("_accept_loss", "lock", "path", "recovery")
+    __slots__ = ("_accept_loss", "_is_lent", "_lock", "path", "recovery")
 
-    def __init__(self, path: Path, accept_loss: bool = False) -> None:
-        """Open a data folder, creating it if need be. Raises FolderInUse, OSError."""
+    def __init__(self, path: Path, accept_loss: bool = False, under: Opened | None = None) -> None:
+        """Open a data folder, creating it if need be.
+
+        under: the same folder, locked already, whose lock outlives this one.
+        Raises FolderInUse, OSError.
+        """
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path = path
         self._accept_loss = accept_loss
-        self.lock = FolderLock(path)
+        self._is_lent = under is not None
+        self._lock: FolderLock = FolderLock(path) if under is None else under._lock
         try:
             self.begin_again()
         except OSError:
-            self.lock.release()
+            self.release()
             raise
+
+    def release(self) -> None:
+        """Let go of the folder."""
+        if not self._is_lent:
+            self._lock.release()
 
     def begin_again(self) -> None:
         """Have a replay from the newest checkpoint. Raises OSError."""

@@ -23,11 +23,14 @@ from tallymark.journal.postgresql.errors import LeadLost
 from tallymark.journal.postgresql.home import PostgresqlHome
 from tallymark.journal.postgresql.leadership import Leadership
 from tallymark.server import supervisor
+from tallymark.server.access.users import Users
 from tallymark.server.config.settings import Config
+from tallymark.server.http.guard import guard_of
 from tallymark.server.http.standby import StandbyHttp
 from tallymark.server.listening import Bound
 from tallymark.server.logs import log_of
 from tallymark.server.node import Node
+from tallymark.server.opening import tokens_of
 from tallymark.server.replay import Replay
 from tallymark.server.standby import Following, Keeper, process_name
 
@@ -75,7 +78,8 @@ async def take_lead(config: Config, bound: Bound, stop: asyncio.Future[int]) -> 
     name = process_name()
     leadership = Leadership(config.journal, config.journal_id, name, config.lease)
     following = Following(leadership, config.data_dir, config.journal_id, config.accept_loss)
-    http = StandbyHttp(following, name)
+    users = Users(config.data_dir, tokens_of(config))
+    http = StandbyHttp(following, name, users, guard_of(config))
     if config.standby:
         await http.start(bound.http)
         _announce(http)

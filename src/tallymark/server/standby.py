@@ -27,6 +27,7 @@ from tallymark.journal.postgresql.mirror import Mirror
 from tallymark.journal.recovery import Opened
 from tallymark.server.logs import log_of
 from tallymark.server.replay import Replay
+from tallymark.server.view import View
 
 POLL_S: Final = 0.2
 """Seconds between two looks at the tables where nothing is announced."""
@@ -58,6 +59,10 @@ class Following:
         self._mirror = Mirror(folder, leadership, journal)
         self._mirror.open()
         self._stopped = threading.Event()
+        self._shown = 0
+        """Number of the newest view that there is."""
+        self._viewed = -1
+        """Position of that view."""
         self._checkpoint = -1
         """Position of the checkpoint that the replay began with."""
         self.replay = Replay(self._opened)
@@ -67,6 +72,10 @@ class Following:
         """Reason for which the database is not read; empty: it is."""
         self.seen_at = 0.0
         """Monotonic time at which this broker had read everything, in seconds; 0: never."""
+        self.wanted = 0
+        """Number of the newest view that a reader waits for."""
+        self.on_view: Callable[[int, View | None], None] = _nobody_waits
+        """Called from the thread with the number and the view; None: the last one is as new."""
 
     @property
     def position(self) -> int:
@@ -79,7 +88,7 @@ class Following:
 
     def close(self) -> None:
         """Let go of the folder, of a broker that does not lead."""
-        self._opened.lock.release()
+        self._opened.release()
 
     def until_leading(self, waits: bool) -> int:
         """Follow until this broker leads; return its epoch, 0 after `stop`.
@@ -119,7 +128,8 @@ class Following:
                 return
 
     def _step(self) -> None:
-        """Read what came, and apply it."""
+        """Read what came, and apply it; have a view of it, where one is wanted."""
+        wanted = self.wanted
         if self._mirror.catch_up() or self._checkpoint < 0:
             if self._mirror.checkpoint != self._checkpoint:
                 self._checkpoint = self._mirror.checkpoint
@@ -130,6 +140,17 @@ class Following:
             self.replay.advance()
         self._leadership.follow(self._mirror.position)
         self.seen_at = time.monotonic()
+        if wanted != self._shown:
+            self._shown = wanted
+            self._show(wanted)
+
+    def _show(self, number: int) -> None:
+        """Make a view of the folder as it is now, unless the last one is that."""
+        view = None
+        if self._viewed != self.position:
+            self._viewed = self.position
+            view = View(self._opened, self.position)
+        self.on_view(number, view)
 
     def _is_free(self) -> bool:
         self.lease, now_ms = self._leadership.look()
@@ -150,6 +171,10 @@ class Following:
             log.warning("standby.waits", problem=text)
         self.problem = text
         self._stopped.wait(RETRY_S)
+
+
+def _nobody_waits(number: int, view: View | None) -> None:
+    """Do nothing: no view was asked for."""
 
 
 @final

@@ -17,7 +17,7 @@ from tallymark.engine import streams
 from tallymark.engine.errors import NotFound
 from tallymark.engine.queue import Queue
 from tallymark.engine.streams import first_offset
-from tallymark.server.http.requests import HttpContext, Refused, answer, body_of
+from tallymark.server.http.requests import ReadContext, Refused, answer, body_of
 from tallymark.units import QueueSequence
 
 LONGEST_WAIT_MS: Final = 60_000
@@ -58,7 +58,7 @@ class Wanted(msgspec.Struct, forbid_unknown_fields=True):
 class Behind:
     """The route /api/tallymark/behind."""
 
-    def __init__(self, http: HttpContext) -> None:
+    def __init__(self, http: ReadContext) -> None:
         self._http = http
         self._node = http.node
 
@@ -70,6 +70,8 @@ class Behind:
         wanted = await body_of(request, Wanted)
         if len(wanted.subscriptions) + len(wanted.streams) > MOST_READERS:
             raise Refused(400, "bad_request", f"more than {MOST_READERS} readers in one request")
+        if wanted.subscriptions:
+            self._http.check_leases(request)
         loop = self._node.loop
         deadline = loop.time() + min(max(0, wanted.wait_ms), LONGEST_WAIT_MS) / 1000
         while True:

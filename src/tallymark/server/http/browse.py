@@ -14,7 +14,7 @@ from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.server.http.blocks import send_blocks
 from tallymark.server.http.plans import PLAN_S, Plan, Plans
-from tallymark.server.http.requests import HttpContext, Refused, answer, number_in
+from tallymark.server.http.requests import ReadContext, Refused, answer, number_in
 
 
 class Pinned:
@@ -33,7 +33,7 @@ class Pinned:
 class Browsing:
     """Routes under /api/tallymark/browse."""
 
-    def __init__(self, http: HttpContext) -> None:
+    def __init__(self, http: ReadContext) -> None:
         self._http = http
         self._node = http.node
         self._plans: Plans[Pinned] = Plans(

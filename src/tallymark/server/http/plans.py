@@ -13,8 +13,7 @@ from typing import Final, Generic, TypeVar
 
 from aiohttp import web
 
-from tallymark.server.http.requests import Refused, user_of
-from tallymark.server.node import Node
+from tallymark.server.http.requests import Readable, Refused, user_of
 
 PLAN_S: Final = 600.0
 MAX_PLANS: Final = 1000
@@ -36,7 +35,7 @@ class Plan(Generic[T]):
 class Plans(Generic[T]):
     """All plans of one kind."""
 
-    def __init__(self, node: Node, unpin: Callable[[T], None]) -> None:
+    def __init__(self, node: Readable, unpin: Callable[[T], None]) -> None:
         """unpin: called once with the content of each plan that is given up."""
         self._node = node
         self._unpin = unpin

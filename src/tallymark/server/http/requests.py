@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -11,15 +12,18 @@ from aiohttp import web
 from tallymark.bridge.nsq.topics import Topics
 from tallymark.bridge.operations import queue_of
 from tallymark.bridge.permissions import QUEUE, READ, Access
+from tallymark.engine.broker import Broker
 from tallymark.engine.queue import Queue
+from tallymark.journal.journal import Journal
 from tallymark.server.access.user import TokenUser, User, UsersError, permission_in, permissions_of
+from tallymark.server.access.users import Users
 from tallymark.server.logs import log_of
 from tallymark.server.node import Node
 from tallymark.server.parts import cut
 
 USER: Final = web.RequestKey("user", User)
 """Name of the user that sent the request. `user_of` tells what that user may do now."""
-NODE: Final = web.AppKey("node", Node)
+USERS: Final = web.AppKey("users", Users)
 OPEN: Final = ("/healthz", "/readyz")
 """Paths that need no login: a probe has none."""
 Body = TypeVar("Body")
@@ -74,7 +78,7 @@ def user_of(request: web.Request) -> User:
     """
     name = request[USER].name
     try:
-        user = request.app[NODE].users.as_now(request[USER])
+        user = request.app[USERS].as_now(request[USER])
     except UsersError as error:
         log.error("login.impossible", error=str(error))
         user = None
@@ -103,12 +107,76 @@ def require_administrator(request: web.Request) -> None:
         raise Refused(403, "access_refused", f"user '{user.name}' is not an administrator")
 
 
-class HttpContext:
-    """The broker as handlers of requests see it: its node, its addresses, and what a user may
-    reach."""
+class Polls(Protocol):
+    """Waits for what a request asks for."""
+
+    async def beyond(self, queue: Queue, sequence: int) -> None:
+        """Return when readers may see the message of that number, or the stream is gone, or is to
+        be looked for again."""
+
+    async def ready(self, queue: Queue) -> None:
+        """Return when the queue has ready messages, or is deleted, or is to be looked for again."""
+
+
+class Readable(Protocol):
+    """A broker as those see it who only read: the node of one that serves, or a standby's view."""
+
+    @property
+    def broker(self) -> Broker: ...
+    @property
+    def journal(self) -> Journal: ...
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+    @property
+    def polls(self) -> Polls: ...
+
+    async def durable(self) -> None:
+        """Return when everything that the engine has done is on disk."""
+
+    def schedule(self) -> None:
+        """Have a turn soon: something is no longer needed."""
+
+
+class ReadContext:
+    """A broker as handlers of requests that only read see it, and what a user may reach."""
+
+    def __init__(self, node: Readable) -> None:
+        self.node = node
+
+    def check_leases(self, request: web.Request) -> None:
+        """Check that subscriptions are asked for here. Raises Refused 503: another broker has
+        them."""
+
+    def queue(self, request: web.Request) -> Queue:
+        """The queue that the path names. Raises NotFound, AccessRefused (needs read)."""
+        return self.queue_named(request, request.match_info["vhost"], request.match_info["queue"])
+
+    def queue_named(self, request: web.Request, vhost: str, name: str) -> Queue:
+        """The queue of that name. Raises NotFound, AccessRefused (needs read)."""
+        self.access(request, vhost).check(QUEUE, name, READ)
+        return queue_of(self.node.broker.vhost(vhost), name)
+
+    def check_read(self, request: web.Request, queue: Queue) -> None:
+        """Raises AccessRefused unless the user may read it now, and Refused 401 as `user_of`."""
+        self.access(request, queue.vhost).check(QUEUE, queue.name, READ)
+
+    def access(self, request: web.Request, vhost: str) -> Access:
+        """Return the user's permissions in a virtual host. Raises AccessRefused: there are none."""
+        user = user_of(request)
+        access = Access(user.name, vhost, ("", "", ""))
+        access.follow(permissions_of(user))
+        access.check_entered()
+        return access
+
+
+class HttpContext(ReadContext):
+    """A broker that serves, as handlers of requests see it: its node, its addresses, and what a
+    user may reach."""
+
+    node: Node
 
     def __init__(self, node: Node) -> None:
-        self.node = node
+        super().__init__(node)
         self.amqp: list[tuple[str, int]] = []
         """Addresses of the AMQP listeners, for lists."""
         self.amqps: list[tuple[str, int]] = []
@@ -142,15 +210,6 @@ class HttpContext:
             rows += [make(thing) for thing in some]
         return rows
 
-    def queue(self, request: web.Request) -> Queue:
-        """The queue that the path names. Raises NotFound, AccessRefused (needs read)."""
-        return self.queue_named(request, request.match_info["vhost"], request.match_info["queue"])
-
-    def queue_named(self, request: web.Request, vhost: str, name: str) -> Queue:
-        """The queue of that name. Raises NotFound, AccessRefused (needs read)."""
-        self.access(request, vhost).check(QUEUE, name, READ)
-        return queue_of(self.node.broker.vhost(vhost), name)
-
     def enters(self, request: web.Request) -> Callable[[str], bool]:
         """Return the function that tells whether the user may enter a virtual host: lists show
         nothing of others."""
@@ -161,15 +220,3 @@ class HttpContext:
         """Return the queues of all virtual hosts that the user may enter."""
         enters = self.enters(request)
         return [queue for queue in self.node.broker.queues.values() if enters(queue.vhost)]
-
-    def check_read(self, request: web.Request, queue: Queue) -> None:
-        """Raises AccessRefused unless the user may read it now, and Refused 401 as `user_of`."""
-        self.access(request, queue.vhost).check(QUEUE, queue.name, READ)
-
-    def access(self, request: web.Request, vhost: str) -> Access:
-        """Return the user's permissions in a virtual host. Raises AccessRefused: there are none."""
-        user = user_of(request)
-        access = Access(user.name, vhost, ("", "", ""))
-        access.follow(permissions_of(user))
-        access.check_entered()
-        return access

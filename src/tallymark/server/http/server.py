@@ -28,17 +28,16 @@ from tallymark.engine.errors import (
 )
 from tallymark.server.access import audit
 from tallymark.server.access.tls import Tls
-from tallymark.server.access.user import UsersError
 from tallymark.server.http.guard import (
     FORBIDDEN,
     Turned,
-    credentials,
     guard_of,
 )
 from tallymark.server.http.line import HttpListener
+from tallymark.server.http.login import log_in
 from tallymark.server.http.page import BELOW, PageRoutes, is_for_page
 from tallymark.server.http.paths import allowed_methods, answer_with_slash
-from tallymark.server.http.requests import NODE, OPEN, USER, HttpContext, Refused, answer
+from tallymark.server.http.requests import OPEN, USER, USERS, HttpContext, Refused, answer
 from tallymark.server.logs import log_of
 from tallymark.server.node import Node
 from tallymark.server.turns import JournalFailed
@@ -109,7 +108,7 @@ class HttpServer:
             ],
             client_max_size=MAX_REQUEST,
         )
-        app[NODE] = node
+        app[USERS] = node.users
         app.router.add_get("/healthz", self._health)
         app.router.add_get("/readyz", self._ready)
         State(context).add_to(app)
@@ -237,20 +236,7 @@ class HttpServer:
     async def _authenticate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path in OPEN or is_for_page(request):
             return await handler(request)
-        given = credentials(request.headers.get("Authorization", ""))
-        if given is None or (given[0] == "Bearer" and self.node.users.tokens is None):
-            raise Refused(401, "not_authorized", "expected Basic authentication (user:password)")
-        scheme, name, secret = given
-        try:
-            user = await self.node.users.check(name, secret, request.remote or "")
-        except UsersError as error:
-            log.error("login.impossible", error=str(error))
-            user = None
-        if user is None:
-            audit.login_refused("HTTP", request.remote or "", name, scheme)
-            raise Refused(401, "not_authorized", "user name and password do not match")
-        request[USER] = user
-        log.debug("request", method=request.method, path=request.path, user=user.name)
+        await log_in(request, self.node.users)
         return await handler(request)
 
     @web.middleware

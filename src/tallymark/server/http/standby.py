@@ -1,9 +1,10 @@
-"""HTTP of a standby: how it is, for operators, load balancers and Prometheus. Without a password,
-as of a leader's /healthz: nothing of a message is shown.
+"""HTTP of a standby: how it is, for operators, load balancers and Prometheus, without a password as
+a leader's /healthz; and what only reads.
 
     /healthz          200 while it follows; ?leader: 503, since it does not lead
     /readyz           503: clients are not let in here
     /metrics          position, age of what it has, and whether the database answers
+    streams, browse   from the folder, see reads.py; these need a user
     anything else     503, which names the leader
 """
 
@@ -11,15 +12,16 @@ from __future__ import annotations
 
 import socket
 import time
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 from aiohttp import web
 
+from tallymark.server.access.users import Users
+from tallymark.server.http.guard import Guard
+from tallymark.server.http.reads import ReadRoutes, Reads
 from tallymark.server.http.requests import answer
 from tallymark.server.listening import Address, address_of
-
-if TYPE_CHECKING:
-    from tallymark.server.standby import Following
+from tallymark.server.standby import Following
 
 STOP_S: Final = 1.0
 """Seconds for requests under way when the broker takes the lead."""
@@ -30,10 +32,11 @@ class StandbyHttp:
     """The listener of a broker that follows. It shares the sockets with the leader that this broker
     may become: who connects in between waits for that one."""
 
-    def __init__(self, following: Following, name: str) -> None:
+    def __init__(self, following: Following, name: str, users: Users, guard: Guard) -> None:
         self._following = following
         self._name = name
         app = web.Application()
+        self._routes = ReadRoutes(Reads(following), users, guard, app)
         app.router.add_get("/healthz", self._health)
         app.router.add_get("/readyz", self._ready)
         app.router.add_get("/metrics", self._metrics)
@@ -50,6 +53,7 @@ class StandbyHttp:
             self.addresses.append(address_of(one))
 
     async def stop(self) -> None:
+        self._routes.close()
         await self._runner.cleanup()
 
     def _about(self) -> dict[str, object]:

@@ -40,7 +40,7 @@ from tallymark.server.http.extents import (
 )
 from tallymark.server.http.plans import PLAN_S, Plan, Plans
 from tallymark.server.http.requests import (
-    HttpContext,
+    ReadContext,
     answer,
     body_of,
     number_in,
@@ -71,7 +71,7 @@ class Pinned:
 class Streams:
     """Routes under /api/tallymark/streams."""
 
-    def __init__(self, http: HttpContext) -> None:
+    def __init__(self, http: ReadContext) -> None:
         self._http = http
         self._node = http.node
         self._plans: Plans[Pinned] = Plans(http.node, self._unpin)
