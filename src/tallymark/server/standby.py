@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import platform
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -42,8 +43,9 @@ log = log_of("server")
 
 
 def process_name() -> str:
-    """Return the name of this process among the brokers of a journal."""
-    return f"{platform.node() or 'localhost'}:{os.getpid()}"
+    """Return a name for this process that no other broker of a journal has, nor had. Host and
+    process number alone come again: a container that is started anew has both of the last one."""
+    return f"{platform.node() or 'localhost'}.{secrets.token_hex(4)}:{os.getpid()}"
 
 
 @final
