@@ -141,7 +141,7 @@ class Play:
     def check(self, claim: str, holds: bool) -> None:
         self.failed += not holds
         mark = "[green]ok[/]  " if holds else "[bold red]FAILED[/]"
-        self._console.print(f"  {mark} {claim}", highlight=False)
+        self._console.print(f"  {mark} {claim}", highlight=False, soft_wrap=True)
 
     def run(self, spark: SparkSession) -> None:
         brokers, clients = self._brokers, self._clients
@@ -216,8 +216,7 @@ class Play:
         found = {int(row.message_id): row.digest for row in rows}
         wanted = {n: hashlib.sha256(body_of(n)).hexdigest() for n in range(MESSAGES)}
         self.check(
-            f"the table has each of {MESSAGES:,} messages once, byte for byte "
-            f"({len(rows):,} rows, {len(found):,} messages)",
+            f"the table's {len(rows):,} rows are each of {MESSAGES:,} messages once, byte for byte",
             len(rows) == MESSAGES and found == wanted,
         )
 
