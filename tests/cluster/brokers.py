@@ -17,7 +17,7 @@ import socket
 import threading
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 from tests.support.patience import until
 from tests.support.postgresql import DATABASE, USER, Cluster
@@ -140,8 +140,13 @@ class Broker(BrokerProcess):
     @property
     def epoch(self) -> int:
         """Epoch in which it took the lead last, by its log."""
-        said = [json.loads(line) for line in self.log().splitlines() if '"lead.taken"' in line]
-        return int(said[-1]["epoch"])
+        return int(self.said("lead.taken")["epoch"])
+
+    def said(self, event: str) -> dict[str, Any]:
+        """Return the last line of its log about an event."""
+        lines = [line for line in self.log().splitlines() if f'"{event}"' in line]
+        said: dict[str, Any] = json.loads(lines[-1])
+        return said
 
     def pause(self) -> None:
         self._signal(signal.SIGSTOP)

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -98,6 +99,8 @@ class Field:
         self.published = self.confirmed = self.witnessed = self.flagged = 0
         self.raced = self.ahead = 0
         """Takeovers that two standbys could claim, and by the broker whose clock is ahead."""
+        self.phases = ""
+        """Times of the last takeover, from its fault on."""
         self.takeovers: dict[str, list[float]] = {}
         """Seconds from a fault to the first delivery by the next leader, by kind of fault."""
         self.kinds: dict[str, Callable[[Broker], Broker]] = {
@@ -212,7 +215,7 @@ class Field:
         self, leader: Broker, fault: Callable[[], object], name: str, reads: bool = True
     ) -> Broker:
         """Bring a fault about; return the next leader once it has delivered."""
-        began = time.monotonic()
+        began, began_at = time.monotonic(), time.time()
         fault()
         if reads:
             for client in self._clients:
@@ -224,6 +227,11 @@ class Field:
         self.ahead += found is self.brokers.all[-1]
         _first_delivery(found, [history.name for history in self.histories])
         self.takeovers.setdefault(name, []).append(time.monotonic() - began)
+        self.phases = ", ".join(
+            f"{what} {_seconds_since(began_at, found.said(event)['timestamp']):.1f} s"
+            for what, event in (("lead", "lead.taken"), ("ready", "broker.ready"))
+        )
+        self.phases += f", first delivery {self.takeovers[name][-1]:.1f} s"
         return found
 
     # -- what must hold
@@ -278,6 +286,12 @@ SELECT
 """
 """Blocks of an older epoch behind those of a newer one: in a segment, and between the beginnings of
 segments. (A start may seal the segment of a leader before it anew, in its own epoch.)"""
+
+
+def _seconds_since(began_at: float, timestamp: str) -> float:
+    """Return the seconds up to a time of a log, whose clock may be an hour ahead."""
+    at = datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp()
+    return (at - began_at + HOUR_S / 2) % HOUR_S - HOUR_S / 2
 
 
 def _first_delivery(broker: Broker, names: list[str]) -> None:
@@ -340,5 +354,5 @@ def test_faults_under_full_load(tmp_path: Path) -> None:
                     error.add_note(f"round {number} of {ROUNDS}, {kind}, seed {SEED}")
                     raise
                 rounds[kind] += 1
-                print(f"round {number}: {kind}", flush=True)
+                print(f"round {number}: {kind}: {field.phases}", flush=True)
     print(f"lease {LEASE_MS} ms\n{shown(field, rounds)}")

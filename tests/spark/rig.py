@@ -39,14 +39,16 @@ def spark_home(folder: Path) -> Path:
 
     Spark's Python processes import PySpark from a zip, and nothing in it is kept compiled: each of
     them compiles it anew, for half a second of CPU out of the ten seconds that it has to connect.
+    Nothing else is beside it: a Tallymark that is installed there would be imported before ours.
     """
     import pyspark
 
     installed = Path(pyspark.__file__).parent
     for name in ("bin", "jars"):
         (folder / name).symlink_to(installed / name)
-    (folder / "python/lib").mkdir(parents=True)
-    (folder / "python/lib/pyspark.zip").symlink_to(installed.parent)
+    library = folder / "python/lib/pyspark.zip"
+    library.mkdir(parents=True)
+    (library / "pyspark").symlink_to(installed)
     return folder
 
 
