@@ -108,10 +108,8 @@ timings:  ## how long set-up, build, demo and test take on a fresh clone (docs/c
 	@$(PYTHON) .ci/step.py --table
 
 # All at once: the tests wait more than they compute, and those that run interpreted need no compiler.
-# ALSO: targets at the same time, such as test-long; what each prints then stands together, at its end.
-test: setup $(if $(ALSO),$(VENV)/.long)  ## everything brief: checks, what can differ interpreted, all tests as installed
-	$(MAKE) --no-print-directory -j$(words 1 1 1 $(ALSO)) $(if $(ALSO),-k -Otarget) \
-	check test-pure test-installed $(ALSO)
+test: setup  ## everything brief: checks, what can differ interpreted, all tests as installed
+	$(MAKE) --no-print-directory -j3 check test-pure test-installed
 
 test-pure: $(VENV)/.dependencies
 	@PYTHONPATH=src $(STEP) "tests" interpreted "Tests of what can differ when interpreted" \
@@ -130,7 +128,7 @@ test-installed: install $(VENV)/.collected
 # LONG=ci: what fits CI's frame. Three workers: a kill is more interesting on a machine with room.
 test-long: install $(VENV)/.long  ## what is too long for `make test`, and more of its models, kills and fuzzing
 	TALLYMARK_LONG=$(or $(LONG),all) $(BIN)/python $(PYTEST) -n 3 \
-	--timeout $(if $(filter ci,$(LONG)),1200,36000) tests
+	--timeout $(if $(filter ci,$(LONG)),1800,36000) tests
 
 # What is skipped where something is missing says so on the page.
 .PHONY: nightly

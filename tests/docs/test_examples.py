@@ -79,9 +79,11 @@ def test_the_examples_of_a_page_run_as_printed(page: str) -> None:
     run_page(page)
 
 
-@long  # a JVM for each page; what the examples call is tested in tests/spark, in the session there
+# A JVM for each page; what the examples call is tested in tests/spark, in the session there.
 @pytest.mark.spark
-@pytest.mark.parametrize("page", WITH_SPARK)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=long(ci=page == "README.md")) for page in WITH_SPARK]
+)
 def test_the_examples_with_spark_run_as_printed(page: str) -> None:
     run_page(page, "--spark")
 

@@ -99,7 +99,7 @@ class Field:
 
 
 @longer
-@pytest.mark.timeout(120 + 20 * ROUNDS)
+@pytest.mark.timeout(1500 + 20 * ROUNDS)
 def test_kill_9_under_full_load(tmp_path: Path) -> None:
     field = Field(tmp_path, SEED)
     with field.broker:

@@ -212,7 +212,7 @@ def check_equation(row: dict[str, Any]) -> None:
 
 
 @longer
-@pytest.mark.timeout(120 + ROUNDS * (20 + DEATHS // 1000))
+@pytest.mark.timeout(1500 + ROUNDS * (20 + DEATHS // 1000))
 def test_dl_22_kill_9_in_the_middle_of_dead_lettering(tmp_path: Path) -> None:
     field = Field(tmp_path, SEED)
     with field.broker:

@@ -166,7 +166,7 @@ class Field:
 
 
 @longer
-@pytest.mark.timeout(120 + 40 * ROUNDS)
+@pytest.mark.timeout(1500 + 40 * ROUNDS)
 def test_nq_a11_an_ok_survives_kill_9(tmp_path: Path) -> None:
     field = Field(tmp_path, SEED)
     with field.broker:

@@ -119,7 +119,7 @@ class Field:
 
 
 @longer
-@pytest.mark.timeout(120 + 30 * ROUNDS)
+@pytest.mark.timeout(1500 + 30 * ROUNDS)
 def test_kill_9_under_publish_and_retention(tmp_path: Path) -> None:
     field = Field(tmp_path, SEED)
     with field.broker:

@@ -147,7 +147,7 @@ class Field:
 
 
 @longer
-@pytest.mark.timeout(120 + ROUNDS * 60)
+@pytest.mark.timeout(1500 + ROUNDS * 60)
 @pytest.mark.parametrize("protocols", sized(["both"], ["both"], ["0-9-1", "1.0"]))
 def test_tx_d1_kill_9_in_the_middle_of_commits(tmp_path: Path, protocols: str) -> None:
     field = Field(tmp_path, SEED, protocols)

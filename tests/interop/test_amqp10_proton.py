@@ -322,8 +322,8 @@ def test_a_deleted_queue_detaches(
 VANISH = """
 import os, sys
 from proton.utils import BlockingConnection
-connection = BlockingConnection(sys.argv[1], timeout=120, allowed_mechs="PLAIN")
-print(connection.create_receiver(sys.argv[2], credit=3).receive(timeout=120).body, flush=True)
+connection = BlockingConnection(sys.argv[1], timeout=600, allowed_mechs="PLAIN")
+print(connection.create_receiver(sys.argv[2], credit=3).receive(timeout=600).body, flush=True)
 os._exit(1)
 """
 

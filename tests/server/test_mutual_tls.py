@@ -90,7 +90,7 @@ BROKEN = (OSError, AMQPError, ClientError)
 def amqp_091(broker: BrokerProcess, context: ssl.SSLContext) -> None:
     parameters = pika.ConnectionParameters(
         "127.0.0.1", broker.ready["amqps"][1], credentials=ExternalCredentials(),
-        ssl_options=pika.SSLOptions(context, "127.0.0.1"), socket_timeout=60,
+        ssl_options=pika.SSLOptions(context, "127.0.0.1"), socket_timeout=PATIENCE_S,
     )  # fmt: skip
     try:
         with pika.BlockingConnection(parameters) as connection:

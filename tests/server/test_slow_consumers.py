@@ -201,9 +201,9 @@ def test_sc_a6_what_is_refused_leaves_everything_as_it_was(
 
 
 def test_what_waits_for_the_next_start_is_named(broker: BrokerProcess, file: Path) -> None:
-    file.write_text(file.read_text().replace("[slow", 'heartbeat_s = 7\nsync = "never"\n[slow'))
+    file.write_text(file.read_text().replace("[slow", 'frame_max = 65536\nsync = "never"\n[slow'))
     answer = broker.http("POST", "/api/tallymark/config/reload")[1]
-    assert answer == {"changed": [], "at_next_start": ["sync", "heartbeat_s"]}
+    assert answer == {"changed": [], "at_next_start": ["sync", "frame_max"]}
     file.write_text(
         f'write_high_water = "128KiB"\n[slow_consumers]\n{EVERY}message_count = 21\n'
         'policy = "delete"\n[[policies]]\nname = "cap"\npattern = "^capped"\n'

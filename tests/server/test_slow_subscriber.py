@@ -46,7 +46,6 @@ def was_in_time(plain: Outcome, outcome: Outcome) -> bool:
 
 
 @longer(ci=False)
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "acknowledges",
     [pytest.param(True, id="acked"), pytest.param(False, id="no-ack", marks=long(ci=False))],

@@ -28,7 +28,6 @@ SETTINGS = {
     "max_memory": "32MiB",
     "auto_create_queues": "^churn$",
     "log_level": "warning",
-    "handshake_timeout_ms": "120000",
 }
 """With these the disk can be flat: small segments, a checkpoint every few seconds, and ledgers that
 are kept for about a life. `reconcile` accounts for that time; the broker's own account, for all."""

@@ -20,6 +20,7 @@ from tallymark.spark.pipelines.folder import Archive, ArchiveDamaged, ArchiveInU
 from tests.spark import both
 from tests.spark.rig import python_path
 from tests.support.long import long, sized
+from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 
 if TYPE_CHECKING:
@@ -78,7 +79,9 @@ def command(broker: BrokerProcess, stream: str, to: Path, *more: str) -> list[st
 
 def run(arguments: list[str]) -> tuple[int, list[dict[str, Any]], str]:
     """Exit code, lines of stdout, stderr."""
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=600, env=ENVIRONMENT)
+    done = subprocess.run(
+        arguments, capture_output=True, text=True, timeout=PATIENCE_S, env=ENVIRONMENT
+    )
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 

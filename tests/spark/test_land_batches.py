@@ -118,7 +118,9 @@ def test_the_command_does_the_same_batch_by_batch(
         "--schema", schema, "--quarantine", str(bad), "--max-rows", "3", "--json",
     ]  # fmt: skip
     for batches in ([3, 3, 2], []):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
         assert done.returncode == 0, done.stderr
         said = [json.loads(line) for line in done.stdout.splitlines()]
         assert [one["rows"] for one in said[:-1]] == batches
@@ -188,11 +190,11 @@ def test_a_command_that_is_stopped_in_mid_batch_says_no_more_than_that(
     )
     until((to / "_checkpoint" / "offsets" / "0").exists, what="a batch begun")
     running.send_signal(signal.SIGINT)
-    said, complaints = running.communicate(timeout=300)
+    said, complaints = running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 0, complaints
     assert json.loads(said.splitlines()[-1])["done"]
     assert "Exception" not in complaints
-    subprocess.run(command, check=True, timeout=300)
+    subprocess.run(command, check=True, timeout=PATIENCE_S)
     from deltalake import DeltaTable
 
     ids = DeltaTable(str(to)).to_pyarrow_table(columns=["message_id"])["message_id"]

@@ -51,7 +51,7 @@ def test_the_session_works_in_one_that_is_there(
     check(capsys.readouterr().out, tmp_path)
 
 
-@long  # a JVM of its own; what it runs is found wrong by the test above
+@long(ci=False)  # a JVM of its own; what it runs is found wrong by the test above
 def test_the_session_works_as_printed(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "tallymark-data") as broker:
         publish(broker, "orders", 0, 99)

@@ -23,6 +23,7 @@ from tests.spark import both
 from tests.spark.rig import python_path
 from tests.support import forked
 from tests.support.long import long
+from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 
 pytestmark = pytest.mark.spark
@@ -68,7 +69,7 @@ def command(broker: BrokerProcess, *more: str) -> list[str]:
 def run(broker: BrokerProcess, *more: str) -> tuple[int, list[dict[str, Any]], str]:
     """Exit code, lines of stdout, stderr."""
     done = subprocess.run(
-        command(broker, *more), capture_output=True, text=True, timeout=240, env=ENVIRONMENT
+        command(broker, *more), capture_output=True, text=True, timeout=PATIENCE_S, env=ENVIRONMENT
     )
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 

@@ -80,7 +80,7 @@ def through(broker: BrokerProcess) -> int:
     return int(row["settled"] + row["dead_lettered"])
 
 
-@long  # in `make test`: tests/faults/test_two_readers.py
+@long(ci=False)  # in `make test`: tests/faults/test_two_readers.py
 @pytest.mark.timeout(36_000)
 def test_each_message_has_one_end_whichever_of_two_drivers_hangs(tmp_path: Path) -> None:
     chance = random.Random(SEED)

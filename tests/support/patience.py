@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-PATIENCE_S = 240.0
+PATIENCE_S = 600.0
 """How long to wait for what must happen."""
 CLOCKS_MS = 2
 """How far a broker's milliseconds may be from ours: both round."""

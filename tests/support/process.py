@@ -29,7 +29,9 @@ from tests.support.ports import reserved
 
 START_S = PATIENCE_S
 STOP_S = PATIENCE_S
-
+PATIENT = {"heartbeat_s": "0", "handshake_timeout_ms": str(int(PATIENCE_S * 1000))}
+"""A client that takes long to log in, or has nothing to say, is slow and not gone: the machine may
+have ten programs to a core."""
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -85,7 +87,7 @@ class BrokerProcess:
         free = ["amqp_port", "http_port"]
         if self._has_nsq:
             free += ["nsq_port", "nsq_http_port", "nsq_https_port"]
-        flags = {**dict.fromkeys(free, "0"), **self.flags}
+        flags = {**dict.fromkeys(free, "0"), **PATIENT, **self.flags}
         for name, value in flags.items():
             arguments += [f"--{name.replace('_', '-')}", value]
         return arguments
