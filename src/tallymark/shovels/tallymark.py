@@ -249,7 +249,7 @@ class TallymarkTarget(Target):
         try:
             messages = await self._stamp.put_on_all(batch.parcels)
         except ClientError as error:
-            raise ShovelFailed(f"a message that cannot be read: {error}", False) from error
+            raise _unreadable(error) from error
         for frames, count in self._chunks(batch, messages):
             data, _ = await self._http.bytes("POST", f"{self._path}/stage?count={count}", frames)
             staged.append(json.loads(data)["staging"])
@@ -268,7 +268,10 @@ class TallymarkTarget(Target):
         parts: list[bytes] = []
         size = count = 0
         for parcel, message in zip(batch.parcels, messages, strict=True):
-            section, body, _ = self._outgoing.content(message.encode())
+            try:
+                section, body, _ = self._outgoing.content(message.encode())
+            except ValueError as error:
+                raise _unreadable(error) from error
             key = parcel.key if self._key is None else self._key
             publish = encode_method(BasicPublish(self._exchange, key, mandatory=True))
             parts.append(frame(METHOD, CHANNEL, publish))
@@ -286,3 +289,7 @@ class TallymarkTarget(Target):
 
     async def close(self) -> None:
         await self._http.close()
+
+
+def _unreadable(error: Exception) -> ShovelFailed:
+    return ShovelFailed(f"a message that cannot be read: {error}", False)

@@ -142,12 +142,16 @@ def _is_body(body: bytes) -> bool:
 class Outgoing:
     """Conversion of messages to 0-9-1, for one sender."""
 
-    __slots__ = ("_head", "_section", "_to")
+    __slots__ = ("_annotations", "_front", "_head", "_header", "_section", "_to")
 
     def __init__(self) -> None:
         self._head = b""
         self._section = b""
         self._to: str | None = None
+        self._front = b""
+        """Header and annotations of the message before, as they came; and decoded:"""
+        self._header: list[object] = [None, None, None]
+        self._annotations: list[tuple[str, object]] = []
 
     def content(self, message: bytes) -> tuple[bytes, bytes, str | None]:
         """Property section, body, and the property `to`. Raises ValueError for bytes that are no
@@ -159,7 +163,7 @@ class Outgoing:
                 return self._section, body, self._to
         try:
             sections = Sections(message, 0, len(message))
-            section, to = _properties(sections)
+            section, to = self._properties(sections)
             body = _body(sections)
         except DecodeError as error:
             raise ValueError(f"message that cannot be read: {error.text}") from error
@@ -168,6 +172,30 @@ class Outgoing:
         self._section = section
         self._to = to
         return section, body, to
+
+    def _properties(self, sections: Sections) -> tuple[bytes, str | None]:
+        """The property section; and `to`."""
+        front = sections.data[sections.start : sections.behind(MESSAGE_ANNOTATIONS)]
+        if front != self._front:
+            self._header = _list(sections, HEADER, 3)
+            self._annotations = [
+                (str(name), value)
+                for name, value in _map(sections, MESSAGE_ANNOTATIONS).items()
+                if isinstance(name, str)
+            ]
+            self._front = front
+        durable, priority, ttl = self._header
+        properties = Properties(delivery_mode=1 if durable is False else 2)
+        if isinstance(priority, int):
+            properties.priority = priority
+        if isinstance(ttl, int):
+            properties.expiration = str(int(ttl))
+        found = _list(sections, PROPERTIES, 13)
+        join(properties, self._annotations, found, _map(sections, APPLICATION_PROPERTIES))
+        if sections.body_kind in ("value", "sequence"):
+            properties.type = names.ENCODED
+        to = found[2]
+        return encode_properties(properties), str(to) if isinstance(to, str) else None
 
 
 def _only_data(message: bytes, at: int) -> bytes | None:
@@ -200,27 +228,6 @@ def _list(sections: Sections, code: int, size: int) -> list[object]:
 def _map(sections: Sections, code: int) -> dict[object, object]:
     value = _values(sections, code)
     return value if isinstance(value, dict) else {}
-
-
-def _properties(sections: Sections) -> tuple[bytes, str | None]:
-    """The property section; and `to`."""
-    durable, priority, ttl = _list(sections, HEADER, 3)
-    properties = Properties(delivery_mode=1 if durable is False else 2)
-    if isinstance(priority, int):
-        properties.priority = priority
-    if isinstance(ttl, int):
-        properties.expiration = str(int(ttl))
-    annotations = [
-        (str(name), value)
-        for name, value in _map(sections, MESSAGE_ANNOTATIONS).items()
-        if isinstance(name, str)
-    ]
-    found = _list(sections, PROPERTIES, 13)
-    join(properties, annotations, found, _map(sections, APPLICATION_PROPERTIES))
-    if sections.body_kind in ("value", "sequence"):
-        properties.type = names.ENCODED
-    to = found[2]
-    return encode_properties(properties), str(to) if isinstance(to, str) else None
 
 
 def _body(sections: Sections) -> bytes:

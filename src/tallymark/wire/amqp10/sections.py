@@ -183,6 +183,13 @@ class Sections:
                 return self.data[first : bounds[i][1]]
         return b"" if first < 0 else self.data[first : self.end]
 
+    def behind(self, code: int) -> int:
+        """Return the offset behind all sections with codes up to this one."""
+        for bound in self.bounds:
+            if bound[0] > code:
+                return bound[1]
+        return self.end
+
     def _values(self, code: int) -> list[int]:
         """Return the offsets of the values of the sections with that code."""
         return [bound[2] for bound in self.bounds if bound[0] == code]
