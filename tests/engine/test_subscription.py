@@ -50,6 +50,28 @@ def test_a_leased_range_is_the_same_messages_in_the_same_order_across_restarts()
         assert rig.ready("q") == [6, 7, 8, 9]
 
 
+def test_a_part_of_a_batch_ends_with_the_piece_that_reaches_its_bytes() -> None:
+    rig = Rig()
+    rig.queue("q")
+    for first in range(0, 12, 3):  # a slice of each
+        rig.publish(rig.session(), "q", list(range(first, first + 3)))
+        rig.turn()
+    subscription = attach(rig)
+    assert rig.broker.leases.lease(subscription, 0, 12, 0) == 12
+    rig.broker.leases.settle(subscription, 2)
+    assert len(subscription.leases) == 4
+    of_slice = subscription.leases[1].slice.size()
+    for low in range(2, 13):
+        for high in range(low, 13):
+            for limit in (1, of_slice, of_slice + 1, 2 * of_slice, 100 * of_slice):
+                found = subscription.part(low, high, most_bytes=limit)
+                rows = [at for first, piece in found for at in range(first, first + len(piece))]
+                assert rows == list(range(low, low + len(rows)))
+                sizes = [piece.size() for _, piece in found]
+                assert sum(sizes[:-1]) < limit
+                assert len(rows) == high - low or sum(sizes) >= limit
+
+
 def test_lease_hands_out_again_what_is_leased_before_anything_new() -> None:
     rig = filled(10)
     subscription = attach(rig)

@@ -18,6 +18,7 @@ incarnation of one subscription.
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from typing import Final, cast, final
 
 from tallymark.engine.errors import Fenced, PreconditionFailed
@@ -94,10 +95,15 @@ class Subscription(QueueSubscription):
         self.leased_bytes += slice.size()
 
     def part(
-        self, low: LeaseSequence, high: LeaseSequence, most: int = UNLIMITED
+        self,
+        low: LeaseSequence,
+        high: LeaseSequence,
+        most: int = UNLIMITED,
+        most_bytes: int = UNLIMITED,
     ) -> list[tuple[LeaseSequence, Slice]]:
         """Lease sequences low..high-1 as (first lease sequence, slice) pairs, in order; no more
-        than the first `most` of them.
+        than the first `most` of them, and none behind those that have `most_bytes` together. What
+        this costs is what it returns: a batch is read in many parts.
 
         Raises:
             PreconditionFailed: part of the range is settled already, or was never leased.
@@ -109,17 +115,29 @@ class Subscription(QueueSubscription):
             )
         self.check_position(high, "sequence")
         found: list[tuple[LeaseSequence, Slice]] = []
-        for lease in self.leases:
-            piece = lease.slice
-            end = lease.first + len(piece)
-            if end <= low:
-                continue
-            if lease.first >= high or len(found) >= most:
+        room = most_bytes
+        for lease in islice(self.leases, self._index_of(low), None):
+            if lease.first >= high or len(found) >= most or room <= 0:
                 break
             skip = max(0, low - lease.first)
-            stop = min(end, high) - lease.first
-            found.append((LeaseSequence(lease.first + skip), piece.part(skip, stop)))
+            stop = min(len(lease.slice), high - lease.first)
+            part = lease.slice.part(skip, stop)
+            found.append((LeaseSequence(lease.first + skip), part))
+            room -= part.size()
         return found
+
+    def _index_of(self, low: LeaseSequence) -> int:
+        """Return the index of the first lease that does not end before lease sequence `low`."""
+        leases = self.leases
+        begin, end = 0, len(leases)
+        while begin < end:
+            middle = (begin + end) // 2
+            lease = leases[middle]
+            if lease.first + len(lease.slice) <= low:
+                begin = middle + 1
+            else:
+                end = middle
+        return begin
 
     def judge(self, first: LeaseSequence, count: int, outcome: int) -> None:
         """Set the outcome of leased messages for their settlement; the last one set counts."""

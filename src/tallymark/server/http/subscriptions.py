@@ -17,7 +17,7 @@ from aiohttp import web
 from tallymark.engine.arguments import named
 from tallymark.engine.clock import in_wall_time
 from tallymark.engine.errors import Gone, NotFound, Unreadable
-from tallymark.engine.extents import PIECES, Excerpts, LeaseExtents
+from tallymark.engine.extents import BLOCK_BYTES, PIECES, Excerpts, LeaseExtents
 from tallymark.engine.message import Slice
 from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED
 from tallymark.engine.subscription import Subscription
@@ -198,7 +198,7 @@ class Subscriptions:
         high = LeaseSequence(number_in(request, "to"))
         if low > high:
             raise Refused(400, "bad_request", f"from is {low}, expected at most to = {high}")
-        subscription.part(low, high)  # refuses what is settled or was never leased
+        subscription.part(low, high, 0)  # refuses what is settled or was never leased
         fence = subscription.fence
         leases = self._node.broker.leases
 
@@ -209,7 +209,8 @@ class Subscriptions:
                 raise NotFound(f"subscription '{subscription.name}' is gone")
             subscription.check_fence(fence)
             self._http.check_read(request, subscription.queue)
-            for first, piece in subscription.part(LeaseSequence(at), high):
+            found = subscription.part(LeaseSequence(at), high, most_bytes=BLOCK_BYTES)
+            for first, piece in found:
                 leases.load(subscription, piece)
                 n = excerpts.add_leased(subscription.epoch, first, piece)
                 if excerpts.full:
@@ -227,12 +228,12 @@ class Subscriptions:
         high = LeaseSequence(number_in(request, "to"))
         if low > high:
             raise Refused(400, "bad_request", f"from is {low}, expected at most to = {high}")
-        found = subscription.part(low, high, PIECES)
+        most_bytes = min(number_in(request, "max_bytes") or ANSWER_BYTES, MOST_ANSWER_BYTES)
+        found = subscription.part(low, high, PIECES, most_bytes)
         if any(piece.payload.position < 0 for _, piece in found):
             await self._node.durable()  # leased just now, by an answer that has not left yet
             subscription = self._reads(request)
-            found = subscription.part(low, high, PIECES)
-        most_bytes = min(number_in(request, "max_bytes") or ANSWER_BYTES, MOST_ANSWER_BYTES)
+            found = subscription.part(low, high, PIECES, most_bytes)
         queue = subscription.queue
         store = self._node.broker.store
         extents = LeaseExtents(queue.id, subscription.epoch, low, most_bytes, store.read)
