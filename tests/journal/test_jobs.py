@@ -49,10 +49,12 @@ class Disk:
         if self.sync_error:
             raise OSError(self.sync_error, os.strerror(self.sync_error))
 
-    def queue(self, real: bool = False, syncs_each: bool = True) -> JobQueue:
+    def queue(
+        self, real: bool = False, syncs_each: bool = True, returns_each: bool = False
+    ) -> JobQueue:
         """The queue on this disk. real: with the system's own calls."""
         files = Files() if real else Files(pwritev=self.pwritev, fdatasync=self.fdatasync)
-        made = jobs.native_jobs(files, syncs_each, self.signal)
+        made = jobs.native_jobs(files, syncs_each, self.signal, returns_each)
         if made is None:
             assert not is_compiled()
             pytest.skip("not compiled: there is no queue in C")
@@ -147,6 +149,21 @@ def test_without_a_sync_for_each_write_it_is_confirmed_as_written(disk: Disk) ->
     assert disk.calls == ["write"]
     assert (queue.written, queue.synced, queue.durable) == (at(1), at(1), 0)
     assert disk.told()
+
+
+def test_blocks_that_must_be_safe_elsewhere_come_back_written(disk: Disk) -> None:
+    queue = disk.queue(syncs_each=False, returns_each=True)
+    blocks = [block(0, b"one"), block(3, b"two")]
+    behind = [Job(STOP), block(6, b"three")]
+    for job in [*blocks, *behind]:
+        queue.put(job)
+    assert queue.take() == blocks
+    assert disk.path.read_bytes() == b"onetwo"
+    assert (queue.offset, queue.written_bytes, queue.syncs) == (6, 6, 0)
+    assert (queue.written, queue.synced, queue.durable) == (at(6), 0, 0)
+    assert not disk.told()
+    assert queue.take() == behind
+    assert disk.calls == ["write"]
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])

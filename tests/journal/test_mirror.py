@@ -14,7 +14,7 @@ from tallymark.journal.postgresql.errors import LeadLost, NotAMirror
 from tallymark.journal.postgresql.leadership import Leadership
 from tallymark.journal.postgresql.lease import HANDOVER, TAKEOVER
 from tallymark.journal.postgresql.mirror import Mirror
-from tallymark.journal.postgresql.schema import checksum, make_partition
+from tallymark.journal.postgresql.schema import checksum, make_partition, row_checksum
 from tallymark.server.standby import Following
 from tests.journal.builders import Disk, all_shown
 from tests.journal.test_growth import blocks_of, written
@@ -50,7 +50,7 @@ class Tables:
         make_partition(self.connection, 1, position >> 32)
         self.connection.execute(
             "INSERT INTO tallymark.block VALUES (1, %s, 1, %s, %s)",
-            (position, checksum(data), data),
+            (position, row_checksum(data), data),
         )
 
     def put_all(self, blocks: list[tuple[str, bytes]]) -> None:

@@ -95,7 +95,7 @@ def test_rows_are_whole_blocks_and_as_large_as_may_be() -> None:
 def test_the_checksum_of_a_row_depends_on_headers() -> None:
     """Which contain a CRC-32C of their own."""
     seals = [bare_block(1, number, 7, 0, SEALED, HEADER) for number in range(9)]
-    assert len({schema.checksum(seal) for seal in seals}) == 9
+    assert len({schema.row_checksum(seal) for seal in seals}) == 9
 
 
 @pytest.mark.parametrize("name", ["block_1", "block_x_7", "segment_1_7", "block_1_7_9", ""])

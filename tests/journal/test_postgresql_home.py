@@ -61,7 +61,7 @@ class Led:
             "ORDER BY position",
             (self.journal,),
         ).fetchall()
-        assert all(schema.checksum(data) == crc for _, _, data, crc in found)
+        assert all(schema.row_checksum(data) == crc for _, _, data, crc in found)
         return [(position, epoch, data) for position, epoch, data, _ in found]
 
     def files(self) -> dict[str, bytes]:

@@ -60,7 +60,7 @@ class PostgresqlKeeper:
         self.remove(name)
         self._connection.execute(
             "INSERT INTO tallymark.block VALUES (%s, %s, 0, %s, %s)",
-            (self.journal, number << 32, schema.checksum(data), data),
+            (self.journal, number << 32, schema.row_checksum(data), data),
         )
 
     def remove(self, name: str) -> None:

@@ -2,7 +2,8 @@
 
 There are two of it. The one in native.c, which is there where the package was compiled, writes and
 syncs plain blocks itself: the writer's thread then never takes Python's lock, for which it would
-wait for the loop and the loop for it, several times a block. `Jobs` here leaves all to the writer.
+wait for the loop and the loop for it, several times a block. Where the journal has a home, it takes
+the lock once for all blocks that it wrote with one call. `Jobs` here leaves all to the writer.
 """
 
 from __future__ import annotations
@@ -95,8 +96,8 @@ class JobQueue(Protocol):
         """Hand a job over. From any thread."""
 
     def take(self) -> list[Job]:
-        """Wait for jobs; return, in order, those that are left to be done. Raises OSError: a write
-        or a sync has failed."""
+        """Wait for jobs; return, in order, those that are left to be done: with a home also blocks
+        that are written, by themselves. Raises OSError: a write or a sync has failed."""
 
     def begin(self, fd: int, segment: int, /) -> None:
         """Go on with a new file, from its beginning."""
@@ -173,12 +174,18 @@ class Jobs:
         return [*self._times.counts], self._times.total
 
 
-def native_jobs(files: Files, syncs_each: bool, signal: int) -> JobQueue | None:
-    """Return the queue in C; None: it was not built. syncs_each: whether each write is synced."""
+def native_jobs(
+    files: Files, syncs_each: bool, signal: int, returns_each: bool = False
+) -> JobQueue | None:
+    """Return the queue in C; None: it was not built.
+
+    syncs_each: whether each write is synced.
+    returns_each: whether `take` returns blocks that it has written, and confirms none.
+    """
     try:
         from tallymark.journal import native
     except ImportError:
         return None
     pwritev = None if files.pwritev is os.pwritev else files.pwritev
     fdatasync = None if files.fdatasync is os.fdatasync else files.fdatasync
-    return native.Jobs(syncs_each, signal, pwritev, fdatasync)
+    return native.Jobs(syncs_each, returns_each, signal, pwritev, fdatasync)

@@ -4,7 +4,8 @@
    blocks of the segment that is open, `take` stays here: it writes all of them with as few calls as
    possible, syncs, says how far it came and tells the loop, and waits again. It returns what is left
    to Python: jobs of any other kind, or blocks for which the disk has no room. A write or a sync that
-   fails is raised, and never tried again.
+   fails is raised, and never tried again. Where blocks must be safe elsewhere, it returns after each
+   write, with the blocks that are written by then, and tells nobody.
 
    Jobs, and the bytes of their blocks, are let go by a thread that holds Python's lock: `put` and
    `take` do so for what was carried out before. Numbers are read by the loop while the writer sets
@@ -45,7 +46,7 @@ typedef struct {
     List waiting, done;
     PyObject *pwritev, *fdatasync; /* NULL: the system's own */
     int signal; /* number of the eventfd that tells the loop */
-    int syncs_each;
+    int syncs_each, returns_each;
     char is_over;
     int fd;
     long long segment, offset, written, durable, synced, written_bytes, syncs;
@@ -247,6 +248,7 @@ static int carry_out(Jobs *self, PyThreadState **state, List batch) {
     }
     self->written_bytes += length;
     self->written = self->segment << 32 | self->offset;
+    if (self->returns_each) return FINE;
     if (self->syncs_each) {
         long long began_us = now_us();
         result = call_fdatasync(self, state);
@@ -305,7 +307,7 @@ PyDoc_STRVAR(take_doc,
              "take(): wait for jobs; carry plain blocks out; return, in order, what is left to do.");
 
 static PyObject *jobs_take(Jobs *self, PyObject *unused) {
-    int result = FINE, error = 0;
+    int result = FINE, error = 0, has_rest = 1; /* whether what came meanwhile goes along */
     List batch = {NULL, NULL};
     PyThreadState *state = PyEval_SaveThread();
     for (;;) {
@@ -328,8 +330,9 @@ static PyObject *jobs_take(Jobs *self, PyObject *unused) {
         last->next = NULL;
         pthread_mutex_unlock(&self->guard);
         result = carry_out(self, &state, batch);
-        if (result) {
+        if (result || self->returns_each) {
             error = errno;
+            has_rest = result;
             break;
         }
     }
@@ -339,8 +342,10 @@ static PyObject *jobs_take(Jobs *self, PyObject *unused) {
         errno = error;
         PyErr_SetFromErrno(PyExc_OSError);
     } else if (result != RAISED) {
-        List rest = take_list(self, &self->waiting);
-        append(&batch, &rest);
+        if (has_rest) {
+            List rest = take_list(self, &self->waiting);
+            append(&batch, &rest);
+        }
         jobs = jobs_of(batch);
     }
     release(batch);
@@ -405,19 +410,22 @@ static PyMemberDef members[] = {
 };
 
 PyDoc_STRVAR(jobs_doc,
-             "Jobs(syncs_each, signal, pwritev, fdatasync)\n\n"
-             "syncs_each: whether every write is synced. signal: number of the eventfd that tells\n"
-             "the loop. pwritev, fdatasync: None for the system's own.");
+             "Jobs(syncs_each, returns_each, signal, pwritev, fdatasync)\n\n"
+             "syncs_each: whether every write is synced. returns_each: whether take returns what it\n"
+             "has written. signal: number of the eventfd that tells the loop. pwritev, fdatasync:\n"
+             "None for the system's own.");
 
 static PyObject *jobs_new(PyTypeObject *type, PyObject *args, PyObject *names) {
     PyObject *pwritev, *fdatasync;
-    int syncs_each, signal;
-    if (!PyArg_ParseTuple(args, "piOO", &syncs_each, &signal, &pwritev, &fdatasync)) return NULL;
+    int syncs_each, returns_each, signal;
+    if (!PyArg_ParseTuple(args, "ppiOO", &syncs_each, &returns_each, &signal, &pwritev, &fdatasync))
+        return NULL;
     Jobs *self = (Jobs *)type->tp_alloc(type, 0);
     if (!self) return NULL;
     pthread_mutex_init(&self->guard, NULL);
     pthread_cond_init(&self->some, NULL);
     self->syncs_each = syncs_each;
+    self->returns_each = returns_each;
     self->signal = signal;
     self->fd = -1;
     self->pwritev = pwritev == Py_None ? NULL : Py_NewRef(pwritev);

@@ -14,6 +14,7 @@ class Jobs:
     def __new__(
         cls,
         syncs_each: bool,
+        returns_each: bool,
         signal: int,
         pwritev: Callable[[int, Sequence[bytes], int], int] | None,
         fdatasync: Callable[[int], None] | None,

@@ -71,8 +71,8 @@ class Writer:
         self._timed = Jobs(signal, threads) if sync == INTERVAL else None
         """The queue, where syncs are due at times and not with what is written."""
         native = None
-        if threads is REAL and home is None:  # it writes by itself, and to the disk only
-            native = native_jobs(files, sync == COMMIT, signal)
+        if threads is REAL:
+            native = native_jobs(files, sync == COMMIT and home is None, signal, home is not None)
         self.jobs: JobQueue = self._timed or native or Jobs(signal, threads)
         self._pending: deque[Job] = deque()
         """Blocks handed over that may not be written yet."""
@@ -169,6 +169,10 @@ class Writer:
         """Carry out the jobs handed over. Returns whether to go on."""
         if self.failure is not None:
             return False
+        if jobs and jobs[0].kind == WRITE and jobs[0].end <= self.jobs.written:
+            self._make_safe([part for job in jobs for part in job.buffers], jobs[0].offset)
+            self._sync_if_due(False)
+            return True
         waiting: list[Event] = []
         stop = False
         buffers: list[bytes] = []
@@ -212,11 +216,13 @@ class Writer:
             jobs.offset = begin + size
             jobs.written = Position(self.number << 32 | jobs.offset)
             if self._home is not None:
-                self._make_safe(self._home, buffers, begin)
+                self._make_safe(buffers, begin)
             return
 
-    def _make_safe(self, home: Home, buffers: list[bytes], begin: int) -> None:
+    def _make_safe(self, buffers: list[bytes], begin: int) -> None:
         """Wait until what was just written is safe in the home."""
+        home = self._home
+        assert home is not None, "without one no block comes back that is written"
         if self._sync == BOTH:
             self._files.fdatasync(self._fd)
         began = self._threads.monotonic()

@@ -134,6 +134,8 @@ IS_LITTLE: Final = sys.byteorder == "little"
 
 _HEADER: Final = Struct("<4sHHIIIIIIIIqqI")
 _WHOLE_HEADER: Final = Struct("<4sHHIIIIIIIIqqII")
+_LENGTH_AT: Final = 20
+"""Offset of the length in a header."""
 _SUM_AT: Final = 4
 _SIZE_AT: Final = 40
 _RAW_AT: Final = 56
@@ -250,6 +252,11 @@ def header_at(data: bytes, at: int) -> Header | None:
     if length % ALIGN or header.text_at + aligned(raw_bytes) > length:
         return None
     return header
+
+
+def length_at(data: bytes, at: int) -> int:
+    """Return the length that the header at an offset gives, unchecked; 0 where there is none."""
+    return int.from_bytes(data[at + _LENGTH_AT : at + _LENGTH_AT + 4], "little")
 
 
 def is_whole(data: bytes, header: Header) -> bool:

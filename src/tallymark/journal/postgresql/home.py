@@ -17,11 +17,11 @@ from typing import BinaryIO, Final, final
 
 import psycopg
 from psycopg import sql
-from psycopg.types.numeric import Int8
 
 from tallymark.journal.postgresql import schema
 from tallymark.journal.postgresql.connection import Connection, Link, Waiting
 from tallymark.journal.postgresql.errors import LeadLost, OtherBytes
+from tallymark.journal.postgresql.insert import Insert
 from tallymark.journal.postgresql.teller import Teller
 from tallymark.stored.layout import header_at
 from tallymark.stored.segment import parsed_name
@@ -43,9 +43,8 @@ class PostgresqlHome:
         self._putting = Link(url)
         self._waiting = Waiting()
         self._teller = Teller(url, journal)
-        self._segment = 0
-        """Number of the segment whose partition was seen last."""
-        self._insert = sql.Composed([])
+        self._insert: Insert | None = None
+        """Insert into the segment that was appended to last."""
 
     @property
     def trouble(self) -> str:
@@ -75,36 +74,36 @@ class PostgresqlHome:
         rows = list(rows_of(segment << 32 | offset, b"".join(buffers)))
 
         def work(connection: Connection, is_doubtful: bool) -> None:
-            if segment != self._segment or is_doubtful:
-                schema.make_partition(connection, self._journal, segment)
-                self._segment = segment
-                self._insert = _insert_into(self._journal, segment)
+            insert = self._insert_into(connection, segment)
             for position, data in rows:
-                self._append_row(connection, position, data, is_doubtful)
+                self._append_row(insert, position, data, is_doubtful)
 
         self._waiting.until_safe(self._appending, work)
         self._teller.tell()
 
-    def _append_row(
-        self, connection: Connection, position: int, data: bytes, is_doubtful: bool
-    ) -> None:
+    def _insert_into(self, connection: Connection, segment: int) -> Insert:
+        """Return the insert into a segment, whose table is made if need be."""
+        known = self._insert
+        if known is not None and known.connection is connection:
+            if known.segment == segment:
+                return known
+            known.close()
+        schema.make_partition(connection, self._journal, segment)
+        self._insert = Insert(connection, self._journal, self.epoch, segment)
+        return self._insert
+
+    def _append_row(self, insert: Insert, position: int, data: bytes, is_doubtful: bool) -> None:
         """Insert a row. Raises LeadLost, OtherBytes."""
-        done = connection.execute(self._insert, self._row(position, data), prepare=True)
-        if done.rowcount:
+        crc = schema.row_checksum(data)
+        if insert.row(position, crc, data):
             return
-        self._fence(connection)
-        found = connection.execute(
+        self._fence(insert.connection)
+        found = insert.connection.execute(
             "SELECT epoch, crc FROM tallymark.block WHERE journal = %s AND position = %s",
             (self._journal, position),
         ).fetchone()
-        if not is_doubtful or found != (self.epoch, schema.checksum(data)):
+        if not is_doubtful or found != (self.epoch, crc):
             raise OtherBytes(position, found)
-
-    def _row(self, position: int, data: bytes) -> dict[str, object]:
-        return {
-            "journal": Int8(self._journal), "position": Int8(position), "epoch": Int8(self.epoch),
-            "crc": Int8(schema.checksum(data)), "bytes": data,
-        }  # fmt: skip
 
     def _fence(self, connection: Connection) -> None:
         """Commit the fence alone. Raises LeadLost."""
@@ -173,14 +172,18 @@ class PostgresqlHome:
             .format(table)
         ).fetchall()  # fmt: skip
         for position, size, crc in rows:
-            if position & 0xFFFFFFFF != kept or schema.checksum(data[kept : kept + size]) != crc:
+            if (
+                position & 0xFFFFFFFF != kept
+                or schema.row_checksum(data[kept : kept + size]) != crc
+            ):
                 break
             kept += size
         start = segment << 32 | kept
         connection.execute(sql.SQL("DELETE FROM {} WHERE position >= %s").format(table), (start,))
-        insert = _insert_into(self._journal, segment)
+        insert = Insert(connection, self._journal, self.epoch, segment)
         for position, joined in rows_of(start, data[kept:]):
-            connection.execute(insert, self._row(position, joined))
+            insert.row(position, schema.row_checksum(joined), joined)
+        insert.close()
 
     def _drop_dead(self, connection: Connection, is_doubtful: bool) -> None:
         """Drop the partitions of segments that have a ledger. Readers of blocks, say a backup of
@@ -215,15 +218,6 @@ readers, and new ones for it."""
 def _segment_of(name: str) -> tuple[int, int] | None:
     """Return number and salt from a segment's name; None for any other file's."""
     return parsed_name(name) if name.endswith(".segment") else None
-
-
-def _insert_into(journal: int, segment: int) -> sql.Composed:
-    """Return the statement that inserts a row while the lead is held, unless it is there."""
-    return sql.SQL(
-        "WITH held AS (" + schema.HELD + ") INSERT INTO {} (journal, position, epoch, crc, bytes) "
-        "SELECT %(journal)s, %(position)s, %(epoch)s, %(crc)s, %(bytes)b FROM held "
-        "ON CONFLICT DO NOTHING"
-    ).format(schema.partition(journal, segment))
 
 
 def rows_of(position: int, data: bytes) -> Iterator[tuple[int, bytes]]:

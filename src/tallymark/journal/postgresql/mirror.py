@@ -19,7 +19,7 @@ from typing import Final, final
 from tallymark.journal.files import Files
 from tallymark.journal.postgresql.errors import Differs, NotAMirror
 from tallymark.journal.postgresql.leadership import Leadership
-from tallymark.journal.postgresql.schema import checksum
+from tallymark.journal.postgresql.schema import checksum, row_checksum
 from tallymark.stored.layout import HEADER, header_at
 from tallymark.stored.segment import parsed_checkpoint, parsed_name, segment_name
 
@@ -182,7 +182,7 @@ class Mirror:
         if path.exists():
             data = path.read_bytes()
             for offset, crc, length in rows:
-                if offset != at or checksum(data[at : at + length]) != crc:
+                if offset != at or row_checksum(data[at : at + length]) != crc:
                     break
                 at += length
             if at < len(data):
@@ -210,7 +210,7 @@ class Mirror:
         for position, crc, data in rows:
             assert isinstance(position, int)
             assert isinstance(data, bytes)
-            if checksum(data) != crc:
+            if row_checksum(data) != crc:
                 raise Differs(f"the database gives damaged bytes at position {position:#x}")
             self._append(position, data)
         return True

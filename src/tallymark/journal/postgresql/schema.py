@@ -7,13 +7,14 @@
     block     journal bigint, position bigint, epoch bigint, crc bigint, bytes bytea
               The journal's blocks. A row holds what one commit gathered: one or more whole blocks
               of one segment, end to end, never a part of one; `position` is that of the first byte
-              (segment << 32 | offset), `crc` their `checksum`. A segment's rows are without gaps.
+              (segment << 32 | offset), `crc` their `row_checksum`. A segment's rows are without
+              gaps.
               Partitioned by position, a partition for each segment, which is dropped as a
               whole. No compression: blocks are not read by PostgreSQL (STORAGE EXTERNAL).
     file      journal bigint, name text, part bigint, crc bigint, bytes bytea
               All other files of the data folder by their names: checkpoints, ledgers of stripped
               segments, users, limits, feature flags. Cut in parts of at most PART_BYTES, counted
-              from 0. Blocks of a segment whose ledger is here are dead.
+              from 0, each with its `checksum`. Blocks of a segment whose ledger is here are dead.
     lease     journal bigint primary key, holder text, expires timestamptz, request text
               Who leads, in the leader's epoch, and until when by the database's clock. request:
               what an operator asks for (lease.py).
@@ -33,11 +34,12 @@ from zlib import crc32
 from psycopg import sql
 
 from tallymark.journal.postgresql.errors import SchemaRefused
+from tallymark.stored.layout import HEADER, crc32c, length_at
 
 if TYPE_CHECKING:
     import psycopg
 
-VERSION: Final = 1
+VERSION: Final = 2
 PART_BYTES: Final = 1 << 20
 """Bytes of one part of a file, at most."""
 _INSTALLING: Final = 0x7A_11_13_A2_4B
@@ -83,11 +85,19 @@ CREATE TABLE tallymark.standby (
 );
 """
 
-HELD: Final = (
-    "SELECT epoch FROM tallymark.leader WHERE journal = %(journal)s AND epoch = %(epoch)s FOR SHARE"
-)
-"""The fence: a row while the epoch is still that, which then stays so until the transaction ends.
-By itself it is a commit like any other: locking the row is written to the WAL."""
+
+def held(journal: str, epoch: str) -> str:
+    """Return the fence, with these places for values: a row while the epoch is still that, which
+    then stays so until the transaction ends. By itself it is a commit like any other: locking the
+    row is written to the WAL."""
+    return (
+        "SELECT epoch FROM tallymark.leader "
+        f"WHERE journal = {journal} AND epoch = {epoch} FOR SHARE"
+    )
+
+
+HELD: Final = held("%(journal)s", "%(epoch)s")
+"""The fence for psycopg."""
 
 
 _MAKE_PARTITION: Final = """
@@ -125,9 +135,24 @@ def install(connection: psycopg.Connection[tuple[object, ...]]) -> None:
 
 
 def checksum(data: bytes) -> int:
-    """Return a row's `crc`: the CRC-32 of zlib. Not CRC-32C: a block's header ends with its own,
-    so that the CRC-32C of any header is the same number, and that of a block says nothing of it."""
+    """Return the `crc` of a part of a file: the CRC-32 of zlib."""
     return crc32(data)
+
+
+def row_checksum(data: bytes) -> int:
+    """Return the `crc` of a row of blocks: the CRC-32C of its bytes and, in the lower 31 bits, the
+    CRC-32 of its blocks' headers.
+
+    CRC-32C is the one that a processor computes by itself, at a thirtieth of the other's cost. But
+    a header ends with its own CRC-32C, so that the CRC-32C of any header is the same number, and
+    that of a block says nothing of its header.
+    """
+    headers = []
+    at = 0
+    while at < len(data):
+        headers.append(data[at : at + HEADER])
+        at += max(length_at(data, at), HEADER)  # bytes that are no block have a checksum, too
+    return crc32c(data) << 31 | crc32(b"".join(headers)) >> 1
 
 
 def add_journal(connection: psycopg.Connection[tuple[object, ...]], journal: int) -> None:

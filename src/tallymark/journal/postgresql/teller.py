@@ -36,7 +36,8 @@ class Teller:
         if self._worker is None:
             self._worker = threading.Thread(target=self._run, name="journal-teller", daemon=True)
             self._worker.start()
-        self._grown.set()
+        if not self._grown.is_set():
+            self._grown.set()
 
     def end(self) -> None:
         """Tell nothing any more. Does not wait."""
