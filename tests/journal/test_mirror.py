@@ -13,6 +13,7 @@ from tallymark.journal.postgresql.connection import Doubtful
 from tallymark.journal.postgresql.errors import LeadLost, NotAMirror
 from tallymark.journal.postgresql.leadership import Leadership
 from tallymark.journal.postgresql.lease import HANDOVER, TAKEOVER
+from tallymark.journal.postgresql.marks import read_marks
 from tallymark.journal.postgresql.mirror import Mirror
 from tallymark.journal.postgresql.schema import checksum, make_partition, row_checksum
 from tallymark.server.standby import Following
@@ -129,6 +130,71 @@ def test_what_an_old_leader_wrote_and_could_not_commit_goes(
     assert whole.startswith(found[names[2]])
     assert not (folder / "00000000000000ff.checkpoint").exists()
     assert (folder / "tail.json").exists()
+
+
+def test_what_is_marked_is_not_read_again(tmp_path: Path, leadership: Leadership) -> None:
+    leader = written(tmp_path / "leader", clean=True)
+    tables = Tables(leadership)
+    tables.put_all(blocks_of(leader.folder))
+    folder = tmp_path / "follower"
+    folder.mkdir()
+    first, *_, last = bytes_of(leader.folder)
+
+    def damage(name: str) -> bytes:
+        data = bytearray((folder / name).read_bytes())
+        data[-1] ^= 1
+        (folder / name).write_bytes(data)
+        return bytes(data)
+
+    def caught_up() -> Mirror:
+        mirror = Mirror(folder, leadership, 1)
+        mirror.open()
+        mirror.catch_up()
+        return mirror
+
+    caught_up()
+    assert first in read_marks(folder)
+    assert last not in read_marks(folder), "it grows"
+    damaged = damage(first)
+    damage(last)
+    mirror = caught_up()
+    assert bytes_of(folder) == bytes_of(leader.folder) | {first: damaged}
+    assert mirror.compare_all()
+    mirror.catch_up()
+    assert bytes_of(folder) == bytes_of(leader.folder)
+    assert not mirror.compare_all(), "it was"
+    damage(first)
+    tables.connection.execute(
+        "UPDATE tallymark.block SET epoch = 7 WHERE position = %s",
+        (int(first[:10]) << 32 | read_marks(folder)[first].offset,),
+    )
+    caught_up()
+    assert bytes_of(folder) == bytes_of(leader.folder), "rows are written anew in another epoch"
+    (folder / first).write_bytes(b"")
+    caught_up()
+    assert bytes_of(folder) == bytes_of(leader.folder)
+    leader.journal.close()
+
+
+def test_a_copy_that_is_damaged_where_it_is_marked_is_compared_again(
+    tmp_path: Path, leadership: Leadership
+) -> None:
+    leader = written(tmp_path / "leader", clean=True)
+    Tables(leadership).put_all(blocks_of(leader.folder))
+    folder = tmp_path / "follower"
+    folder.mkdir()
+    following = Following(leadership, folder, 1, False)
+    assert following.until_leading(waits=True) == 1
+    following.close()
+    first = next(iter(read_marks(folder)))
+    data = bytearray((folder / first).read_bytes())
+    data[70] ^= 1
+    (folder / first).write_bytes(data)
+    following = Following(leadership, folder, 1, False)
+    following.read_rest()
+    assert bytes_of(folder) == bytes_of(leader.folder)
+    following.close()
+    leader.journal.close()
 
 
 def test_a_folder_with_a_journal_of_its_own_is_not_overwritten(

@@ -13,6 +13,7 @@ from tallymark.journal.postgresql import schema
 from tallymark.journal.postgresql.connection import Connection, connect
 from tallymark.journal.postgresql.errors import LeadLost, OtherBytes
 from tallymark.journal.postgresql.home import ROW_BYTES, PostgresqlHome
+from tallymark.journal.postgresql.marks import Mark, read_marks
 from tallymark.stored.layout import HEADER, SEALED, bare_block
 from tallymark.stored.segment import segment_name
 from tests.support.long import long
@@ -224,9 +225,7 @@ def waiting_for_standby(connection: Connection) -> list[int]:
 def test_a_commit_whose_wait_is_cancelled_is_not_believed(led: Led, cluster: Cluster) -> None:
     """It is visible, and not safe: the append goes on until a later commit is."""
     led.home.append(1, 0, [block(0)])
-    standby = cluster.standbys[0]
-    standby.pause()
-    try:
+    with cluster.standbys_paused():
         appended = Apart(lambda: led.home.append(1, 64, [block(1)]))
         until(lambda: waiting_for_standby(led.connection))
         assert [data for _, _, data in led.rows()] == [block(0)]
@@ -238,8 +237,6 @@ def test_a_commit_whose_wait_is_cancelled_is_not_believed(led: Led, cluster: Clu
         assert "synchronous replication" in led.home.trouble
         until(lambda: any(pid != first for pid in waiting_for_standby(led.connection)))
         assert not appended.is_over, "not safe"
-    finally:
-        standby.resume()
     assert appended.result() is None
     assert led.home.trouble == ""
     assert [data for _, _, data in led.rows()] == [block(0), block(1)]
@@ -249,17 +246,13 @@ def test_a_commit_whose_connection_is_lost_is_covered_by_a_later_one(
     led: Led, cluster: Cluster
 ) -> None:
     led.home.append(1, 0, [block(0)])
-    standby = cluster.standbys[0]
-    standby.pause()
-    try:
+    with cluster.standbys_paused():
         appended = Apart(lambda: led.home.append(1, 64, [block(1)]))
         until(lambda: waiting_for_standby(led.connection))
         first = waiting_for_standby(led.connection)[0]
         led.connection.execute("SELECT pg_terminate_backend(%s)", (first,))
         until(lambda: any(pid != first for pid in waiting_for_standby(led.connection)))
         assert not appended.is_over
-    finally:
-        standby.resume()
     assert appended.result() is None
     assert [data for _, _, data in led.rows()] == [block(0), block(1)]
 
@@ -268,17 +261,13 @@ def test_a_lead_that_was_lost_while_the_outcome_was_unknown_is_noticed(
     led: Led, cluster: Cluster
 ) -> None:
     led.home.append(1, 0, [block(0)])
-    standby = cluster.standbys[0]
-    standby.pause()
-    try:
+    with cluster.standbys_paused():
         appended = Apart(lambda: led.home.append(1, 64, [block(1)]))
         until(lambda: waiting_for_standby(led.connection))
         raised = Apart(lambda: (led.taken_over(), None)[1])
         until(lambda: _waits_for_lock(led.url))
         first = waiting_for_standby(led.connection)[0]
         led.connection.execute("SELECT pg_terminate_backend(%s)", (first,))
-    finally:
-        standby.resume()
     assert raised.result() is None
     error = appended.result()
     assert error is None or isinstance(error, LeadLost)
@@ -287,17 +276,26 @@ def test_a_lead_that_was_lost_while_the_outcome_was_unknown_is_noticed(
         led.home.append(1, 128, [block(2)])
 
 
+def test_a_segment_that_is_over_is_marked_as_compared(led: Led, tmp_path: Path) -> None:
+    names = [segment_name(number, SALT) for number in (1, 2)]
+    for number, name in enumerate(names, 1):
+        for index in range(2):
+            led.home.append(number, 64 * index, [block(index, segment=number)])
+        (tmp_path / name).write_bytes(block(0, segment=number) + block(1, segment=number))
+    assert read_marks(tmp_path) == {}
+    (tmp_path / "users.json").write_bytes(b"{}")
+    led.home.put(tmp_path, ["users.json"], [])
+    crc = schema.row_checksum(block(1))
+    assert read_marks(tmp_path) == {names[0]: Mark(64, 128, led.home.epoch, crc)}
+
+
 def test_an_end_does_not_wait_for_the_database(led: Led, cluster: Cluster) -> None:
     led.home.append(1, 0, [block(0)])
-    standby = cluster.standbys[0]
-    standby.pause()
-    try:
+    with cluster.standbys_paused():
         appended = Apart(lambda: led.home.append(1, 64, [block(1)]))
         until(lambda: waiting_for_standby(led.connection))
         led.home.end()
         error = appended.result()
-    finally:
-        standby.resume()
     assert isinstance(error, OSError)
     assert "stopped while the database was away" in str(error)
 

@@ -82,9 +82,7 @@ def test_publishers_wait_for_a_database_that_is_away(tmp_path: Path, cluster: Cl
     with started(tmp_path / "data", cluster, max_pending="4MiB") as broker:
         declare(broker, "q")
         declare(broker, "transient", durable=False, messages=COUNT)
-        for standby in cluster.standbys:
-            standby.pause()
-        try:
+        with cluster.standbys_paused():
             publisher = Publisher(broker, "q", 5000, PERSISTENT)
             until(lambda: publisher.told, publisher.work)
             assert publisher.told == ["waiting for the database"]
@@ -99,9 +97,6 @@ def test_publishers_wait_for_a_database_that_is_away(tmp_path: Path, cluster: Cl
             until(lambda: len(reader.numbers) == COUNT, reader.work)
             assert publisher.confirmed == 0
             reader.link.drop()
-        finally:
-            for standby in cluster.standbys:
-                standby.resume()
         until(lambda: publisher.told[-1] == "unblocked", lambda: publisher.work(False))
         until(lambda: publisher.confirmed == publisher.published, lambda: publisher.work(False))
         until(lambda: ready(broker)[0] == 200)
@@ -114,16 +109,11 @@ def test_a_stop_does_not_wait_for_ever_for_a_database(tmp_path: Path, cluster: C
         declare(broker, "q")
         publish_some(broker)
         held = broker.queues()["q"]["ready"]
-        for standby in cluster.standbys:
-            standby.pause()
-        try:
+        with cluster.standbys_paused():
             publisher = Publisher(broker, "q", 5000, PERSISTENT)
             until(lambda: publisher.told, publisher.work)
             assert publisher.confirmed == 0
             assert broker.stop() == 4
-        finally:
-            for standby in cluster.standbys:
-                standby.resume()
         assert "stopped while the database was away" in broker.log()
         publisher.link.drop()
         shutil.rmtree(tmp_path / "data")

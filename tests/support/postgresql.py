@@ -19,6 +19,8 @@ import signal
 import socket
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -176,6 +178,15 @@ class Server:
         for pid in self.pids():
             _signal(pid, signal.SIGCONT)
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop all its processes for as long as this lasts."""
+        self.pause()
+        try:
+            yield
+        finally:
+            self.resume()
+
     def promote(self) -> None:
         """Make a standby a primary; returns when it takes writes."""
         self._program("pg_ctl", "promote", "-D", self.data, "-w")
@@ -262,6 +273,14 @@ class Cluster:
         for server in reversed(self.servers):
             server.stop()
         shutil.rmtree(self.folder)
+
+    @contextmanager
+    def standbys_paused(self) -> Iterator[None]:
+        """Let no commit be safe for as long as this lasts."""
+        with ExitStack() as paused:
+            for standby in self.standbys:
+                paused.enter_context(standby.paused())
+            yield
 
     def url(self, database: str = DATABASE) -> str:
         """Return the URL of whichever server takes writes."""

@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tallymark import __version__, is_compiled
 from tallymark.bridge.amqp091.lifecycle import Settings as Settings091
-from tallymark.journal.files import FolderInUse
+from tallymark.journal.files import Files, FolderInUse
 from tallymark.journal.postgresql.errors import AnotherLeads, LeadLost, NotUsable
+from tallymark.journal.postgresql.marks import forget_marks
 from tallymark.journal.recovery import JournalCorrupt
 from tallymark.server import amqp10, logs, supervisor
 from tallymark.server.access import audit, users
@@ -118,6 +119,9 @@ def run(config: Config, read: Callable[[], Config] | None = None) -> int:
         return LED
     except JournalCorrupt as error:
         print(f"tallymark: {error}", file=sys.stderr)
+        if config.journal != LOCAL:
+            forget_marks(config.data_dir, Files())
+            print("tallymark: the next start compares the whole copy", file=sys.stderr)
         return JOURNAL
     except CannotServe as error:
         print(f"tallymark: {error}", file=sys.stderr)

@@ -25,7 +25,7 @@ from tallymark.journal.postgresql.errors import AnotherLeads, LeadLost
 from tallymark.journal.postgresql.leadership import Leadership
 from tallymark.journal.postgresql.lease import HANDOVER, RENEWALS, Lease
 from tallymark.journal.postgresql.mirror import Mirror
-from tallymark.journal.recovery import Opened
+from tallymark.journal.recovery import JournalCorrupt, Opened
 from tallymark.server.logs import log_of
 from tallymark.server.replay import Replay
 from tallymark.server.view import View
@@ -59,7 +59,7 @@ class Following:
         self._leadership = leadership
         self._opened = Opened(folder, accept_loss)
         self._mirror = Mirror(folder, leadership, journal)
-        self._mirror.open()
+        self._mirror.open(compares_all=accept_loss)
         self._stopped = threading.Event()
         self._shown = 0
         """Number of the newest view that there is."""
@@ -130,8 +130,32 @@ class Following:
                 return
 
     def _step(self) -> None:
-        """Read what came, and apply it; have a view of it, where one is wanted."""
+        """Read what came, and apply it; have a view of it, where one is wanted. A copy that is
+        damaged where it was not compared is compared, and read again."""
         wanted = self.wanted
+        try:
+            self._read()
+        except JournalCorrupt as error:
+            if not self._compare_all(str(error)):
+                raise
+            self._read()
+        if self._opened.recovery.unreadable and self._compare_all("messages are not as written"):
+            self._read()
+        self._leadership.follow(self._mirror.position)
+        self.seen_at = time.monotonic()
+        if wanted != self._shown:
+            self._shown = wanted
+            self._show(wanted)
+
+    def _compare_all(self, problem: str) -> bool:
+        """Have the whole copy compared, with the next `_read`. Returns False: it was."""
+        if not self._mirror.compare_all():
+            return False
+        log.warning("copy.compared_again", problem=problem)
+        self._checkpoint = -1
+        return True
+
+    def _read(self) -> None:
         if self._mirror.catch_up() or self._checkpoint < 0:
             if self._mirror.checkpoint != self._checkpoint:
                 self._checkpoint = self._mirror.checkpoint
@@ -140,11 +164,6 @@ class Following:
             else:
                 self._opened.recovery.look_again()
             self.replay.advance()
-        self._leadership.follow(self._mirror.position)
-        self.seen_at = time.monotonic()
-        if wanted != self._shown:
-            self._shown = wanted
-            self._show(wanted)
 
     def _show(self, number: int) -> None:
         """Make a view of the folder as it is now, unless the last one is that."""

@@ -18,12 +18,15 @@ from typing import BinaryIO, Final, final
 import psycopg
 from psycopg import sql
 
+from tallymark.journal.files import Files
 from tallymark.journal.postgresql import schema
+from tallymark.journal.postgresql.compare import name_in
 from tallymark.journal.postgresql.connection import Connection, Link, Waiting
 from tallymark.journal.postgresql.errors import LeadLost, OtherBytes
 from tallymark.journal.postgresql.insert import Insert
+from tallymark.journal.postgresql.marks import Mark, read_marks, write_marks
 from tallymark.journal.postgresql.teller import Teller
-from tallymark.stored.layout import header_at
+from tallymark.stored.layout import HEADER, header_at
 from tallymark.stored.segment import parsed_name
 
 ROW_BYTES: Final = 8 << 20
@@ -45,6 +48,11 @@ class PostgresqlHome:
         self._teller = Teller(url, journal)
         self._insert: Insert | None = None
         """Insert into the segment that was appended to last."""
+        self._rows: dict[str, Mark] = {}
+        """Last row of each segment that was appended to and is not marked yet, by name."""
+        self._name = ""
+        """Name of the segment that was appended to last."""
+        self._files = Files()
 
     @property
     def trouble(self) -> str:
@@ -71,15 +79,25 @@ class PostgresqlHome:
     def append(self, segment: int, offset: int, buffers: list[bytes]) -> None:
         """Append whole blocks to a segment, which has `offset` bytes. Raises LeadLost, OtherBytes,
         Stopped."""
-        rows = list(rows_of(segment << 32 | offset, b"".join(buffers)))
+        cut = rows_of(segment << 32 | offset, b"".join(buffers))
+        rows = [(position, schema.row_checksum(data), data) for position, data in cut]
 
         def work(connection: Connection, is_doubtful: bool) -> None:
             insert = self._insert_into(connection, segment)
-            for position, data in rows:
-                self._append_row(insert, position, data, is_doubtful)
+            for row in rows:
+                self._append_row(insert, *row, is_doubtful)
 
         self._waiting.until_safe(self._appending, work)
+        self._note(*rows[-1])
         self._teller.tell()
+
+    def _note(self, position: int, crc: int, data: bytes) -> None:
+        """Note the last row of its segment."""
+        offset = position & 0xFFFFFFFF
+        if offset == 0:
+            self._name = name_in(data[:HEADER], position >> 32)
+        if self._name:
+            self._rows[self._name] = Mark(offset, offset + len(data), self.epoch, crc)
 
     def _insert_into(self, connection: Connection, segment: int) -> Insert:
         """Return the insert into a segment, whose table is made if need be."""
@@ -92,9 +110,10 @@ class PostgresqlHome:
         self._insert = Insert(connection, self._journal, self.epoch, segment)
         return self._insert
 
-    def _append_row(self, insert: Insert, position: int, data: bytes, is_doubtful: bool) -> None:
+    def _append_row(
+        self, insert: Insert, position: int, crc: int, data: bytes, is_doubtful: bool
+    ) -> None:
         """Insert a row. Raises LeadLost, OtherBytes."""
-        crc = schema.row_checksum(data)
         if insert.row(position, crc, data):
             return
         self._fence(insert.connection)
@@ -136,6 +155,15 @@ class PostgresqlHome:
         self._waiting.until_safe(self._putting, work)
         if any(_segment_of(name) for name in gone):
             self._waiting.until_safe(self._putting, self._drop_dead)
+        self._mark(folder)
+
+    def _mark(self, folder: Path) -> None:
+        """Mark segments that are over: the next start does not compare them. Raises OSError."""
+        over = {name: mark for name, mark in self._rows.copy().items() if name != self._name}
+        if over:
+            write_marks(folder, self._files, read_marks(folder) | over)
+        for name in over:
+            del self._rows[name]
 
     def _commit(self, connection: Connection) -> None:
         """Commit if the lead is held, in one message: the server waits for nobody in between.

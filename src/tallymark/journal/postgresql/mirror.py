@@ -5,6 +5,8 @@
     files      checkpoints, ledgers, users and the others, replaced where their checksums differ
     tail.json  stays: it says what the database had, and is of use only outside of it
 
+What was compared before, and is on the disk, is not read again (marks.py).
+
 Only what is safe gets into the folder. A block is visible in the table as soon as its commit is
 over, also where the wait for the synchronous standby was cancelled; it is taken once a later commit
 has succeeded (`Leadership.follow`).
@@ -17,11 +19,13 @@ from pathlib import Path
 from typing import Final, final
 
 from tallymark.journal.files import Files
+from tallymark.journal.postgresql.compare import cut, name_in, read_segments
 from tallymark.journal.postgresql.errors import Differs, NotAMirror
 from tallymark.journal.postgresql.leadership import Leadership
+from tallymark.journal.postgresql.marks import Mark, forget_marks, read_marks, write_marks
 from tallymark.journal.postgresql.schema import checksum, row_checksum
-from tallymark.stored.layout import HEADER, header_at
-from tallymark.stored.segment import parsed_checkpoint, parsed_name, segment_name
+from tallymark.stored.layout import HEADER
+from tallymark.stored.segment import parsed_checkpoint, parsed_name
 
 MARKER: Final = "postgresql.json"
 """File that says that a folder is a mirror of tables, and of which journal."""
@@ -45,13 +49,20 @@ class Mirror:
         """Epoch in which the folder was compared with the tables."""
         self._name = ""
         """Segment that grows."""
+        self._rows: dict[str, Mark] = {}
+        """Last row of each segment in the folder, by name."""
+        self._trusted = False
+        """True where something was not compared because it was marked."""
         self.position = 0
         """Position that the folder reaches to."""
         self.checkpoint = 0
         """Position of the newest checkpoint; 0: there is none."""
 
-    def open(self) -> None:
-        """Mark the folder as a mirror. Raises NotAMirror, OSError."""
+    def open(self, compares_all: bool = False) -> None:
+        """Claim the folder as a mirror. compares_all: marks count for nothing. Raises NotAMirror,
+        OSError."""
+        if compares_all:
+            forget_marks(self._folder, self._files)
         marker = self._folder / MARKER
         text = f'{{"journal": {self._journal}}}\n'
         if marker.exists():
@@ -139,62 +150,52 @@ class Mirror:
 
     def _compare(self) -> None:
         """Cut each segment to what it has in common with the table, and remove the others."""
-        rows = self._leadership.connected().execute(
-            "SELECT position, crc, length(bytes), CASE WHEN position & 4294967295 = 0 "
-            "THEN substring(bytes FROM 1 FOR 64) END "
-            "FROM tallymark.block WHERE journal = %s ORDER BY position",
-            (self._journal,),
-            binary=True,
-        )
         stripped = {parsed_name(name) for name in self._sums if name.endswith(".ledger")}
         dead = {named[0] for named in stripped if named is not None}
-        known: dict[int, list[tuple[int, int, int]]] = {}
-        names: dict[int, str] = {}
-        for position, crc, length, head in rows:
-            assert isinstance(position, int)
-            assert isinstance(crc, int)
-            assert isinstance(length, int)
-            number = position >> 32
-            if number in dead:
-                continue
-            if head is not None:
-                assert isinstance(head, bytes)
-                names[number] = self._name_in(head, number)
-            known.setdefault(number, []).append((position & OFFSET, crc, length))
+        marks = {n: m for n, m in read_marks(self._folder).items() if self._reaches(n, m.end)}
+        segments = read_segments(self._leadership.connected(), self._journal, dead, marks)
+        self._rows = {one.name: one.mark for one in segments if one.mark is not None}
+        self._trusted = bool(self._rows)
+        write_marks(self._folder, self._files, self._rows)
+        names = {one.name for one in segments}
         for name in os.listdir(self._folder):
-            named = parsed_name(name)
-            if named and name.endswith(".segment") and names.get(named[0]) != name:
+            if parsed_name(name) and name.endswith(".segment") and name not in names:
                 self._files.unlink(str(self._folder / name))
         self._name = ""
         self.position = max(dead, default=-1) + 1 << 32
-        for number in sorted(known):
-            at = self._cut(names[number], known[number])
-            self._name = names[number]
-            self.position = number << 32 | at
-            offset, _, length = known[number][-1]
-            if at < offset + length:
-                return  # what is behind is fetched, and what is there is overwritten
+        found: dict[str, Mark] = {}
+        for one in segments:
+            mark = cut(self._folder / one.name, one)
+            if mark is not None:
+                found[one.name] = mark
+            self._name = one.name
+            self.position = one.number << 32 | (0 if mark is None else mark.end)
+            if mark != one.last:
+                break  # what is behind is fetched, and what is there is overwritten
+        self._rows = found
+        write_marks(self._folder, self._files, found)
 
-    def _cut(self, name: str, rows: list[tuple[int, int, int]]) -> int:
-        """Cut a segment behind the last row that it has; return its length."""
+    def _reaches(self, name: str, end: int) -> bool:
+        """Return whether there is a segment, with so many bytes."""
         path = self._folder / name
-        at = 0
-        if path.exists():
-            data = path.read_bytes()
-            for offset, crc, length in rows:
-                if offset != at or row_checksum(data[at : at + length]) != crc:
-                    break
-                at += length
-            if at < len(data):
-                os.truncate(path, at)
-        return at
+        return path.exists() and path.stat().st_size >= end
+
+    def compare_all(self) -> bool:
+        """Have the whole copy compared, with the next `catch_up`. Returns False: it was with the
+        last one."""
+        if not self._trusted:
+            return False
+        self._trusted = False
+        forget_marks(self._folder, self._files)
+        self._epoch = -1
+        return True
 
     def _take_blocks(self) -> bool:
         """Fetch the next rows; return whether there were any."""
         rows = (
             self._leadership.connected()
             .execute(
-                "SELECT position, crc, bytes FROM tallymark.block "
+                "SELECT position, crc, bytes, epoch FROM tallymark.block "
                 "WHERE journal = %s AND position >= %s ORDER BY position LIMIT %s",
                 (self._journal, self.position, ROWS),
                 binary=True,
@@ -207,18 +208,23 @@ class Mirror:
         assert isinstance(end[0], int)
         assert isinstance(end[2], bytes)
         self._leadership.follow(end[0] + len(end[2]))
-        for position, crc, data in rows:
+        for position, crc, data, epoch in rows:
             assert isinstance(position, int)
+            assert isinstance(crc, int)
             assert isinstance(data, bytes)
+            assert isinstance(epoch, int)
             if row_checksum(data) != crc:
                 raise Differs(f"the database gives damaged bytes at position {position:#x}")
             self._append(position, data)
+            offset = position & OFFSET
+            self._rows[self._name] = Mark(offset, offset + len(data), epoch, crc)
         return True
 
     def _append(self, position: int, data: bytes) -> None:
         number, offset = position >> 32, position & OFFSET
         if offset == 0:
-            self._name = self._name_in(data[:HEADER], number)
+            write_marks(self._folder, self._files, self._rows)
+            self._name = name_in(data[:HEADER], number)
         elif position != self.position:
             self._epoch = -1  # rewritten behind us: compare again
             raise Differs(
@@ -231,9 +237,3 @@ class Mirror:
         finally:
             os.close(fd)
         self.position = position + len(data)
-
-    def _name_in(self, head: bytes, number: int) -> str:
-        header = header_at(head, 0)
-        if header is None or header.segment != number:
-            raise Differs(f"segment {number} does not begin with a block of its own")
-        return segment_name(number, header.salt)
