@@ -215,7 +215,7 @@ QUEUE = {"name": "q", "vhost": "/", "durable": True}
         ({"shovels": [{}]}, "section 'shovels': not known"),
         (
             only("parameters", component="shovel", name="s", vhost="/", value={}),
-            "parameter 's' of shovel in vhost '/'",
+            "parameter 's' of shovel in vhost '/': shovels are in the configuration",
         ),
         (only("global_parameters", name="cluster_name", value="c"), "parameter 'cluster_name'"),
         (only("vhosts", name="/", metadata={"tags": ["t"]}), "vhost '/': tags ['t'] is not kept"),

@@ -61,6 +61,20 @@ def take_in(value: dict[str, Any], of: str, vhost: str | None, url: str, user: s
     for text in found.get("unsupported", []):
         print(f"tallymark: not supported: {text}", file=sys.stderr)
     print(f"definitions of {of} imported")
+    _show_shovels(value, url)
+
+
+def _show_shovels(definitions: dict[str, Any], url: str) -> None:
+    """Print the lines of configuration that take the place of RabbitMQ's dynamic shovels."""
+    from tallymark.shovels.dynamic import shovels_in
+    from tallymark.shovels.plan import shown
+
+    address = shown(url if "://" in url else f"http://{url}").rstrip("/")
+    here = address.replace("://", "://USER:PASSWORD@", 1)
+    if found := shovels_in(definitions, here):
+        print("\n# In place of the shovels, for the configuration of this broker:")
+    for shovel in found:
+        print("", *shovel.lines(), sep="\n")
 
 
 def _path(vhost: str | None) -> str:

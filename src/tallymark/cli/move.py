@@ -27,48 +27,54 @@ BATCH: Final = 1000
 MOVED: Final = "moved"
 
 
+Source = Annotated[str | None, typer.Argument(help="Queue that the messages leave; or --queue.")]
+Target = Annotated[
+    str | None,
+    typer.Argument(help="Queue that they enter; between brokers the same name unless given."),
+]
+Queue = Annotated[str | None, typer.Option(help="Queue that the messages leave.")]
+Origin = Annotated[
+    str | None,
+    typer.Option("--from", help="Broker that has the queue; that of --url unless given."),
+]
+To = Annotated[str | None, typer.Option(help="Broker that they go to; that of --url unless given.")]
+ToExchange = Annotated[
+    str | None, typer.Option(help="Exchange of that broker, in place of a queue.")
+]
+ToKey = Annotated[
+    str | None, typer.Option(help="Routing key there; each message's own unless given.")
+]
+Count = Annotated[
+    int | None, typer.Option(min=1, help="Most messages; without it, all that are ready.")
+]
+Follow = Annotated[
+    bool, typer.Option("--follow", help="Wait for further messages, until interrupted.")
+]
+Definitions = Annotated[
+    bool,
+    typer.Option(
+        "--definitions",
+        help="Move no messages, but exchanges, queues, bindings, policies and users: from the "
+        "management interface of a RabbitMQ or a file.",
+    ),
+]
+Name = Annotated[str, typer.Option(help="Name of a move between brokers, by which it is resumed.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would move, and move nothing.")]
+
+
 def move(
-    source: Annotated[
-        str | None, typer.Argument(help="Queue that the messages leave; or --queue.")
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Argument(help="Queue that they enter; between brokers the same name unless given."),
-    ] = None,
-    queue: Annotated[str | None, typer.Option(help="Queue that the messages leave.")] = None,
-    origin: Annotated[
-        str | None,
-        typer.Option("--from", help="Broker that has the queue; that of --url unless given."),
-    ] = None,
-    to: Annotated[
-        str | None, typer.Option(help="Broker that they go to; that of --url unless given.")
-    ] = None,
-    to_exchange: Annotated[
-        str | None, typer.Option(help="Exchange of that broker, in place of a queue.")
-    ] = None,
-    to_key: Annotated[
-        str | None, typer.Option(help="Routing key there; each message's own unless given.")
-    ] = None,
-    count: Annotated[
-        int | None, typer.Option(min=1, help="Most messages; without it, all that are ready.")
-    ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Wait for further messages, until interrupted.")
-    ] = False,
-    definitions: Annotated[
-        bool,
-        typer.Option(
-            "--definitions",
-            help="Move no messages, but exchanges, queues, bindings, policies and users: from the "
-            "management interface of a RabbitMQ or a file.",
-        ),
-    ] = False,
-    name: Annotated[
-        str, typer.Option(help="Name of a move between brokers, by which it is resumed.")
-    ] = "move",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would move, and move nothing.")
-    ] = False,
+    source: Source = None,
+    target: Target = None,
+    queue: Queue = None,
+    origin: Origin = None,
+    to: To = None,
+    to_exchange: ToExchange = None,
+    to_key: ToKey = None,
+    count: Count = None,
+    follow: Follow = False,
+    definitions: Definitions = False,
+    name: Name = "move",
+    dry_run: DryRun = False,
     vhost: Vhost = "/",
     url: Url = URL,
     user: Login = LOGIN,

@@ -271,7 +271,8 @@ class _Reader:
             given = _get(entry, "value", dict)
             self.plan.vhost_limits[vhost] = self._limits(f"vhost '{vhost}'", given, OF_VHOSTS)
         else:
-            self._pass_over(f"parameter '{name}' of {component} in vhost '{vhost}'")
+            where = ": shovels are in the configuration" if component == "shovel" else ""
+            self._pass_over(f"parameter '{name}' of {component} in vhost '{vhost}'{where}")
 
     def _limits(self, of: str, given: Entry, known: tuple[str, ...]) -> dict[str, int]:
         """Raises Wrong."""
