@@ -69,7 +69,8 @@ def _show_shovels(definitions: dict[str, Any], url: str) -> None:
     from tallymark.shovels.dynamic import shovels_in
     from tallymark.shovels.plan import shown
 
-    address = shown(url if "://" in url else f"http://{url}").rstrip("/")
+    first = url.partition(",")[0]
+    address = shown(first if "://" in first else f"http://{first}").rstrip("/")
     here = address.replace("://", "://USER:PASSWORD@", 1)
     if found := shovels_in(definitions, here):
         print("\n# In place of the shovels, for the configuration of this broker:")
