@@ -23,6 +23,7 @@ from tallymark.stored.layout import (
     FORMAT,
     HEADER,
     IS_LITTLE,
+    MAGIC,
     PERSISTENT,
     RELOCATED,
     ROUTE_COLUMN,
@@ -74,7 +75,7 @@ class Packer:
         self._mode = STORED
         self._records: list[Record] = []
         self._payloads: list[Payload] = []
-        self._bounds: array[int] = array("I")
+        self._bounds = BytesWriter()
         self._route_ends: list[int] = []
         self._route_numbers: dict[tuple[str, str], int] = {}
         self._numbers: dict[Route, int] = {}
@@ -94,7 +95,7 @@ class Packer:
         self._records = records
         self._mode = mode
         self._payloads = []
-        self._bounds = array("I")
+        self._bounds = BytesWriter()
         self._route_ends = []
         self._route_numbers = {}
         self._numbers = {}
@@ -112,7 +113,7 @@ class Packer:
         self.length = aligned(
             HEADER
             + ROW * len(records)
-            + 4 * len(self._bounds)
+            + len(self._bounds)
             + 4 * len(self._route_ends)
             + self._text_bytes
             + blob_bytes
@@ -135,13 +136,14 @@ class Packer:
                 raise ValueError("payload of 0 bytes; its position would be its neighbour's")
             self.raw_bytes += payload.size
         self._payloads.append(payload)
-        self._bounds.extend(payload.cuts)
+        self._bounds.write(_encoded_array(payload.cuts))
         if payload.routes is None:
             self._number_of(payload.route)
         else:
             if len(payload.routes) != payload.count:
                 raise ValueError(f"{payload.count} messages with {len(payload.routes)} routes")
-            self._bounds.extend(array("I", [self._number_of(r) for r in payload.routes]))
+            for route in payload.routes:
+                _put_u32(self._bounds, self._number_of(route))
         pack = payload.pack
         if pack is not None:
             self._add_column(pack.ids)
@@ -149,18 +151,11 @@ class Packer:
             if self._mode == REFERENCED:
                 self._add_column(pack.positions)
             if pack.sums is not None:
-                self._bounds.extend(pack.sums)
+                self._bounds.write(_encoded_array(pack.sums))
 
     def _add_column(self, numbers: array[int]) -> None:
-        """Add numbers of 64 bits to the bounds column, two entries each."""
-        if not IS_LITTLE:
-            numbers = array("Q", numbers)
-            numbers.byteswap()
-        halves = array("I")
-        halves.frombytes(numbers.tobytes())
-        if not IS_LITTLE:
-            halves.byteswap()
-        self._bounds.extend(halves)
+        """Add numbers of 64 bits to the bounds column, two entries each, the lower half first."""
+        self._bounds.write(_encoded_array(numbers))
 
     def _number_of(self, route: Route) -> int:
         number = self._numbers.get(route)
@@ -194,30 +189,29 @@ class Packer:
     ) -> list[bytes]:
         """Return the block as buffers to be written end to end. In mode STORED all its payloads
         have their positions now. Large raws are the payloads' own bytes, not copies."""
-        bounds, ends = self._bounds, self._route_ends
         raw_at = self.length - aligned(self.raw_bytes)
         base = segment << 32 | offset
         self._place(base, raw_at)
-        text_at = HEADER + ROW * len(self._records) + 4 * (len(bounds) + len(ends))
-        parts = [self._rows(base, text_at)]
-        parts += (_encoded_array(bounds), _encoded_array(array("I", ends)))
-        parts.extend(self._texts)
-        parts.extend(self._blobs)
+        tables = self._tables(base)
+        padding = raw_at - HEADER - len(tables)
+        if padding:
+            tables += _PAD[:padding]
         crc = 0
+        buffers: list[bytes] = []
         if self.version > WHOLE:
-            tables = _padded(parts, raw_at - HEADER)
             crc = crc32c(tables)
-            buffers = _with_raws([tables], raw_at - HEADER, self._payloads, self._mode)
         else:
-            parts.append(_PAD[: raw_at - HEADER - sum([len(part) for part in parts])])
-            buffers = _with_raws(parts, raw_at - HEADER, self._payloads, self._mode)
+            buffers = _with_raws([tables], len(tables), self._payloads, self._mode)
             for buffer in buffers:
                 crc = crc32c(buffer, crc)
-        header = Header(
-            flags, salt, segment, block, self.length, len(self._records), len(bounds),
-            len(self._route_numbers), self.raw_bytes, time_ms, synced, crc, 0, self.version,
+        head = _header(
+            self.version, flags, salt, segment, block, self.length, len(self._records),
+            len(self._bounds) >> 2, len(self._route_numbers), self.raw_bytes, time_ms, synced, crc,
         )  # fmt: skip
-        buffers.insert(0, header.encoded())
+        if self.version > WHOLE:
+            buffers = _with_raws([head, tables], raw_at, self._payloads, self._mode)
+        else:
+            buffers.insert(0, head)
         self._records = []
         self._payloads = []
         return buffers
@@ -235,10 +229,23 @@ class Packer:
                 self._places[id(payload)] = raw_at
             raw_at += payload.size
 
-    def _rows(self, base: int, text_at: int) -> bytes:
-        """Return the rows, end to end."""
-        rows = BytesWriter()
-        blob_at = text_at + self._text_bytes
+    def _tables(self, base: int) -> bytes:
+        """Return rows, bounds, route ends and text, end to end."""
+        out = BytesWriter()
+        ends = self._route_ends
+        text_at = HEADER + ROW * len(self._records) + len(self._bounds) + 4 * len(ends)
+        self._put_rows(out, base, text_at + self._text_bytes)
+        out.write(self._bounds.getvalue())
+        for end in ends:
+            _put_u32(out, end)
+        for text in self._texts:
+            out.write(text)
+        for blob in self._blobs:
+            out.write(blob)
+        return out.getvalue()
+
+    def _put_rows(self, rows: BytesWriter, base: int, blob_at: int) -> None:
+        """Write the rows. base: position of the block; blob_at: offset of its first blob."""
         bound = 0
         for r in self._records:
             kind = r.kind
@@ -261,7 +268,6 @@ class Packer:
                 rows, kind, r.flags, r.reason, r.queue, r.first, r.time_ms, r.count, r.lo, r.owner,
                 r.other, position, blob_at + self._blobs[r.blob] if size else 0, size,
             )  # fmt: skip
-        return rows.getvalue()
 
     def _bounds_of(self, payload: Payload) -> int:
         """Return the number of a payload's entries in the bounds column."""
@@ -352,22 +358,56 @@ def _put_u32(rows: BytesWriter, number: i64) -> None:
     write_i32_le(rows, i32(number if number < 0x8000_0000 else number - 0x1_0000_0000))
 
 
+def _header(
+    version: i64,
+    flags: i64,
+    salt: i64,
+    segment: i64,
+    block: i64,
+    length: i64,
+    rows: i64,
+    bounds: i64,
+    routes: i64,
+    raw_bytes: i64,
+    time: i64,
+    synced: i64,
+    crc: i64,
+) -> bytes:
+    """Return the header of a block, as Header.encoded does. Compiled, that makes no object for each
+    of its numbers."""
+    if _IS_INTERPRETED:
+        return Header(
+            flags, salt, segment, block, length, rows, bounds, routes, raw_bytes, time, synced, crc,
+            0, version,
+        ).encoded()  # fmt: skip
+    out = BytesWriter()
+    out.write(MAGIC)
+    write_i32_le(out, i32(version | flags << 16))
+    _put_u32(out, salt)
+    _put_u32(out, segment)
+    _put_u32(out, block)
+    _put_u32(out, length)
+    _put_u32(out, rows)
+    _put_u32(out, bounds)
+    _put_u32(out, routes)
+    _put_u32(out, raw_bytes)
+    write_i64_le(out, time)
+    write_i64_le(out, synced)
+    _put_u32(out, crc)
+    _put_u32(out, crc32c(out.getvalue()))
+    return out.getvalue()
+
+
 def _encoded_array(numbers: array[int]) -> bytes:
+    """Return the numbers of an array, little-endian."""
     if not IS_LITTLE:
-        numbers = array("I", numbers)
+        numbers = numbers[:]
         numbers.byteswap()
     return numbers.tobytes()
 
 
-def _padded(parts: list[bytes], size: int) -> bytes:
-    """Join the parts and pad with zeros to `size`."""
-    joined = b"".join(parts)
-    return joined if len(joined) == size else joined + _PAD[: size - len(joined)]
-
-
 def _with_raws(parts: list[bytes], size: int, payloads: list[Payload], mode: int) -> list[bytes]:
-    """Return rows and tables of `size` bytes, then the payloads' bytes; small buffers are
-    joined."""
+    """Return the parts, of `size` bytes, then the payloads' bytes; small buffers are joined."""
     if mode in (REFERENCED, DETACHED):
         return [b"".join(parts)]
     buffers: list[bytes] = []
