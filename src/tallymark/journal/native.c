@@ -16,6 +16,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <structmember.h>
@@ -42,7 +43,8 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     pthread_mutex_t guard; /* of the two lists */
-    pthread_cond_t some;   /* a job waits */
+    sem_t some;            /* a job waits; a condition would cost one system call more a block */
+    int is_awaited;        /* the writer's thread waits for it, or is about to */
     List waiting, done;
     PyObject *pwritev, *fdatasync; /* NULL: the system's own */
     int signal; /* number of the eventfd that tells the loop */
@@ -293,12 +295,13 @@ static PyObject *jobs_put(Jobs *self, PyObject *job) {
     node->job = Py_NewRef(job);
     List one = {node, node};
     pthread_mutex_lock(&self->guard);
-    int was_empty = !self->waiting.first;
     append(&self->waiting, &one);
+    int wakes = self->is_awaited;
+    self->is_awaited = 0;
     List done = self->done;
     self->done = (List){NULL, NULL};
     pthread_mutex_unlock(&self->guard);
-    if (was_empty) pthread_cond_signal(&self->some);
+    if (wakes) sem_post(&self->some);
     release(done);
     Py_RETURN_NONE;
 }
@@ -313,7 +316,12 @@ static PyObject *jobs_take(Jobs *self, PyObject *unused) {
     for (;;) {
         pthread_mutex_lock(&self->guard);
         append(&self->done, &batch);
-        while (!self->waiting.first) pthread_cond_wait(&self->some, &self->guard);
+        while (!self->waiting.first) {
+            self->is_awaited = 1;
+            pthread_mutex_unlock(&self->guard);
+            sem_wait(&self->some); /* and looks again, also where a signal ended it */
+            pthread_mutex_lock(&self->guard);
+        }
         batch = self->waiting;
         Node *last = NULL;
         for (Node *node = batch.first; node; node = node->next) {
@@ -423,7 +431,7 @@ static PyObject *jobs_new(PyTypeObject *type, PyObject *args, PyObject *names) {
     Jobs *self = (Jobs *)type->tp_alloc(type, 0);
     if (!self) return NULL;
     pthread_mutex_init(&self->guard, NULL);
-    pthread_cond_init(&self->some, NULL);
+    sem_init(&self->some, 0, 0);
     self->syncs_each = syncs_each;
     self->returns_each = returns_each;
     self->signal = signal;
@@ -438,7 +446,7 @@ static void jobs_dealloc(Jobs *self) {
     release(self->waiting);
     release(self->done);
     PyMem_RawFree(self->parts);
-    pthread_cond_destroy(&self->some);
+    sem_destroy(&self->some);
     pthread_mutex_destroy(&self->guard);
     Py_XDECREF(self->pwritev);
     Py_XDECREF(self->fdatasync);
