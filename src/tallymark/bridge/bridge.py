@@ -287,8 +287,11 @@ class OutputGate:
 
     def held_bytes(self) -> int:
         """Return the bytes that wait behind gates. O(chunks)."""
+        gates = self._gates
+        if not gates:
+            return 0
         size = 0
-        for gate in self._gates:
+        for gate in gates:
             for chunk in gate.chunks:
                 size += len(chunk)
         return size

@@ -208,8 +208,10 @@ class Broker:
                 self.settlement.record_settled(queue)
             settling.clear()
         self.marks.look_around()
-        effects = self.effects[:]
-        self.effects.clear()
+        effects: list[Effect] = []
+        if self.effects:
+            effects += self.effects
+            self.effects.clear()
         return effects
 
     def next_due(self) -> EngineMs:

@@ -254,7 +254,9 @@ class Durability:
         agenda = self._agenda
         if self._confirming or self._asked or self._marks.waits or agenda.returns:
             return True
-        return any(queue.consumers for queue in [*agenda.appended, *agenda.held])
+        if agenda.appended or agenda.held:
+            return any(queue.consumers for queue in [*agenda.appended, *agenda.held])
+        return False
 
     def committed(self, position: Position) -> int:
         """Note that this turn's block ends at `position`; return the number of publishes that are
@@ -266,22 +268,29 @@ class Durability:
             confirming += session.published - session.confirm_asked
             session.confirm_asked = session.published
             waits.append(ConfirmWait(session, session.published))
-        self._confirming.clear()
-        waits += self._marks.waits
-        self._marks.waits.clear()
-        for queue in agenda.appended:
-            queue.appended = False
-            waits.append(AppendWait(queue, QueueSequence(queue.entered + 1)))
-        agenda.appended.clear()
-        for queue in agenda.held:
-            queue.disk_hold.is_held = False
-            waits.append(HoldWait(queue, QueueSequence(queue.entered + 1)))
-        agenda.held.clear()
-        waits += agenda.returns
-        agenda.returns.clear()
-        for waiter in self._asked:
-            waits.append(OutsideWait(waiter))
-        self._asked.clear()
+        if self._confirming:
+            self._confirming.clear()
+        marks = self._marks
+        if marks.waits:
+            waits += marks.waits
+            marks.waits.clear()
+        if agenda.appended:
+            for queue in agenda.appended:
+                queue.appended = False
+                waits.append(AppendWait(queue, QueueSequence(queue.entered + 1)))
+            agenda.appended.clear()
+        if agenda.held:
+            for queue in agenda.held:
+                queue.disk_hold.is_held = False
+                waits.append(HoldWait(queue, QueueSequence(queue.entered + 1)))
+            agenda.held.clear()
+        if agenda.returns:
+            waits += agenda.returns
+            agenda.returns.clear()
+        if self._asked:
+            for waiter in self._asked:
+                waits.append(OutsideWait(waiter))
+            self._asked.clear()
         if waits:
             self._blocks.append(BlockWaits(position, waits))
         return confirming
@@ -291,6 +300,8 @@ class Durability:
         releases, in order."""
         blocks = self._blocks
         out: list[Effect] = []
+        if not blocks or blocks[0].position > position:
+            return out
         confirms: dict[int, Confirm] = {}
         while blocks and blocks[0].position <= position:
             for wait in blocks.popleft().waits:

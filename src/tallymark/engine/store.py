@@ -128,9 +128,10 @@ class Store:
         if len(dead) > SWEPT or self._dead_packed:
             self._sweep_some()
         else:
-            for payload in dead:
-                self._release(payload)
-            dead.clear()
+            if dead:
+                for payload in dead:
+                    self._release(payload)
+                dead.clear()
             self.is_behind = False
         residents = self._residents
         while residents and residents[0].raw is None:

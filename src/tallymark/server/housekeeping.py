@@ -74,6 +74,8 @@ class Housekeeping(Upkeep):
         """End of the journal when it was last looked at."""
         self._anchor_waits = 0
         """Number of looks since that found the journal grown."""
+        self._has_committed = False
+        """True from a commit on until `_look_at_pending` finds that nothing is on its way."""
         self._grown_checkpoint = 0
         self._checkpoint_distance = turns.config.checkpoint_every
         self._grown_disk = 0
@@ -100,6 +102,7 @@ class Housekeeping(Upkeep):
         """A block was handed to the journal, which now ends at `position`. The engine's state is
         exactly that of the journal: the moment for a checkpoint. now: engine time."""
         grown = self._growth(position)
+        self._has_committed = True
         self._grown_checkpoint += grown
         self._grown_disk += grown
         self._grown_clean += grown
@@ -162,10 +165,21 @@ class Housekeeping(Upkeep):
             self._set("disk", True)
         if journal.lacks_files:
             self._set("files", True)
-        if self._has_home and journal.durable < journal.end:
+        if self._has_committed or alarms.is_behind:
+            self._look_at_pending()
+
+    def _look_at_pending(self) -> None:
+        """Compare what is committed and not yet written, or not yet safe in the journal's home, with
+        its limits. Once all is, a turn without a commit finds nothing new here."""
+        turns, alarms = self._turns, self._alarms
+        journal = turns.journal
+        pending_bytes = journal.pending_bytes
+        awaits_home = self._has_home and journal.durable < journal.end
+        self._has_committed = pending_bytes > 0 or awaits_home
+        if awaits_home:
             self._arm(ALARM_CHECK_S)
         limit = turns.config.max_pending
-        behind = journal.pending_bytes > (limit // 2 if alarms.is_behind else limit)
+        behind = pending_bytes > (limit // 2 if alarms.is_behind else limit)
         if journal.is_short:
             journal.top_up()
             behind = True

@@ -183,6 +183,9 @@ class Turns:
         """Milliseconds by which wall time was ahead of monotonic time at the last look."""
         self.is_due = False
         """True if a turn is scheduled."""
+        self._call_soon = loop.call_soon
+        self._turn_of_loop = self._turn
+        """The two as the loop takes them: looked up once, and not for each turn."""
         self._has_ended = False
         self._lingers_until_ns = 0
         """Monotonic time until which the records that nobody waits for stay out of the journal, in
@@ -234,7 +237,7 @@ class Turns:
         """Have a turn with the next round of the loop."""
         if not self.is_due:
             self.is_due = True
-            self.loop.call_soon(self._turn)
+            self._call_soon(self._turn_of_loop)
 
     def turn_now(self) -> None:
         """Have a turn at once, so that its effects are carried out before anything else happens."""

@@ -94,8 +94,7 @@ def place(pack: bytes, i: i64) -> i64:
 
 def unpacked(pack: bytes) -> array[int]:
     """Return an array("I") from numbers of four bytes each, little-endian."""
-    places = array("I")
-    places.frombytes(pack)
+    places = array("I", pack)
     if not _IS_LITTLE:
         places.byteswap()
     return places
