@@ -72,6 +72,8 @@ class Publishing:
         connection id."""
         self.published = 0
         """Count of messages published since the broker started, wherever they went."""
+        self.into: Queue | None = None
+        """Queue that messages were published to last; who looks at it may clear it."""
 
     def publish(
         self,
@@ -116,6 +118,7 @@ class Publishing:
                     ledger.emit(transient_record(queue.id, first, count))
             if queue.consumers or queue.watched:
                 self._agenda.mark(queue)
+        self.into = queues[-1]
 
     def _publish_part(
         self,
@@ -132,6 +135,8 @@ class Publishing:
         number: the session's last publish number before these messages."""
         if targets.holding:
             self._hold_publisher(session.connection, targets)
+        if targets.queues:
+            self.into = targets.queues[-1]
         refused = self._admission.publish(targets, payload, lo, hi, annotations, kept)
         if session.confirming:
             for start, stop in refused:
@@ -188,6 +193,7 @@ class Publishing:
                     self._backlogs.note(queue)
                 if queue.consumers or queue.watched:
                     self._agenda.mark(queue)
+                self.into = queue
                 if not queue.stored:
                     continue
                 if kept:

@@ -36,6 +36,7 @@ from tallymark.server.buffers import Buffers
 from tallymark.server.clock import now_ms, wall_ms
 from tallymark.server.deadlines import Deadlines, Entry
 from tallymark.server.doors import Doors
+from tallymark.server.giving_way import GivingWay, is_ahead
 from tallymark.server.logs import log_of
 from tallymark.server.outlet import Outlet, room_of, weigh, write
 from tallymark.server.pacer import Pacer
@@ -79,6 +80,8 @@ class Client(Outlet):
         """True while it is not read because it published more than its rate allows."""
         self.yielding = False
         """True while it is not read because others go first: it sent much in one read."""
+        self._giving_way: GivingWay | None = None
+        """Wait for the consumers of a queue that it is ahead of, while `yielding`."""
         self.is_in_line = False
         """True while it stands in the line of postponed input."""
         self.is_reading = True
@@ -195,7 +198,20 @@ class Client(Outlet):
             self.read_or_not()
             self._turns.loop.call_soon(self._go_on)
 
+    def give_way(self, queue: Queue, entered: int) -> None:
+        """Pause reading until the queue's consumers have caught up; entered: number of messages
+        that the read added."""
+        if self._giving_way is None:
+            self._giving_way = GivingWay(queue, entered)
+            self.let_others()
+
     def _go_on(self) -> None:
+        giving_way = self._giving_way
+        if giving_way is not None:
+            if not (giving_way.is_over() or self.is_over or self.transport.is_closing()):
+                self._turns.loop.call_soon(self._go_on)
+                return
+            self._giving_way = None
         self.yielding = False
         self.read_or_not()
         self.catch_up()
@@ -428,6 +444,10 @@ class Clients(Served):
         if not client.publishing:
             client.publishing = True
             self._alarms.enter(client)
+        publishing = self.turns.broker.publishing
+        into, publishing.into = publishing.into, None
+        if into is not None and is_ahead(into, count):
+            client.give_way(into, count)
         if self.turns.broker.quotas.has_rates:
             self._pacer.published(client, count)
         if self._alarms.is_holding:

@@ -1,0 +1,101 @@
+"""A publisher that is ahead of its queue's consumers waits for as long as they catch up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.lean import ACK, TRANSIENT, publish, settle, short
+from bench.stepped import Peer, SteppedBroker
+from tallymark.server.giving_way import LEAST, MOST_ROUNDS, has_caught_up
+
+
+@pytest.mark.parametrize(
+    ("gone", "before", "rounds", "is_read"),
+    [
+        (100, 100, 0, False),  # its own round: nobody else was read yet
+        (101, 100, 1, False),  # something left
+        (101, 101, 2, True),  # nothing did: consumers are what is slow
+        (99, 101, 2, True),  # something came back
+        (140, 120, 3, True),  # as many as it added
+        (139, 120, MOST_ROUNDS - 1, False),
+        (139, 120, MOST_ROUNDS, True),  # never for good
+    ],
+)
+def test_is_read_again(gone: int, before: int, rounds: int, is_read: bool) -> None:
+    assert has_caught_up(140, gone, before, rounds) == is_read
+
+
+@pytest.mark.parametrize("left_each_round", [0, 1, 2, 7, 1000])
+def test_waits_for_so_many_rounds_at_most(left_each_round: int) -> None:
+    goal, gone, rounds = 500, 0, 0
+    while not has_caught_up(goal, gone + left_each_round, gone, rounds):
+        gone += left_each_round
+        rounds += 1
+    assert rounds <= MOST_ROUNDS
+    assert rounds == (
+        1 if not left_each_round else min(MOST_ROUNDS, -(-goal // left_each_round) - 1)
+    )
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[SteppedBroker]:
+    with SteppedBroker(tmp_path / "data") as broker:
+        yield broker
+
+
+def source_of(broker: SteppedBroker) -> tuple[Peer, list[str]]:
+    """Return a publisher, and a list of when it is not read and when it is again."""
+    source, seen = broker.amqp().enter(), list[str]()
+    source.pipe.pause_reading = lambda: seen.append("waits")  # type: ignore[method-assign]
+    source.pipe.resume_reading = lambda: seen.append("is read")  # type: ignore[method-assign]
+    source.call((50, 10), b"\0\0" + short("q") + bytes([0]) + bytes(4))
+    return source, seen
+
+
+def sink_of(broker: SteppedBroker) -> Peer:
+    sink = broker.amqp().enter(prefetch=1)
+    sink.call((60, 20), b"\0\0" + short("q") + short("q") + bytes([0]) + bytes(4))
+    return sink
+
+
+MANY = publish(1, "", "q", TRANSIENT, b"x" * 16) * LEAST
+
+
+def test_waits_while_acknowledgements_come(broker: SteppedBroker) -> None:
+    source, seen = source_of(broker)
+    sink = sink_of(broker)
+    source.send(MANY)
+    assert seen == [], "there was no backlog"
+    source._client.data_received(MANY)
+    broker.loop._run_once()  # type: ignore[attr-defined]
+    assert seen == ["waits"]
+    for tag in (1, 2, 3):
+        sink._client.data_received(settle(1, ACK, tag, 0))
+        broker.loop._run_once()  # type: ignore[attr-defined]
+        assert seen == ["waits"], tag
+    broker.settle()
+    assert seen == ["waits", "is read"], "no acknowledgement came any more"
+
+
+def test_does_not_wait_for_consumers_that_stand_still(broker: SteppedBroker) -> None:
+    source, seen = source_of(broker)
+    source.send(MANY)
+    source.send(MANY)
+    assert seen == [], "nobody consumes"
+    sink_of(broker)
+    for _ in range(3):
+        source.send(MANY)
+        assert seen == ["waits", "is read"], "one round, in which nothing left"
+        seen.clear()
+
+
+def test_few_messages_do_not_wait(broker: SteppedBroker) -> None:
+    source, seen = source_of(broker)
+    sink_of(broker)
+    source.send(MANY)
+    for _ in range(3):
+        source.send(publish(1, "", "q", TRANSIENT, b"x"))
+    assert seen == []
