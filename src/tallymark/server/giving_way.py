@@ -1,4 +1,4 @@
-"""Giving way: a publisher that is ahead of its queue's consumers is not read until they have caught up.
+"""Giving way: a publisher that is ahead of its queue's consumers is not read until they caught up.
 
 One read of a publisher can bring hundreds of messages, one of a consumer with a prefetch of 1 a
 single settlement. Where both were read in turn, the backlog would grow for as long as the loop is

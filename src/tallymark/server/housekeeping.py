@@ -169,8 +169,8 @@ class Housekeeping(Upkeep):
             self._look_at_pending()
 
     def _look_at_pending(self) -> None:
-        """Compare what is committed and not yet written, or not yet safe in the journal's home, with
-        its limits. Once all is, a turn without a commit finds nothing new here."""
+        """Compare what is committed and not yet written, or not yet safe in the journal's home,
+        with its limits. Once all is, a turn without a commit finds nothing new here."""
         turns, alarms = self._turns, self._alarms
         journal = turns.journal
         pending_bytes = journal.pending_bytes
@@ -264,6 +264,7 @@ class Housekeeping(Upkeep):
         if chosen or packed:
             moving = [*chosen, *(payload for _, _, payload in packed)]
             turns.journal.relocate(moving, now, turns.broker.clock.ahead_ms)
+            self._has_committed = True
             for pack, i, payload in packed:
                 pack.positions[i] = payload.position
 
