@@ -5,8 +5,10 @@ single settlement. Where both were read in turn, the backlog would grow for as l
 busy, and every message would wait behind it. So a publisher whose read found its queue with a
 backlog gives way: it is read again once as many messages have left the queue as that read added.
 
-It is the loop's time that is shared here, and nothing else: a round in which no message leaves ends
-the wait, since then consumers are what is slow, or stand still. So do MOST_ROUNDS rounds.
+A round of the loop in which no message leaves is followed by a pause of PAUSE_S. If none left in
+that either, the wait ends: these consumers are slow, or stand still. So it does after MOST_ROUNDS.
+There is no further wait before something has left: who publishes to consumers that stand still
+waits once.
 """
 
 from __future__ import annotations
@@ -17,28 +19,39 @@ from tallymark.engine.queue import Queue
 
 LEAST: Final = 32
 """Messages of one read from which on a publisher gives way; fewer are no advantage."""
-MOST_ROUNDS: Final = 100
-"""Rounds of the loop after which it is read in any case."""
+MOST_ROUNDS: Final = 1000
+"""Rounds of the loop and pauses after which it is read in any case."""
+PAUSE_S: Final = 0.005
+
+IS_OVER: Final = 0
+ROUND: Final = 1
+"""Answer: wait for another round of the loop."""
+PAUSE: Final = 2
+"""Answer: wait for PAUSE_S, and not for every round meanwhile."""
 
 
-def has_caught_up(goal: int, gone: int, before: int, rounds: int) -> bool:
-    """Return whether a publisher that gives way is read again. goal: count of messages that are to
-    have left its queue; gone: of those that have, `before` in the round before this one; rounds:
-    number of rounds that it has waited, the one in which it was read not counted."""
-    return gone >= goal or rounds >= MOST_ROUNDS or (rounds > 0 and gone <= before)
+def what_next(goal: int, gone: int, before: int, rounds: int, has_paused: bool) -> int:
+    """Return how a publisher goes on that gives way. goal: count of messages that are to have left
+    its queue; gone: of those that have, `before` at the last look; rounds: number of looks so far;
+    has_paused: whether there was a pause since the last one."""
+    if gone >= goal or rounds >= MOST_ROUNDS:
+        return IS_OVER
+    if rounds == 0 or gone > before:
+        return ROUND
+    return IS_OVER if has_paused else PAUSE
 
 
 def is_ahead(queue: Queue, entered: int) -> bool:
-    """Return whether a read that added so many messages found a backlog behind consumers that
-    settle."""
-    return entered >= LEAST and queue.ready > entered and queue.acquired > 0
+    """Return whether a read that added so many messages found a backlog that consumers work on.
+    What they hold says nothing: all of it may just have been settled."""
+    return entered >= LEAST and queue.ready > entered and bool(queue.consumers)
 
 
 @final
 class GivingWay:
     """One wait of a publisher."""
 
-    __slots__ = ("_before", "_goal", "_queue", "_rounds")
+    __slots__ = ("_before", "_goal", "_has_paused", "_queue", "_rounds")
 
     def __init__(self, queue: Queue, entered: int) -> None:
         """entered: number of messages that the publisher's read added."""
@@ -46,14 +59,21 @@ class GivingWay:
         self._before = _gone(queue)
         self._goal = self._before + entered
         self._rounds = 0
+        self._has_paused = False
 
-    def is_over(self) -> bool:
-        """Return whether the publisher is read again; to be asked once in each round."""
+    def is_vain(self, queue: Queue) -> bool:
+        """Return whether nothing has left the queue since this wait, so that another one would help
+        nobody."""
+        return queue is self._queue and _gone(queue) <= self._before
+
+    def look(self) -> int:
+        """Return IS_OVER, ROUND or PAUSE; to be asked after each of the latter two."""
         gone = _gone(self._queue)
-        is_over = has_caught_up(self._goal, gone, self._before, self._rounds)
+        found = what_next(self._goal, gone, self._before, self._rounds, self._has_paused)
         self._before = gone
         self._rounds += 1
-        return is_over
+        self._has_paused = found == PAUSE
+        return found
 
 
 def _gone(queue: Queue) -> int:
