@@ -18,7 +18,7 @@ from tallymark.simulation.world import SECOND_NS, World
 CERTAIN_NS: Final = 5 * SECOND_NS
 """Time for which connection and broker live on after a settlement until it has taken effect."""
 SOON_NS: Final = SECOND_NS
-"""The same where neither disk nor network stalls, and the disk has room."""
+"""Time for which they do where neither disk nor network stalls, and the disk has room."""
 EARLY_NS: Final = SECOND_NS // 50
 """Time by which a deferral, or a time-out, may be over too early: clocks are read once a turn."""
 NEVER: Final = 1 << 62
