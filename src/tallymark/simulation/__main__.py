@@ -25,7 +25,7 @@ from tallymark.simulation.shrink import Less, shrunk
 from tallymark.simulation.states import STATES
 
 T = TypeVar("T")
-SEEDS_A_PROCESS: Final = 25
+SEEDS_A_PROCESS: Final = 200
 """Worlds after which a process is replaced: what an abandoned broker held stays in it."""
 EACH: Final = 2
 """Seeds of a corpus for each state."""

@@ -25,6 +25,8 @@ from tallymark.simulation.threads import Crashed, Process
 SECTOR: Final = 512
 LAST_SYNC_S: Final = 0.1
 """Most seconds of a sync in which the power goes: whoever does not wait for its end is caught."""
+ENDLESS: Final = 1 << 40
+"""Bytes of a disk that no world fills."""
 
 
 @dataclass
@@ -43,7 +45,7 @@ class Faults:
     """Chance that a sync fails with EIO, and what it would have synced is lost."""
     short_write: float = 0.0
     """Chance that a write takes only part of what it is given."""
-    room_bytes: int = 1 << 40
+    room_bytes: int = ENDLESS
     """Bytes that files may have together."""
     crash_at: tuple[int, ...] = ()
     """Numbers of the calls, of those that change something, in which the power goes: one for each
@@ -224,19 +226,23 @@ class Disk:
         self._known.add(os.path.basename(path))
 
     def _take(self, more: int) -> None:
-        if more > 0 and more > self._free_bytes(""):
+        if more > 0 and self._room() < ENDLESS and more > self._free_bytes(""):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def _free_bytes(self, folder: str) -> int:
-        used = sum(path.stat().st_size for path in self.folder.iterdir())
+    def _room(self) -> int:
         is_full = self._process.world.now_ns < self.full_until_ns
-        room = self.full_bytes if is_full else self.faults.room_bytes
-        return max(0, room - used)
+        return self.full_bytes if is_full else self.faults.room_bytes
+
+    def _free_bytes(self, folder: str) -> int:
+        return max(0, self._room() - self._used())
+
+    def _used(self) -> int:
+        with os.scandir(self.folder) as found:
+            return sum(one.stat().st_size for one in found)
 
     def fill(self, left: int, until_ns: int) -> None:
         """Have room for so many bytes only, until that time."""
-        used = sum(path.stat().st_size for path in self.folder.iterdir())
-        self.full_bytes, self.full_until_ns = used + left, until_ns
+        self.full_bytes, self.full_until_ns = self._used() + left, until_ns
 
     # -- the power cut
 

@@ -6,22 +6,36 @@ import asyncio
 import contextvars
 import heapq
 import selectors
-import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar, TypeVarTuple
 
 from tallymark.simulation.threads import Process
-from tallymark.simulation.world import SECOND_NS, World
+from tallymark.simulation.world import NEVER_NS, SECOND_NS, World
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
-class _NoWait(selectors.DefaultSelector):
-    """A selector that looks and never waits: the world moves its clock instead."""
+class Call(asyncio.TimerHandle):
+    """One call of a loop, due now or later; asyncio's, without its looks at debug modes."""
 
-    def select(self, timeout: float | None = None) -> list[Any]:
-        return super().select(0)
+    __slots__ = ()
+
+    def __init__(
+        self, callback: Callable[..., object], args: tuple[Any, ...],
+        context: contextvars.Context | None, when: float,
+    ) -> None:  # fmt: skip
+        self._callback: Callable[..., object] | None = callback
+        self._args = args
+        self._context = contextvars.copy_context() if context is None else context
+        self._when = when
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback = None
+        self._args = ()
 
 
 class SimulatedLoop(asyncio.SelectorEventLoop):
@@ -30,8 +44,12 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     def __init__(self, world: World, process: Process) -> None:
         self.world = world
         self.process = process
-        super().__init__(_NoWait())
-        self._clock_resolution = 1e-9
+        super().__init__(selectors.DefaultSelector())
+        self._ready: deque[Call] = deque()
+        self._scheduled: list[tuple[int, int, Call]] = []
+        """Heap of the timers: when, number, call. Those of one time run as they were set."""
+        self._timers = 0
+        """Timers that were ever set."""
         self.is_poked = False
         """True when descriptors are to be looked at: a thread may have written to one."""
         self.listeners: dict[int, Callable[[], Any]] = {}
@@ -44,31 +62,48 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
     # -- for the world
 
-    def has_work(self) -> bool:
-        if self._ready or self.is_poked:  # type: ignore[attr-defined]
-            return True
-        due = self.next_timer()
-        return due is not None and due <= self.world.now_ns
-
-    def next_timer(self) -> int | None:
-        """Return when the next timer is due, nanoseconds."""
-        scheduled = self._scheduled  # type: ignore[attr-defined]
-        while scheduled and scheduled[0].cancelled():
-            self._timer_cancelled_count -= 1  # type: ignore[attr-defined]
-            handle = heapq.heappop(scheduled)
-            handle._scheduled = False
-        return int(scheduled[0].when() * SECOND_NS) if scheduled else None
+    def next_ns(self) -> int:
+        if self._ready or self.is_poked:
+            return 0
+        scheduled = self._scheduled
+        while scheduled and scheduled[0][2]._cancelled:
+            heapq.heappop(scheduled)
+        return scheduled[0][0] if scheduled else NEVER_NS
 
     def run_round(self) -> None:
-        """Run what is ready once."""
-        self.is_poked = False
+        """Run what is ready once. Descriptors are looked at only when one may be readable."""
+        ready, scheduled = self._ready, self._scheduled
+        if self.is_poked:
+            self.is_poked = False
+            self._process_events(self._selector.select(0))  # type: ignore[attr-defined]
+        now_ns = self.world.now_ns
+        while scheduled and scheduled[0][0] <= now_ns:
+            ready.append(heapq.heappop(scheduled)[2])
         asyncio._set_running_loop(self)
-        self._thread_id = threading.get_ident()
         try:
-            self._run_once()  # type: ignore[attr-defined]
+            for _ in range(len(ready)):
+                call = ready.popleft()
+                callback = call._callback
+                if callback is not None:
+                    try:
+                        call._context.run(callback, *call._args)
+                    except (SystemExit, KeyboardInterrupt):
+                        raise
+                    except BaseException as error:
+                        about = {"message": f"Exception in {callback}", "exception": error}
+                        self.call_exception_handler(about)
         finally:
-            self._thread_id = None  # type: ignore[assignment]
             asyncio._set_running_loop(None)
+
+    def end(self) -> list[object]:
+        """Be no more: nothing of this loop runs again. Returns what was still to be run, which
+        must not be finished by a collection of garbage."""
+        self.leave()
+        left: list[object] = [*asyncio.all_tasks(self), *self._ready, *self._scheduled]
+        self._ready.clear()
+        self._scheduled.clear()
+        self.close()
+        return left
 
     def is_opening(self, port: int) -> bool:
         """Return whether somebody came to a socket whose listener is not there yet."""
@@ -84,6 +119,40 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         # A timer that is due at a time is due when the clock stands there, whatever was rounded.
         return (self.world.now_ns + 1) / SECOND_NS
+
+    def call_soon(
+        self,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Handle:
+        call = Call(callback, args, context, 0.0)
+        self._ready.append(call)
+        return call
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        when = (self.world.now_ns + 1) / SECOND_NS + delay
+        return self._call_at(int(when * SECOND_NS), Call(callback, args, context, when))
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self._call_at(int(when * SECOND_NS), Call(callback, args, context, when))
+
+    def _call_at(self, when_ns: int, call: Call) -> Call:
+        self._timers += 1
+        heapq.heappush(self._scheduled, (when_ns, self._timers, call))
+        return call
 
     def call_soon_threadsafe(
         self,

@@ -34,14 +34,15 @@ LOOKS: Final = (
 )  # fmt: skip
 EVERYTHING: Final = ".*"
 NOTHING: Final = "^$"
-SALT: Final = b"salt"
+SALT: Final = b"sixteen bytes of"
 GONE: Final = 404
 
 
-def password_hash(password: str) -> str:
-    """Return a password's hash as RabbitMQ makes it: it costs little to test."""
-    digest = hashlib.sha256(SALT + password.encode()).digest()
-    return base64.b64encode(SALT + digest).decode()
+def credentials(password: str) -> dict[str, str]:
+    """Return what sets a password, whose hash costs little to test."""
+    hashed = hashlib.scrypt(password.encode(), salt=SALT, n=2, r=1, p=1, dklen=32)
+    text = base64.b64encode(SALT + hashed).decode()
+    return {"password_hash": text, "hashing_algorithm": "scrypt:2:1:1"}
 
 
 class Operator:
@@ -65,7 +66,7 @@ class Operator:
         if RIGHTS in self._plan.kinds:
             for name in ("guest", WORKER):
                 tags = "administrator" if name == "guest" else ""
-                value = {"password_hash": password_hash(name), "tags": tags}
+                value = {**credentials(name), "tags": tags}
                 await self._ask("PUT", f"/api/users/{name}", value)
             await self._permit(EVERYTHING, EVERYTHING)
 
@@ -151,7 +152,7 @@ class Operator:
 
     async def _change_rights(self) -> None:
         if self._random.random() < 0.2:
-            value = {"password_hash": password_hash("other"), "tags": ""}
+            value = {**credentials("other"), "tags": ""}
             await self._ask("PUT", "/api/users/other", value)
             await self._ask("DELETE", "/api/users/other", None, GONE)
         choices = [EVERYTHING, EVERYTHING, NOTHING]

@@ -136,10 +136,12 @@ class Broker:
     def look(self) -> None:
         """Look after the process between two rounds: check its account now and then."""
         self._rounds += 1
+        if self._rounds % CHECK_EVERY:
+            return
         node, process = self.node, self.process
         if node is None or process is None or process.is_doomed or process.is_dead:
             return
-        if self._rounds % CHECK_EVERY == 0 and not node.is_due:
+        if not node.is_due:
             try:
                 node.broker.check()
             except AssertionError as error:
@@ -191,21 +193,18 @@ class Broker:
         assert loop is not None
         process.is_doomed = True
         self.network.process_ended(loop, is_heard)
-        loop.leave()
         process.end()
         node = self.node
         if self.disk is not None:
             self.disk_calls.append(self.disk.calls)
             self.fetches += self.disk.fetches
+            self.disk.files.give_back()
         self.process = self._loop = self.node = self._task = self._stop = None
         if node is not None:
             with contextlib.suppress(OSError):
                 os.close(node.journal.signal)
         _close_all(self.data_dir)
-        self._graves += [node, *asyncio.all_tasks(loop), *loop._ready, *loop._scheduled]  # type: ignore[attr-defined]
-        loop._ready.clear()  # type: ignore[attr-defined]
-        loop._scheduled.clear()  # type: ignore[attr-defined]
-        loop.close()
+        self._graves += [node, *loop.end()]
 
 
 class _Ports:

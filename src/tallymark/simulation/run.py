@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
+import itertools
 import random
 import shutil
 import sys
@@ -51,7 +52,7 @@ from tallymark.simulation.rogues import Rogue
 from tallymark.simulation.shovels import Mover
 from tallymark.simulation.sinks import Writer
 from tallymark.simulation.streams import StreamReaders
-from tallymark.simulation.world import SECOND_NS, Stuck, World
+from tallymark.simulation.world import NEVER_NS, SECOND_NS, Stuck, World
 
 CLOCK_STEP_S: Final = 900
 SILENT_S: Final = 9.0
@@ -77,6 +78,10 @@ RECOVERY_CALLS: Final = 8
 """Calls to the disk that change something, about as many as a start begins with."""
 FILE_CALLS: Final = 5
 """Calls that change names, about as many as a checkpoint and its removals need."""
+LOOK_EVERY: Final = 8
+"""Steps of the world between two looks whether what it waits for is so."""
+COLLECT_EVERY: Final = 10
+"""Worlds after which a process looks for garbage in all that it has."""
 SHARED_MEMORY: Final = Path("/dev/shm")
 
 
@@ -116,13 +121,23 @@ def run(plan: Plan) -> Result:
                 gc.freeze()
                 return _Run(plan, folder).play()
             finally:
-                gc.unfreeze()
-                gc.collect()
+                _collect()
     finally:
         random._urandom = drawn  # type: ignore[attr-defined]
         sys.unraisablehook = hook
         shutil.rmtree(folder, ignore_errors=True)
         gc.enable()
+
+
+_since_collected = itertools.count(1)
+"""Worlds of this process."""
+
+
+def _collect() -> None:
+    """Collect the garbage of worlds: now and then, since that looks at the whole program."""
+    if next(_since_collected) % COLLECT_EVERY == 0:
+        gc.unfreeze()
+        gc.collect()
 
 
 def play(seed: int) -> Result:
@@ -190,9 +205,9 @@ class _Run:
             sum(map(len, history.deliveries.values())), self.broker.life, self.broker.disk_calls,
             world.steps, history.seen, history.log,
         )  # fmt: skip
-        self.clients.loop.leave()
         for task in self.clients.tasks:
             task.cancel()
+        self.clients.loop.end()
         return result
 
     def _play(self) -> None:
@@ -286,21 +301,25 @@ class _Run:
         where it has ended. Raises Stuck, Violated."""
         world, broker = self.world, self.broker
         end_ns = world.now_ns + int((LIMIT_S + 10 * CLOCK_STEP_S) * SECOND_NS)
-        while not is_done():
+        due_ns = self._next_fault_ns() if has_faults else NEVER_NS
+        while world.steps % LOOK_EVERY or not is_done():
             if world.failures:
                 raise Violated(world.failures[0])
+            if world.now_ns >= due_ns:
+                self._befall(self._due.pop(0))
+                due_ns = self._next_fault_ns()
+            elif broker.has_ended:
+                self._ended()
+            else:
+                world.step()
+                broker.look()
             if world.now_ns > end_ns:
                 raise Stuck(f"{what}: not after {LIMIT_S} simulated seconds")
-            if has_faults and self._due:
-                due_ns = self._faults_from + int(self._due[0].at_s * SECOND_NS)
-                if world.now_ns >= due_ns:
-                    self._befall(self._due.pop(0))
-                    continue
-            if broker.process is not None and broker.has_ended:
-                self._ended()
-                continue
-            world.step()
-            broker.look()
+
+    def _next_fault_ns(self) -> int:
+        """Return when the next fault is due."""
+        at_s = self._due[0].at_s if self._due else None
+        return NEVER_NS if at_s is None else self._faults_from + int(at_s * SECOND_NS)
 
     def _ended(self) -> None:
         """The broker has ended by itself, or the power went: start it again."""

@@ -1,17 +1,19 @@
 """Threads of a simulated process: they run one at a time, when the world lets them.
 
-Each is a thread of Python that holds the baton or waits for it. It gives the baton back where it
-calls something that takes time: a call to the disk, a wait for a queue, an event or another
-thread's end. When it gets the baton again is drawn by the world.
+Each has a stack of its own (a greenlet) and holds the baton or waits for it. It gives the baton
+back where it calls something that takes time: a call to the disk, a wait for a queue, an event or
+another thread's end. When it gets the baton again is drawn by the world. A switch costs less than a
+microsecond; between threads of the operating system it cost a quarter of a world.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from queue import Empty
 from typing import Generic, Protocol, TypeVar
+
+from greenlet import greenlet
 
 from tallymark.journal.threads import Threads
 from tallymark.simulation.world import World
@@ -49,7 +51,6 @@ class Process:
         """True once it has come to its end in a call that is under way: nothing it does counts."""
         self.running: SimulatedThread | None = None
         """The thread that holds the baton; None: the loop's."""
-        self.back = threading.Semaphore(0)
         self.alive: list[SimulatedThread] = []
         self.may_run: dict[SimulatedThread, int] = {}
         """Threads that will get the baton by themselves, and the times they had it before."""
@@ -111,8 +112,7 @@ class Process:
         thread.number += 1
         self.may_run.pop(thread, None)
         before, self.running = self.running, thread
-        thread.go.release()
-        self.back.acquire()
+        thread.go_on()
         self.running = before
         self.loop.is_poked = True
 
@@ -130,7 +130,7 @@ class SimulatedThread:
         self._process = process
         self._run = run
         self.name = name
-        self.go = threading.Semaphore(0)
+        self._stack = greenlet(self._main)
         self.number = 0
         """Times it got the baton: a call that would wake it from an earlier pause is late."""
         self.is_running = False
@@ -139,7 +139,6 @@ class SimulatedThread:
     def start(self) -> None:
         self.is_running = True
         self._process.alive.append(self)
-        threading.Thread(target=self._main, name=self.name, daemon=True).start()
         self.wake_in(self._process.latency_s())
 
     def is_alive(self) -> bool:
@@ -157,15 +156,18 @@ class SimulatedThread:
 
     def pause(self) -> None:
         """Give the baton back until it comes again. Raises Crashed."""
-        process = self._process
-        process.back.release()
-        self.go.acquire()
-        if process.is_dead:
+        home = self._stack.parent
+        assert home is not None
+        home.switch()
+        if self._process.is_dead:
             raise Crashed
+
+    def go_on(self) -> None:
+        """Run until it pauses or ends."""
+        self._stack.switch()
 
     def _main(self) -> None:
         process = self._process
-        self.go.acquire()
         try:
             if not process.is_dead:
                 self._run()
@@ -177,7 +179,6 @@ class SimulatedThread:
             self.is_running = False
             process.alive.remove(self)
             process.wake(self._joining)
-            process.back.release()
 
 
 class SimulatedEvent:

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 SECOND_NS: Final = 1_000_000_000
 EPOCH_NS: Final = 1_700_000_000 * SECOND_NS
 """Wall time at which every world begins, nanoseconds since 1970."""
+NEVER_NS: Final = 1 << 62
 
 
 class Stuck(Exception):
@@ -23,11 +24,8 @@ class Stuck(Exception):
 class Loop(Protocol):
     """The loop of one process, as the world runs it."""
 
-    def has_work(self) -> bool:
-        """Return whether something is to be done now."""
-
-    def next_timer(self) -> int | None:
-        """Return when the next timer is due, nanoseconds; None: there is none."""
+    def next_ns(self) -> int:
+        """Return when something is to be done, nanoseconds; 0: now; NEVER_NS: nothing is."""
 
     def run_round(self) -> None:
         """Run what is ready once."""
@@ -60,19 +58,23 @@ class World:
     def step(self) -> None:
         """Let one loop do what is ready. Raises Stuck."""
         self.steps += 1
-        ready = [loop for loop in self.loops if loop.has_work()]
+        now_ns, first_ns = self.now_ns, NEVER_NS
+        ready: list[Loop] = []
+        due: list[Loop] = []
+        for loop in self.loops:
+            next_ns = loop.next_ns()
+            if next_ns <= now_ns:
+                ready.append(loop)
+            elif next_ns <= first_ns:  # the clock moves to the next timer
+                if next_ns < first_ns:
+                    first_ns, due = next_ns, []
+                due.append(loop)
         if not ready:
-            self._move_on()
-            ready = [loop for loop in self.loops if loop.has_work()]
+            if first_ns == NEVER_NS:
+                raise Stuck("no loop has anything to do, and no timer is set")
+            self.now_ns, ready = first_ns, due
         loop = ready[0] if len(ready) == 1 else self.random.choice(ready)
         loop.run_round()
-
-    def _move_on(self) -> None:
-        """Move the clock to the next timer."""
-        due = [when for loop in self.loops if (when := loop.next_timer()) is not None]
-        if not due:
-            raise Stuck("no loop has anything to do, and no timer is set")
-        self.now_ns = max(self.now_ns, min(due))
 
     def run_until(self, is_done: Callable[[], bool], limit_s: float) -> None:
         """Run until that holds. Raises Stuck: it does not within so many simulated seconds."""
