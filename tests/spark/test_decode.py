@@ -20,6 +20,7 @@ from tallymark.journal import packer
 from tallymark.spark import decode, letters, schema
 from tallymark.spark.blocks import blocks as blocks_of
 from tallymark.spark.decode import decode_answer
+from tallymark.spark.header_types import TYPES
 from tallymark.stored import layout, records
 from tallymark.stored.annotations import Annotations, Death, Route
 from tallymark.wire.amqp091 import fields
@@ -431,6 +432,23 @@ def test_chosen_columns_come_in_the_order_asked(
     block, _ = made
     chosen = rows_of(block, tuple(names))
     assert chosen == [{name: row[name] for name in names} for row in rows_of(block)]
+
+
+@given(blocks(st.one_of(cells, damaged())))
+@settings(max_examples=30, deadline=None)
+def test_typed_headers_are_those_of_the_text_with_a_type(
+    made: tuple[bytes, list[dict[str, Any]]],
+) -> None:
+    block, _ = made
+    for row in rows_of(block, ("headers", "typed_headers")):
+        typed = row["typed_headers"]
+        if row["headers"] is None:
+            assert typed is None
+            continue
+        assert list(typed) == list(row["headers"])
+        for name, said in typed.items():
+            assert said["type"] in TYPES
+            assert said["value"] == row["headers"][name] or said["type"] == "binary"
 
 
 @given(blocks(cells), st.data())

@@ -87,7 +87,8 @@ def test_messages_of_three_formats_in_one_block_keep_their_places() -> None:
     odd = payload_of([b"?", b"??"], 20)
     odd.format = 99
     mixed = (payload_of([cell(b"amqp")]), nsq([pub(b"nsq"), sized(b"more")], 10), odd)
-    for names in (schema.ALL, ("body", "malformed"), ("sequence", "body"), ("malformed",)):
+    typed = (*schema.ALL, "typed_headers")
+    for names in (schema.ALL, typed, ("body", "malformed"), ("sequence", "body"), ("malformed",)):
         for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
             found = read(*(mixed[i] for i in order), names=names)
             expected = {0: [b"amqp"], 1: [b"nsq", b"more"], 2: [None, None]}

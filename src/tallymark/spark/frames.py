@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
 from tallymark.spark import schema
+from tallymark.spark.header_types import field_value
 from tallymark.wire.amqp091.fields import Timestamp
 from tallymark.wire.amqp091.frames import METHOD, content_frames, frame
 from tallymark.wire.amqp091.layouts import encode_method
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 FRAME_MAX: Final = 131_072
 CHANNEL: Final = 1
 PERSISTENT: Final = 2
+NO_TYPE: Final = {"type": None, "value": None}
 KEPT: Final = 4_096
 """Distinct property lists and routing keys remembered per task."""
 CHUNK_BYTES: Final = 4 << 20
@@ -37,6 +39,7 @@ _TEXTS: Final = (
 PROPERTIES: Final = {
     **dict.fromkeys(_TEXTS, ("string",)),
     "headers": ("map<string,string>",),
+    schema.TYPED_HEADERS.name: (schema.TYPED_HEADERS.ddl,),  # in the place of `headers`
     "priority": ("tinyint", "smallint", "int", "bigint"),
     "app_timestamp": ("timestamp",),
 }
@@ -113,7 +116,7 @@ class Encoder:
         if names != self._named:
             self._sections.clear()
             self._named = names
-        columns = [batch.column(name).to_pylist() for name in names]
+        columns = [_values(batch.column(name), name) for name in names]
         rows: Iterable[tuple[Any, ...]] = zip(*columns, strict=True) if names else [()] * count
         keys: Sequence[Any] = [self._key] * count
         if self._key is None:
@@ -159,6 +162,17 @@ class Encoder:
         return found
 
 
+def _values(column: pa.Array, name: str) -> list[Any]:
+    """Return a column's values; of a map the entries, with the parts of each side by side."""
+    values: list[Any] = column.to_pylist()
+    if name != schema.TYPED_HEADERS.name:
+        return values
+    return [
+        None if one is None else [(key, *(said or NO_TYPE).values()) for key, said in one]
+        for one in values
+    ]
+
+
 def _properties(names: Sequence[str], row: Sequence[Any]) -> Properties:
     properties = Properties(delivery_mode=PERSISTENT)
     for name, value in zip(names, row, strict=True):
@@ -166,6 +180,8 @@ def _properties(names: Sequence[str], row: Sequence[Any]) -> Properties:
             continue
         if name == "headers":
             properties.headers = dict(value)
+        elif name == schema.TYPED_HEADERS.name:
+            properties.headers = {key: field_value(kind, text) for key, kind, text in value}
         elif name == "app_timestamp":
             properties.timestamp = Timestamp(_seconds(value))
         else:

@@ -52,6 +52,12 @@ _PLACE: Final = pa.struct([("reason", _TEXT), ("queue", _TEXT), ("exchange", _TE
 _PLACE_DDL: Final = "struct<reason:string,queue:string,exchange:string>"
 
 OFFSET: Final = Column("offset", "bigint", pa.int64(), "place in the stream; never changes")
+TYPED_HEADERS: Final = Column(
+    "typed_headers",
+    "map<string,struct<type:string,value:string>>",
+    pa.map_(_TEXT, pa.struct([("type", _TEXT), ("value", _TEXT)])),
+    "headers with the type of each; only where `columns` names it",
+)
 COLUMNS: Final = (
     Column("queue", "string", _TEXT, "name of the queue"),
     Column("sequence", "bigint", pa.int64(), "number in the queue; never reused"),
@@ -96,7 +102,7 @@ COLUMNS: Final = (
     Column("first_death", _PLACE_DDL, _PLACE, "why and where it died first, and published where"),
     Column("last_death", _PLACE_DDL, _PLACE, "the same of its last death"),
 )
-BY_NAME: Final = {column.name: column for column in (*COLUMNS, OFFSET)}
+BY_NAME: Final = {column.name: column for column in (*COLUMNS, OFFSET, TYPED_HEADERS)}
 ALL: Final = tuple(column.name for column in COLUMNS)
 """Names of a queue's columns."""
 OF_LEASES: Final = ("lease_sequence", "lease_fence")
@@ -107,18 +113,20 @@ ALL_OF_STREAM: Final = tuple(
 
 
 def choose(text: str | None, there: tuple[str, ...] = ALL) -> tuple[str, ...]:
-    """The columns named in an option `columns="sequence, body"`; all that are there for None or
-    "*".
+    """The columns named in an option `columns="sequence, body"`; all that are there for None, and
+    in the place of a "*".
 
     In the order given. Raises ValueError for an unknown or repeated name, naming the nearest.
     """
-    if text is None or text.strip() in ("", "*"):
+    if text is None or not text.strip():
         return there
-    names = tuple(name.strip() for name in text.split(","))
+    given = [name.strip() for name in text.split(",")]
+    names = tuple(name for one in given for name in (there if one == "*" else (one,)))
+    known = (*there, TYPED_HEADERS.name)
     for name in names:
-        if name not in there:
-            near = get_close_matches(name, there, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(there)}"
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
             raise ValueError(f"columns: no column {name!r}{hint}")
     if len(set(names)) != len(names):
         raise ValueError(f"columns: {text!r} names a column twice")

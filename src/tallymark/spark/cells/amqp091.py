@@ -24,9 +24,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tallymark.spark import gather
-from tallymark.spark.cells.tables import LAST_SECOND, decode_tables
+from tallymark.spark.cells.tables import LAST_SECOND, decode_tables, decode_typed
 from tallymark.spark.gather import Bools, Ints
-from tallymark.spark.schema import BY_NAME
+from tallymark.spark.schema import BY_NAME, TYPED_HEADERS
 
 FRAME_METHOD: Final = 1
 FRAME_HEADER: Final = 2
@@ -57,7 +57,9 @@ PROPERTIES: Final = (
     (3, "app_id", SHORT),
     (2, "cluster_id", SHORT),
 )
-PROPERTY_NAMES: Final = frozenset(name for _, name, _ in PROPERTIES)
+HEADERS: Final = {"headers": decode_tables, TYPED_HEADERS.name: decode_typed}
+"""Columns of the header table, with what decodes it for them."""
+PROPERTY_NAMES: Final = frozenset(name for _, name, _ in PROPERTIES) | HEADERS.keys()
 UNKNOWN_FLAGS: Final = 0b11
 """Bit 0 announces further flag words, which the class basic never has; bit 1 is unused."""
 
@@ -101,10 +103,10 @@ def decode_cells(
     for name, field in fields.items():
         if name in wanted and field.kind != TABLE:
             columns[name] = _property_column(raw, data, field, listed, name)
-    for name in wanted & PROPERTY_NAMES - columns.keys() - {"headers"}:
+    for name in wanted & PROPERTY_NAMES - columns.keys() - HEADERS.keys():
         columns[name] = pa.nulls(len(starts), _type_of(name))
-    if "headers" in wanted:
-        columns["headers"], unreadable = _headers_column(raw, fields.get("headers"), listed)
+    for name in wanted & HEADERS.keys():
+        columns[name], unreadable = _headers_column(raw, fields.get("headers"), listed, name)
         malformed |= unreadable
     if "body" in wanted or "malformed" in wanted:
         columns["body"], torn = _bodies(raw, data, frames, ends)
@@ -178,15 +180,15 @@ def _property_column(
 
 
 def _headers_column(
-    raw: pa.Buffer, field: _Field | None, listed: Bools
+    raw: pa.Buffer, field: _Field | None, listed: Bools, name: str
 ) -> tuple[pa.MapArray, Bools]:
     if field is None:
-        nothing: Any = pa.nulls(len(listed), _type_of("headers"))
+        nothing: Any = pa.nulls(len(listed), _type_of(name))
         return nothing, np.zeros(len(listed), np.bool_)
     # Publishers repeat themselves: each distinct table is decoded once.
     present = field.present & listed
     encoded = gather.binary(raw, field.starts, field.lengths, present).dictionary_encode()
-    tables, readable = decode_tables(encoded.dictionary)
+    tables, readable = HEADERS[name](encoded.dictionary)
     index = encoded.indices.to_numpy(zero_copy_only=False)
     unreadable = np.zeros(len(listed), np.bool_)
     if not readable.all():

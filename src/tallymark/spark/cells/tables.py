@@ -1,4 +1,4 @@
-"""Header tables [amqp-0.9.1 §4.2.5.5] to maps of text, many at a time.
+"""Header tables [amqp-0.9.1 §4.2.5.5] to maps of text, many at a time, or of texts with types.
 
 Most tables in the world hold strings, whole numbers and truths only, so those are walked entry by
 entry for all tables at once, as the properties are. A table with any other value is decoded alone,
@@ -8,6 +8,7 @@ by the codec.
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Final
@@ -18,6 +19,8 @@ from numpy.typing import NDArray
 
 from tallymark.spark import gather
 from tallymark.spark.gather import Bools, Ints
+from tallymark.spark.header_types import type_of
+from tallymark.spark.schema import TYPED_HEADERS
 from tallymark.wire.amqp091 import fields
 from tallymark.wire.amqp091.errors import WireError
 
@@ -173,6 +176,26 @@ def _decode_alone(table: bytes) -> list[tuple[str, str | None]] | None:
     except WireError:
         return None
     return [(_shown(name), as_text(value)) for name, value in decoded.items()]
+
+
+def decode_typed(tables: pa.BinaryArray) -> tuple[pa.MapArray, Bools]:
+    """Each table (its bytes after the length) as a map of types and values, see header_types, and
+    which of them could be read. One after the other, by the codec."""
+    decoded = [_decode_typed(table) for table in tables.to_pylist()]
+    readable = np.array([one is not None for one in decoded], np.bool_)
+    return pa.array(decoded, TYPED_HEADERS.arrow), readable
+
+
+def _decode_typed(table: bytes) -> list[tuple[str, dict[str, str | None]]] | None:
+    try:
+        decoded = fields.decode_table(len(table).to_bytes(4, "big") + table)
+    except WireError:
+        return None
+    found = []
+    for name, value in decoded.items():
+        text = b64encode(value).decode() if isinstance(value, bytes) else as_text(value)
+        found.append((_shown(name), {"type": type_of(value), "value": text}))
+    return found
 
 
 def as_text(value: object) -> str | None:
