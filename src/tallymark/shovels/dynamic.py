@@ -35,7 +35,7 @@ class Translated:
 
     name: str
     table: dict[str, object] | None
-    """None: none can be made."""
+    """The configuration's table, if one can be made."""
     notes: list[str] = field(default_factory=list)
     """Sentences about what is not as it was, or is to be filled in."""
 

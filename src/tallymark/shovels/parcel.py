@@ -33,7 +33,7 @@ DELIVERY_COUNTS: Final = ("x-delivery-count", "x-acquired-count")
 NULL: Final = b"\x40"
 EMPTY_LIST: Final = 0x45
 FIELDS: Final = {0xC0: (3, 1), 0xD0: (9, 4)}
-"""By the code of a list: where its fields begin, and the bytes of their count before that
+"""Places by the code of a list: where its fields begin, and the bytes of their count before that
 [amqp-1.0 section 1.6.22]."""
 
 
