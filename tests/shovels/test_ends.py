@@ -310,11 +310,19 @@ async def refusal(of: Coroutine[Any, Any, Any]) -> ShovelFailed:
     return found.value
 
 
+async def refused(end: Source | Target, *origin: str) -> ShovelFailed:
+    """Return why it cannot be opened."""
+    try:
+        return await refusal(end.open(*origin))
+    finally:
+        await end.close()
+
+
 def test_refusals_say_which_side_and_whether_they_may_pass(brokers: list[BrokerProcess]) -> None:
     for scheme in ("amqp", "amqp10", "http"):
         plan = plan_of(brokers, (scheme, scheme), "not-there")
-        source, target = ends_of(plan, "me", PACE)
-        found = asyncio.run(refusal(source.open()))
+        source, _ = ends_of(plan, "me", PACE)
+        found = asyncio.run(refused(source))
         assert str(found).startswith("source ")
         assert "not-there" in str(found)
         assert not found.may_pass
@@ -322,14 +330,24 @@ def test_refusals_say_which_side_and_whether_they_may_pass(brokers: list[BrokerP
         {"name": "s", "from": "amqp://127.0.0.1:1", "queue": "q", "to": "http://127.0.0.1:1"}
     )
     source, target = ends_of(away, "me", PACE)
-    assert asyncio.run(refusal(source.open())).may_pass
-    assert asyncio.run(refusal(target.open(""))).may_pass
+    assert asyncio.run(refused(source)).may_pass
+    assert asyncio.run(refused(target, "")).may_pass
 
 
 def command(*words: str, code: int = 0) -> str:
     done = CliRunner().invoke(build(), ["move", *words])
     assert done.exit_code == code, done.output
     return done.stdout if code == 0 else done.stderr
+
+
+@pytest.mark.parametrize("pair", PAIRS[:4])
+def test_a_move_of_an_empty_queue_has_nothing_to_clear_away(
+    brokers: list[BrokerProcess], pair: tuple[str, str]
+) -> None:
+    declared(brokers, "bare")
+    here, there = (address(*one) for one in zip(brokers, pair, strict=True))
+    done = CliRunner().invoke(build(), ["move", "bare", "--from", here, "--to", there])
+    assert (done.exit_code, done.stderr) == (0, "")
 
 
 def test_the_command_moves_between_brokers_and_leaves_nothing_behind(

@@ -86,12 +86,13 @@ def _translated(name: str, value: dict[str, object], here: str, vhost: str) -> T
     try:
         Plan.from_table(table)
     except PlanRefused as error:
+        reason = str(error)
         if "src-exchange" in value:
-            notes.append(
+            reason = (
                 f"it took from exchange {value['src-exchange']!r} by a queue of its own: declare a "
                 "queue that is bound to it, and name that"
             )
-        return Translated(name, None, [*notes, str(error)])
+        return Translated(name, None, [*notes, reason])
     return Translated(name, table, notes)
 
 

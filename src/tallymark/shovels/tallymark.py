@@ -230,7 +230,7 @@ class TallymarkTarget(Target):
         self._path = ""
         self._last = 0
         """Number of the last batch that the sink has, which is the number behind its messages; how
-        many there were, where messages have none."""
+        many there were, where messages have none. 0: there is no sink yet."""
 
     async def open(self, origin: str) -> int | None:
         self._sink = origin or f"shovel:{self._stamp.name}:{uuid4().hex}"
@@ -285,7 +285,8 @@ class TallymarkTarget(Target):
             yield b"".join(parts), count
 
     async def forget(self) -> None:
-        await self._http.ask("DELETE", self._path)
+        if self._last:
+            await self._http.ask("DELETE", self._path)
 
     async def close(self) -> None:
         await self._http.close()
