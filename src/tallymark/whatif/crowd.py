@@ -12,9 +12,9 @@ from tallymark.engine.broker import Broker
 from tallymark.engine.errors import BrokerError, PreconditionFailed
 from tallymark.engine.message import Slice
 from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED, Consumer, Session
-from tallymark.units import EngineMs, Ms, Tag
+from tallymark.units import EngineMs, Ms, QueueSequence, Tag
 from tallymark.whatif import recording as told
-from tallymark.whatif.changes import Change, ConsumersChange
+from tallymark.whatif.changes import AS_IT_WAS, Change, ConsumersChange
 from tallymark.whatif.declaring import Declaring
 from tallymark.whatif.fates import QueueName
 from tallymark.whatif.players import Learned, Player, Reply
@@ -92,6 +92,7 @@ class Crowd:
             _, _, _, place, first, reply = heappop(answers)
             if not place.session.closed:
                 self._answer(place.session, first, reply)
+                self._ask_later(place)
 
     def _answer(self, session: Session, first: Tag, reply: Reply) -> None:
         settlement = self._broker.settlement
@@ -180,6 +181,7 @@ class Crowd:
             place = Place(player, session, consumer, self._declaring.name_of(queue.id))
             self._of[consumer.id] = place
             places.append(place)
+            self._ask_later(place)
 
     def _consume(self, terms: Terms, session: Session) -> Consumer:
         consuming = self._broker.consuming
@@ -192,13 +194,40 @@ class Crowd:
         )  # fmt: skip
         consumer.timeout_ms = Ms(terms.timeout_ms)
         consumer.on_timeout = terms.on_timeout
-        if terms.window >= 0:
+        if terms.is_link and self._changed(terms).prefetch < 0:
+            consuming.grant(consumer, 0, False)
+        elif terms.window >= 0:
             consuming.set_limit(consumer, terms.window)
         return consumer
 
     def _open(self, vhost: str) -> Session:
         clients = self._broker.clients
         return clients.open_session(clients.open_connection(vhost, "what-if", "consumer"))
+
+    def grant(self, owner: int, count: int, upto: int) -> None:
+        """Let a consumer of AMQP 1.0 ask for messages, at the moment at which it was given them: it
+        had asked before, so the mark covered those below `upto`."""
+        terms = self._here.get(owner)
+        for place in self._places.get(owner, ()):
+            consumer = place.consumer
+            if consumer is not None and consumer.by_link and terms is not None:
+                most = max(count, terms.window - consumer.unacked)
+                high = consumer.queue.high_water
+                high.durable = QueueSequence(max(high.durable, upto))
+                high.mark = QueueSequence(max(high.mark, upto))
+                self._broker.consuming.grant(consumer, min(consumer.limit + count, most), False)
+
+    def _ask_later(self, place: Place) -> None:
+        """Let a consumer of AMQP 1.0 that has nothing ask for a message of its own accord, as soon
+        as it is used to. In the world as it was, that is told."""
+        if self._change != AS_IT_WAS and place.consumer is not None and place.consumer.by_link:
+            after_ms = self._recording.asks_ms.get(place.player.owner, 0)
+            self.plan(self.now + after_ms, partial(self._ask, place))
+
+    def _ask(self, place: Place) -> None:
+        consumer = place.consumer
+        if consumer is not None and consumer.active and consumer.limit + consumer.unacked <= 0:
+            self._broker.consuming.grant(consumer, 1, False)
 
     def serve(self, name: QueueName, owner: int) -> None:
         """Let a consumer be the next to be served of several of its queue."""
@@ -221,6 +250,11 @@ class Crowd:
             place.consumer.on_timeout = terms.on_timeout
             if terms.shared >= 0:
                 consuming.set_prefetch(place.session, terms.shared, True)
+            if terms.is_link and not keeps:
+                if not place.consumer.by_link:
+                    consuming.grant(place.consumer, 0, False)
+                    self._ask_later(place)
+                continue
             if terms.window >= 0 and not keeps:
                 consuming.set_limit(place.consumer, terms.window)
 

@@ -97,6 +97,10 @@ class Past:
         """Return the id of a message."""
         return self.fates.ids[sequence - self.fates.base]
 
+    def entered_at(self, sequence: int) -> int:
+        """Return when a message entered, ms."""
+        return self.fates.entered_ms[sequence - self.fates.base]
+
     def is_held(self, sequence: int) -> bool:
         """Return whether a consumer holds the message."""
         return self._owner[sequence - self.fates.base] != NOBODY

@@ -28,10 +28,12 @@ from tallymark.whatif.recording import (
     FLOOR,
     FOREVER,
     GO,
+    GRANT,
     HELD,
     HOLDS,
     JUDGE,
     LEASE,
+    LOOK,
     LOST,
     PURGE,
     REJECTS,
@@ -128,6 +130,8 @@ class Reader:
         self._latest: dict[int, tuple[int, int]] = {}
         self._consuming: dict[int, set[int]] = {}
         """Consumers of each queue."""
+        self._asked: dict[int, list[int]] = {}
+        """Times that consumers let pass before they granted credit again."""
         self._served: set[int] = set()
         """Queues that messages were delivered from in this block."""
         self._late: set[int] = set()
@@ -154,6 +158,7 @@ class Reader:
             records.DEFERRED: self._returned,
             records.DEFINITION: self._defined,
             records.CONSUMER: self._consumer,
+            records.SLOW: self._slow,
         }
 
     def read(self, block: Block) -> None:
@@ -173,19 +178,24 @@ class Reader:
             self._here.order = self._here.block_order + number
             self._here.next = rows[number + 1] if number + 1 < len(rows) else None
             if row[KIND] != records.PAYLOAD:
-                self._turn(row[TIME])
+                self._turn(row[TIME], _is_told(row))
             if row[KIND] in _OF_TURNS or row[REASON] in _REASONS_OF_TURNS.get(row[KIND], ()):
                 self.recording.turn_ends[-1] = 1
             kind = self._kinds.get(row[KIND])
             if kind is not None:
                 kind(row)
-        self._turn(self._here.time_ms)
+        self._turn(self._here.time_ms, False)
 
-    def _turn(self, time_ms: int) -> None:
-        """Note that something happened at a time, or after what happened before."""
+    def _turn(self, time_ms: int, is_told: bool) -> None:
+        """Note that something happened at a time, or after what happened before. A block may be of
+        several turns: what the broker is told behind a delivery belongs to another one.
+
+        is_told: whether it came from outside.
+        """
         made = self.recording
         is_new = not made.turn_order or made.turn_order[-1] != self._here.block_order
-        if time_ms > self._here.time_ms or is_new:
+        if time_ms > self._here.time_ms or is_new or (is_told and made.turn_ends[-1]):
+            self._here.turn_order = self._here.order
             self._here.time_ms = max(self._here.time_ms, time_ms)
             made.turn_ms.append(self._here.time_ms)
             made.turn_order.append(self._here.block_order)
@@ -212,6 +222,8 @@ class Reader:
             for attempt, answers in past.answers.items():
                 answers.sort()
                 made.answers[past.name, attempt] = answers
+        for owner, asked in self._asked.items():
+            made.asks_ms[owner] = sorted(asked)[len(asked) // 2]
         for owner, (count, late) in self._answered.items():
             if late * 20 <= count:
                 made.serial.add(owner)
@@ -269,6 +281,8 @@ class Reader:
             self._synced = self.recording.turn_synced[-1] = synced
         if owner not in self._terms:
             self._input(TAKE, Taken(past.name, owner, count, True))
+        elif self._terms[owner].is_link:
+            self._grant(past, row)
 
     def _ended(self, row: Row) -> None:
         past = self._pasts.get(row[QUEUE])
@@ -329,7 +343,7 @@ class Reader:
         self._answer(past, row, answer, delay)
 
     def _answer(self, past: Past, row: Row, answer: int, delay_ms: int) -> None:
-        order = self._here.block_order if row[KIND] == records.SETTLED else self._here.order
+        order = self._here.turn_order if row[KIND] == records.SETTLED else self._here.order
         for given in past.take_back(row[FIRST], row[COUNT]):
             if answer == HOLDS:
                 past.answer(given, FOREVER, order, HOLDS, 0, 0)
@@ -359,6 +373,18 @@ class Reader:
 
     def _verdicts(self, row: Row) -> None:
         self._input(JUDGE, (row[OWNER], [tuple(one) for one in json.loads(self._here.blob(row))]))
+
+    def _grant(self, past: Past, row: Row) -> None:
+        """Note the credit that a consumer must have had, and how long it had let pass."""
+        owner = row[OWNER]
+        self._input(GRANT, (owner, row[COUNT], row[FIRST] + row[COUNT]))
+        since = max(self._last_ms.get(owner, 0), past.entered_at(row[FIRST]))
+        if self._last_ms.get(owner, 0) == since:
+            self._asked.setdefault(owner, []).append(row[TIME] - since)
+
+    def _slow(self, row: Row) -> None:
+        if row[REASON] == records.SLOW_ACTED and row[QUEUE] in self._pasts:
+            self._input(LOOK, None)
 
     # -- topology and consumers
 
@@ -425,6 +451,18 @@ class Reader:
     def _lack(self, what: str, count: int) -> None:
         lacks = self.recording.lacks
         lacks[what] = lacks.get(what, 0) + count
+
+
+def _is_told(row: Row) -> bool:
+    """Return whether a row is of what the broker was told, not of what it did in a turn."""
+    kind, reason = row[KIND], row[REASON]
+    if kind in (records.RETURNED, records.DEFERRED):
+        return reason != records.RETURNED_BY_TIMEOUT
+    if kind == records.ENTERED:
+        return not row[OWNER]
+    if kind in _REASONS_OF_TURNS:
+        return reason not in _REASONS_OF_TURNS[kind]
+    return kind in (records.CONSUMER, records.DEFINITION, records.LEASED)
 
 
 def terms_of(consumer: int, said: dict[str, Any]) -> Terms:

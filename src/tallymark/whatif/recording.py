@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from tallymark.engine.session import RELEASES
 from tallymark.stored.annotations import Annotations
 from tallymark.whatif.fates import Fates, QueueName
 
@@ -45,6 +46,11 @@ FLOOR: Final = 13
 """Leased messages were settled: (epoch, lease sequence below which all are)."""
 SERVED: Final = 14
 """The consumer that was served first, of several: (its queue's name, its id)."""
+LOOK: Final = 15
+"""The broker looked at slow consumers, and acted on one."""
+GRANT: Final = 16
+"""A consumer of AMQP 1.0 granted credit that was used at once: (its id, messages, the sequence
+behind them)."""
 
 NEVER: Final = (1 << 62, 0)
 """Time and order of what does not happen."""
@@ -98,6 +104,11 @@ class Terms:
     priority: int
     timeout_ms: int
     on_timeout: int
+
+    @property
+    def is_link(self) -> bool:
+        """Return whether the consumer grants credit message by message, as AMQP 1.0 has it."""
+        return self.on_timeout == RELEASES
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,5 +264,8 @@ class Recording:
     """The shortest time for which a delivery waited for the disk."""
     late_ms: int = 0
     """Time by which a busy broker may have been late, from the longest of these waits, ms."""
+    asks_ms: dict[int, int] = field(default_factory=dict)
+    """The median time that a consumer of AMQP 1.0 let pass, with messages waiting, before it
+    granted credit again, ms."""
     lacks: dict[str, int] = field(default_factory=dict)
     """Gaps of the ledger, which the inputs therefore have as well: in words, with counts."""

@@ -18,6 +18,9 @@ class Here:
         self.block: Block
         self.order = self.block_order = 0
         """Orders of the row and of its block, see recording.Input."""
+        self.turn_order = 0
+        """Order of the first row of the turn: settlements are heard there, whose rows are the last
+        of a turn."""
         self.time_ms = 0
         """The latest time of all rows so far."""
         self.next: Row | None = None

@@ -20,6 +20,7 @@ from tallymark.engine.effects import Deliver, Effect, TimedOut
 from tallymark.engine.message import Payload
 from tallymark.engine.record import Record
 from tallymark.engine.session import STOPS
+from tallymark.engine.slow.rules import POLICY_PREFIX
 from tallymark.stored import records
 from tallymark.units import EngineMs, Position, QueueSequence
 from tallymark.whatif import recording as told
@@ -30,6 +31,7 @@ from tallymark.whatif.drivers import Drivers
 from tallymark.whatif.fates import ENDS, Fates, QueueName, fate_of
 from tallymark.whatif.publisher import Publisher
 from tallymark.whatif.recording import Recording, Taken, Terms
+from tallymark.whatif.slow import MARK, PERIOD_MS, SlowWatch
 
 MOST_TURNS: Final = 1000
 """Turns at one moment: more than that is a mistake."""
@@ -67,6 +69,8 @@ class World:
         self._publisher = Publisher(self.broker, recording, change)
         self._crowd = Crowd(self.broker, recording, self._declaring, change, seed)
         self._drivers = Drivers(self.broker, self._declaring)
+        self._slow = SlowWatch(self.broker)
+        self._looks = False
         self._now = recording.begin_ms
         self._position = 0
         self._waits = False
@@ -83,6 +87,8 @@ class World:
         self._down_until = 0
         self._held: list[int] = []
         """Payloads that are published when the broker is back."""
+        if any(key.startswith(POLICY_PREFIX) for one in change.policies for key in one.definition):
+            self._crowd.plan(self._now, self._look_from_now_on)
         if change.since_ms:
             self._crowd.plan(change.since_ms, lambda: self._declaring.follow(self._now))
         for one in change.restarts:
@@ -205,6 +211,9 @@ class World:
                 self.outcome.timed_out[name] = self.outcome.timed_out.get(name, 0) + 1
             if consumer is None or consumer.on_timeout == STOPS:
                 self.broker.clients.close_session(effect.session, False)
+            elif consumer.by_link:
+                consumer.overdue = 0  # it settles them all the same before it asks again
+                self.broker.agenda.mark(consumer.queue)
 
     # -- what came in
 
@@ -235,6 +244,8 @@ class World:
         if kind == told.DEFINE:
             assert isinstance(said, bytes)
             self._declaring.define(said, self._now)
+            if MARK in said:
+                self._look_from_now_on()
         elif kind == told.COME:
             assert isinstance(said, Terms)
             self._crowd.come(said, self._down_until)
@@ -250,6 +261,11 @@ class World:
         elif kind == told.PURGE:
             assert isinstance(said, tuple)
             self._purge(*said)
+        elif kind == told.GRANT:
+            assert isinstance(said, tuple)
+            self._crowd.grant(*said)
+        elif kind == told.LOOK:
+            self._slow.look()
         elif kind == told.SERVED:
             assert isinstance(said, tuple)
             self._crowd.serve(*said)
@@ -268,6 +284,17 @@ class World:
             self.broker.contents.empty(queue)
         elif queue is not None:
             self.broker.contents.purge(queue)
+
+    def _look_from_now_on(self) -> None:
+        """Look at slow consumers now and then. In the world as it was, that is told."""
+        if self._change != AS_IT_WAS and not self._looks:
+            self._looks = True
+            self._look()
+
+    def _look(self) -> None:
+        self._slow.look()
+        if self._now < self._recording.end_ms:
+            self._crowd.plan(self._now + PERIOD_MS, self._look)
 
     def _transfer(self, name: QueueName, targets: list[QueueName]) -> None:
         queue = self._declaring.queue_of(name)
