@@ -21,6 +21,7 @@ import json
 import math
 import random
 import resource
+import select
 import time
 from array import array
 from collections.abc import Callable
@@ -199,8 +200,9 @@ class Day:
 
     def _open(self) -> None:
         self.journal = Journal(
-            self.folder, _failed, sync="never", segment_bytes=self.plan.segment_bytes
-        )
+            self.folder, _failed, sync="commit" if self.plan.is_awake else "never",
+            segment_bytes=self.plan.segment_bytes,
+        )  # fmt: skip
         self.broker = Broker(self.journal.fetch)
         self.broker.formats.update({0: Format(), FORMAT: DayFormat(), NSQ: NsqFormat()})
         self.broker.clock.tell(self.now_ms)
@@ -330,8 +332,9 @@ class Day:
             position = journal.commit(block, self.now_ms) if block else journal.end
             self.told.note(block)
             broker.committed(position)
-            if self.plan.is_awake:
-                journal.flush()
+            while self.plan.is_awake and journal.synced < position:
+                select.select([journal.signal], [], [])
+                journal.hear()
             # What was handed over counts as on disk here: a crash of this day loses no block.
             effects += broker.synced(journal.end)
             for effect in effects:

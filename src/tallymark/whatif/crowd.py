@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
@@ -130,9 +131,17 @@ class Crowd:
                     self.drawn[queue] = self.drawn.get(queue, 0) + reply.count
                 self._number += 1
                 at = max(reply.ended_ms, self.now)
+                if reply.keeps:
+                    self.plan(at - 1, partial(self._touch, place, first_tag, reply.count))
                 said = (at, reply.order, self._number, place, Tag(first_tag), reply)
                 heappush(self._answers, said)
             first_tag += reply.count
+
+    def _touch(self, place: Place, first_tag: int, count: int) -> None:
+        """Let the time of deliveries begin once more."""
+        for tag in range(first_tag, first_tag + count):
+            with suppress(PreconditionFailed):  # they are not held any more
+                self._broker.timeouts.touch(place.session, Tag(tag), Ms(1 << 40))
 
     # -- who comes and goes
 

@@ -33,6 +33,8 @@ class Past:
         self.fates = fates
         self.answers: dict[int, Answers] = {}
         """Answers by attempt."""
+        self._stays: dict[int, int] = {}
+        """Number of stays of messages that are not stored, by id."""
         self._before: array[int] = array("I")
         """The first attempt of the message's stay."""
         self._owner: array[int] = array("q")
@@ -48,6 +50,9 @@ class Past:
     ) -> None:
         """Add messages. before: the first attempt of their stay."""
         self.fates.enter(first, count, time_ms, first_id, sizes)
+        if first_id < 0:
+            for id in range(first_id, first_id + count):
+                self._stays[id] = self._stays.get(id, 0) + 1
         self._before.extend(array("I", (before,)) * count)
         self._owner.extend(array("q", (NOBODY,)) * count)
         self._given_ms.extend(array("q", (0,)) * count)
@@ -100,6 +105,11 @@ class Past:
     def entered_at(self, sequence: int) -> int:
         """Return when a message entered, ms."""
         return self.fates.entered_ms[sequence - self.fates.base]
+
+    def stays_of(self, id: int) -> int:
+        """Return how often a message that is not stored was in this queue before. Its history is
+        not stored either."""
+        return self._stays.get(id, 0)
 
     def is_held(self, sequence: int) -> bool:
         """Return whether a consumer holds the message."""

@@ -20,6 +20,7 @@ from tallymark.whatif.recording import (
     FOREVER,
     HELD,
     HOLDS,
+    LATE,
     Answers,
     Recording,
 )
@@ -54,6 +55,9 @@ class Reply:
     answer: int
     delay_ms: int
     is_drawn: bool
+    keeps: bool = False
+    """True if the player holds them for longer than it may, and is not stopped for it: another
+    one did."""
 
 
 class Learned:
@@ -138,8 +142,9 @@ def _as_another_did(answers: Answers, line: int, count: int) -> Reply:
     """Return what another consumer did with messages that it had at this time: which of several
     was served first is not determined, and each message is answered as it was."""
     return Reply(
-        count, answers.ended_ms[line], answers.order[line], answers.answer[line] & ~HELD,
-        answers.delay_ms[line], False,
+        count, answers.ended_ms[line], answers.order[line],
+        answers.answer[line] & ~HELD & ~LATE, answers.delay_ms[line], False,
+        bool(answers.answer[line] & LATE),
     )  # fmt: skip
 
 

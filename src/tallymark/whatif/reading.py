@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from tallymark.spark.blocks import Block
 from tallymark.spark.ledger import CHECKPOINT, blocks_of, plan
-from tallymark.stored import records
+from tallymark.stored import layout, records
 from tallymark.stored.annotations import Annotations
 from tallymark.whatif.arriving import Arrivals
 from tallymark.whatif.fates import Fates, QueueName, fate_of
@@ -24,6 +24,7 @@ from tallymark.whatif.recording import (
     CREDIT,
     DEFERS,
     DEFINE,
+    DELIVERIES,
     FAILS,
     FLOOR,
     FOREVER,
@@ -32,6 +33,7 @@ from tallymark.whatif.recording import (
     HELD,
     HOLDS,
     JUDGE,
+    LATE,
     LEASE,
     LOOK,
     LOST,
@@ -200,7 +202,10 @@ class Reader:
             made.turn_ms.append(self._here.time_ms)
             made.turn_order.append(self._here.block_order)
             made.turn_upto.append(self._here.order)
-            self._synced = max(self._synced, self._here.block.header.known_synced)
+            header = self._here.block.header
+            # A block without its bodies does not say what was on disk: all before it, as a rule.
+            known = header.position if header.flags & layout.STRIPPED else header.known_synced
+            self._synced = max(self._synced, known)
             made.turn_synced.append(self._synced)
             if is_new and made.turn_ends:
                 made.turn_ends[-1] = 1
@@ -243,11 +248,12 @@ class Reader:
             return
         blob = self._here.blob(row)
         known = Annotations.from_bytes(blob) if blob else None
-        source = self._pasts.get(row[OWNER])
+        source, stay = self._pasts.get(row[OWNER]), attempt_of(known, past.name[1], 0)
         if row[PAYLOAD] >= 0 and not row[FLAGS] & records.TRANSIENT:
             first_id, sizes = self._arrivals.enter(past, row)
         elif source is not None:
             first_id, sizes = source.id_of(row[OTHER]), array("I", bytes(4 * row[COUNT]))
+            stay = past.stays_of(first_id) * DELIVERIES
         else:
             self._lack("messages that are not stored: their routes and sizes", row[COUNT])
             first_id, sizes = self._arrivals.enter_unstored(past, row)
@@ -255,7 +261,7 @@ class Reader:
         if row[OWNER]:
             past.wait_for_letters(row[FIRST] + count, self._here.block_order)
             self._moved.setdefault(row[OWNER], {})[past.name] = None
-        past.enter(row[FIRST], count, time_ms, first_id, sizes, attempt_of(known, past.name[1], 0))
+        past.enter(row[FIRST], count, time_ms, first_id, sizes, stay)
 
     # -- what consumers did
 
@@ -349,9 +355,9 @@ class Reader:
                 past.answer(given, FOREVER, order, HOLDS, 0, 0)
                 continue
             if answer & HELD:
-                # Another consumer that stands in for it is not too late as well.
-                is_late = row[REASON] == records.RETURNED_BY_TIMEOUT
-                past.answer(given, row[TIME] - is_late, order, answer, delay_ms, 0)
+                if row[REASON] == records.RETURNED_BY_TIMEOUT:
+                    answer |= LATE
+                past.answer(given, row[TIME], order, answer, delay_ms, 0)
                 continue
             last = self._last_ms.get(given.owner, 0)
             self._last_ms[given.owner] = row[TIME]

@@ -79,6 +79,8 @@ DEFERS: Final = 6
 HELD: Final = 16
 """Flag of an answer that the consumer did not give: it held the messages until it went, or until
 they were taken from it, and that came to this answer."""
+LATE: Final = 32
+"""Flag of one that it held for too long."""
 
 FOREVER: Final = 1 << 62
 """Time of an answer that never came."""

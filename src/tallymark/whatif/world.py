@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -17,7 +17,7 @@ from typing import Final
 from tallymark.engine.account import DEFERRED, MOVING
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import Deliver, Effect, TimedOut
-from tallymark.engine.message import Payload
+from tallymark.engine.message import Payload, Slice
 from tallymark.engine.record import Record
 from tallymark.engine.session import STOPS
 from tallymark.engine.slow.rules import POLICY_PREFIX
@@ -304,7 +304,8 @@ class World:
 
     def _begin_again(self, was_killed: bool) -> None:
         """Leave in the queues what a start brings back: no transient messages, and every other one
-        at the place at which it entered. After a clean end no mark is in force."""
+        at the place at which it entered. After a clean end no mark is in force; after another
+        one, what is below it counts as delivered."""
         for queue in self.broker.queues.values():
             if queue.settings.is_stream:
                 continue
@@ -321,7 +322,8 @@ class World:
             for piece in queue.clear():
                 if piece.payload.persistent:
                     piece.shift = 0
-                    queue.make_ready(piece)
+                    for part in _supposed(piece, queue.high_water.mark):
+                        queue.make_ready(part)
                 else:
                     self.broker.state.drop(queue, piece, records.DROPPED_TRANSIENT)
 
@@ -337,6 +339,18 @@ class World:
         for i in self._held:
             self._publisher.publish(i, self._now)
         self._held.clear()
+
+
+def _supposed(piece: Slice, mark: int) -> Iterator[Slice]:
+    """Yield the parts of a slice below a mark, supposed to have been delivered, and behind it."""
+    below = min(max(mark - piece.first, 0), len(piece))
+    if below and not piece.acquired:
+        head = piece.part(0, below)
+        head.acquired = 1
+        yield head
+        piece = piece.part(below, len(piece))
+    if len(piece):
+        yield piece
 
 
 def _no_bytes(payload: Payload) -> bytes:
