@@ -30,9 +30,10 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from tallymark.simulation.clients import Clients
+from tallymark.simulation.drawing import draw
 from tallymark.simulation.history import History
 from tallymark.simulation.nsq import NsqClients
-from tallymark.simulation.plan import CLOCK, NSQ_QUEUE, ConsumerPlan, FaultPlan, Plan, draw
+from tallymark.simulation.plan import CLOCK, NSQ_QUEUE, ConsumerPlan, FaultPlan, Plan
 from tallymark.simulation.violated import Violated
 from tallymark.simulation.world import SECOND_NS
 from tests.faults.disks import fill_up, make_shim, small_disk

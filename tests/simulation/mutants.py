@@ -3,8 +3,8 @@
     python -m tests.simulation.mutants                      # all: seeds that it took
     python -m tests.simulation.mutants "confirm before sync" --seeds 500 --write --jobs 2
 
---write puts what it took into the table of docs/simulation.md. A seed counts as one that found a
-bug only if its world holds without the bug.
+--write puts what it took into the tables of docs/simulation.md and docs/guarantees.md. A seed
+counts as one that found a bug only if its world holds without the bug.
 
 A mutant changes the broker's modules in this process; they run from src, interpreted.
 """
@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Final
 
-from tallymark.simulation.plan import draw
+from tallymark.simulation.drawing import draw
 from tallymark.simulation.run import run
 from tests.simulation.bugs import journal, queues, readers, recording
 from tests.simulation.bugs.registry import MUTANTS, NEEDS
@@ -28,6 +28,7 @@ from tests.simulation.bugs.registry import MUTANTS, NEEDS
 BUGS: Final = (journal, recording, queues, readers)
 """Modules that have put their bugs into the registry."""
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "simulation.md"
+PROMISES: Final = PAGE.with_name("guarantees.md")
 HEAD: Final = "| bug | seeds | seen as |\n|---|---|---|"
 SHOWN: Final = 90
 """Characters of what was seen."""
@@ -100,14 +101,24 @@ def row_of(name: str, number: int, seen: str, most: int) -> str:
     return f"| {name} | {number or f'not in {most}'} | {kept if number else ''} |"
 
 
-def write_table(rows: list[str]) -> None:
-    """Put rows into the table of the guide; those of other bugs that still exist are kept."""
+def write_tables(row: str) -> None:
+    """Put a row into the table of the guide, where those of other bugs are kept, and its number of
+    seeds into the table of promises."""
     text = PAGE.read_text()
     head, _, rest = text.partition(HEAD)
     old, _, tail = rest.partition("\n\n")
-    by_name = {row.split("|")[1].strip(): row for row in [*old.splitlines(), *rows] if row}
+    by_name = {name_of(one): one for one in [*old.splitlines(), row] if one}
     table = "".join("\n" + by_name[name] for name in MUTANTS if name in by_name)
     PAGE.write_text(f"{head}{HEAD}{table}\n\n{tail}")
+    name, number = name_of(row), row.split("|")[2].strip()
+    promises = PROMISES.read_text()
+    PROMISES.write_text(
+        re.sub(rf"(?m)^(\|.*\| {re.escape(name)} \|).*\|$", rf"\1 {number} |", promises)
+    )
+
+
+def name_of(row: str) -> str:
+    return row.split("|")[1].strip()
 
 
 def main() -> int:
@@ -116,7 +127,7 @@ def main() -> int:
     parser.add_argument("name", nargs="*", metavar="NAME", help="those alone")
     parser.add_argument("--seeds", type=int, default=500)
     parser.add_argument("--jobs", type=int, default=1, help="bugs at a time")
-    parser.add_argument("--write", action="store_true", help="into the table of the guide")
+    parser.add_argument("--write", action="store_true", help="into the tables of the guide")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     parser.add_argument("--begin", type=int, default=1, help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -135,7 +146,7 @@ def main() -> int:
             print(row, flush=True)
             is_missed |= "| not in " in row
             if asked.write:
-                write_table([row])
+                write_tables(row)
     return int(is_missed)
 
 

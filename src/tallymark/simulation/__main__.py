@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from tallymark.simulation import matrix
-from tallymark.simulation.plan import draw
+from tallymark.simulation.drawing import draw
 from tallymark.simulation.run import Result, play, run
 from tallymark.simulation.shrink import Less, shrunk
 from tallymark.simulation.states import STATES

@@ -204,7 +204,7 @@ class Clients:
             queues = (plan.second,)
         return Published(
             name, queues, name.encode() + b" " + b"x" * size, self.world.now_ns,
-            f"{plan.name}.{line.number}", number,
+            f"{plan.name}.{line.number}", number, ttl_ms=plan.ttl_ms if number % 2 else None,
         )  # fmt: skip
 
     async def _send(self, plan: PublisherPlan, sender: Any, one: Published) -> None:
@@ -213,7 +213,9 @@ class Clients:
         if plan.is_numbered:
             number = self._numbers.setdefault(one.name, len(self._numbers))
             said = {"x-publisher-name": plan.name, "x-publishing-id": number}
-        message = Message(one.body, message_id=one.name, application_properties=said)
+        message = Message(
+            one.body, message_id=one.name, ttl_ms=one.ttl_ms, application_properties=said
+        )
         try:
             await sender.send(message, timeout=30)
         except NotAccepted:

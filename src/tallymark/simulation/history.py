@@ -17,11 +17,12 @@ from tallymark.simulation.world import SECOND_NS, World
 
 CERTAIN_NS: Final = 5 * SECOND_NS
 """Time for which connection and broker live on after a settlement until it has taken effect."""
-SOON_NS: Final = SECOND_NS
+SOON_NS: Final = SECOND_NS * 2 // 5
 """Time for which they do where neither disk nor network stalls, and the disk has room."""
 EARLY_NS: Final = SECOND_NS // 50
 """Time by which a deferral, or a time-out, may be over too early: clocks are read once a turn."""
 NEVER: Final = 1 << 62
+MS_NS: Final = 1_000_000
 LATE_NS: Final = 3 * SECOND_NS
 """Time that an expired message may have been under way to its consumer."""
 DRAIN: Final = "drain "
@@ -60,6 +61,10 @@ class Published:
     refused: bool = False
     work: str = ""
     """Name of its transaction; empty: none."""
+    ttl_ms: int | None = None
+    """Time to live of its own; None: that of its queue."""
+    life: int = 0
+    """Number of the broker's life in which it was published, or of one before."""
 
 
 @dataclass
@@ -95,6 +100,8 @@ class History:
         self.is_slow = bool(stalls) or any(one.kind == FULL for one in plan.faults)
         self.certain_ns = CERTAIN_NS if self.is_slow else SOON_NS
         self.late_ns = LATE_NS
+        self._life = 0
+        """Number of the broker's life to which somebody connected last."""
         self.moved: dict[str, set[str]] = defaultdict(set)
         """Names of the messages that shovels have moved, by the queue that they were in."""
         self._credits = {one.name: one.credit for one in plan.consumers if one.timeout_ms is None}
@@ -118,6 +125,7 @@ class History:
 
     def connected(self, client: str, life: int) -> Line:
         """Note that a client has a connection."""
+        self._life = life
         line = Line(client, len(self.lines), life)
         self.lines.append(line)
         return line
@@ -135,6 +143,7 @@ class History:
 
     def publishes(self, message: Published) -> None:
         """Note that a message is sent."""
+        message.life = message.life or self._life
         self.published[message.name] = message
 
     def confirmed(self, name: str) -> None:
@@ -191,7 +200,7 @@ class History:
             self._check_order(line, queue, message, where)
         self._check_credit(line, where)
         if not is_leased:
-            self._check_limits(queue, message, before, where)
+            self._check_limits(line, queue, message, before, where)
         if queue != home:
             self.seen.add("dead letter delivered")
         before.append(delivery)
@@ -215,16 +224,18 @@ class History:
             raise Violated(f"beyond its credit: {where}, which holds {line.held} of {credit}")
 
     def _check_limits(
-        self, queue: str, message: Published, before: list[Delivered], where: str
+        self, line: Line, queue: str, message: Published, before: list[Delivered], where: str
     ) -> None:
         """Check a delivery against what its queue's settings allow."""
         plan = self.queues.get(queue)
         if plan is None:
             return
-        # Counted from its arrival, which may be late; in a transaction from the commit.
-        has_ttl = plan.ttl_ms is not None and not message.work and not self._has_clock_steps
+        # Counted from its arrival, which may be late; in a transaction from the commit. No step of
+        # the clock matters while the broker lives; over a restart wall time counts.
+        ttls = [one for one in (plan.ttl_ms, message.ttl_ms) if one is not None]
+        is_known = not self._has_clock_steps or message.life == line.life
         age_ns = self._world.now_ns - message.at_ns
-        if has_ttl and age_ns > (plan.ttl_ms or 0) * 1_000_000 + self.late_ns:
+        if ttls and is_known and not message.work and age_ns > min(ttls) * MS_NS + self.late_ns:
             raise Violated(f"expired: {where}, {age_ns / SECOND_NS:.3f} s old")
         if plan.delivery_limit is not None:
             failed = sum(one.outcome == "fail" and self._took_effect(one) for one in before)
@@ -272,6 +283,8 @@ class History:
 
     def is_due(self, message: Published) -> bool:
         """Return whether a message has to be there, or to have been."""
+        if message.ttl_ms is not None:
+            return False
         if message.work:
             return self.works.get(message.work) == "committed"
         return message.confirmed and not message.refused

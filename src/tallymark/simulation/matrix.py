@@ -39,7 +39,7 @@ SCRIPT: Final = Plan(
         QueuePlan("leased"),
     ),
     publishers=(
-        PublisherPlan("p0", "amqp", "*", batch=5, pause_s=0.2),
+        PublisherPlan("p0", "amqp", "*", batch=5, pause_s=0.2, ttl_ms=300),
         PublisherPlan("p1", "amqp091", "plain", batch=3, transactional=True),
         PublisherPlan("p2", "nsq", NSQ_QUEUE, batch=4, size=1000),
         PublisherPlan("p3", "amqp091", "once", repeats=0.5, pause_s=0.1),

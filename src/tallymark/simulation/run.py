@@ -22,6 +22,7 @@ from tallymark.server.config.settings import Config
 from tallymark.simulation import states
 from tallymark.simulation.clients import Clients
 from tallymark.simulation.disk import Faults
+from tallymark.simulation.drawing import draw
 from tallymark.simulation.history import History, Violated
 from tallymark.simulation.management import Operator
 from tallymark.simulation.models.ledger import check_ledger
@@ -44,7 +45,6 @@ from tallymark.simulation.plan import (
     ConsumerPlan,
     FaultPlan,
     Plan,
-    draw,
 )  # fmt: skip
 from tallymark.simulation.process import AMQP, Broker
 from tallymark.simulation.readers import Readers

@@ -58,6 +58,8 @@ STATES: Final = {
     "message expired": "time to live ended a message that leaves no letter",
     "message dropped for length": "a full queue dropped its oldest",
     "message beyond its delivery limit": "one that failed too often was dropped",
+    "dead letter cut out of a cycle": "it came back to where it had died",
+    "message passed over": "its publisher had sent its id, or its number, before",
     # Transactions.
     "transaction committed": "its client knows that it was committed",
     "transaction rolled back": "its client knows that it was rolled back",
@@ -112,6 +114,8 @@ _DROPS: Final = {
     records.DROPPED_EXPIRED: "message expired",
     records.DROPPED_MAXLEN: "message dropped for length",
     records.DROPPED_DELIVERY_LIMIT: "message beyond its delivery limit",
+    records.DROPPED_CYCLE: "dead letter cut out of a cycle",
+    records.DROPPED_DUPLICATE: "message passed over",
 }
 
 

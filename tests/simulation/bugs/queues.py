@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tallymark.engine import inflight
+from tallymark.engine import deadletters, inflight
 from tallymark.engine.account import Account
 from tallymark.engine.admission import Admission
 from tallymark.engine.broker import Broker
@@ -25,10 +25,12 @@ from tallymark.engine.upkeep import Upkeep
 from tallymark.stored import records
 from tallymark.units import UNLIMITED
 from tests.simulation.bugs.registry import (
-    has_clock_steps,
+    has_cycles,
     has_deferrals,
+    has_own_ttl,
     has_repeats,
     has_timeouts,
+    has_times_and_clock_steps,
     has_ttl,
     mutant,
     replaced,
@@ -114,7 +116,7 @@ def _() -> None:
     Dispatcher._within_mark = lambda self, queue, head, n, wanted: n  # type: ignore[method-assign]
 
 
-@mutant("clock that stands still", has_clock_steps)
+@mutant("clock that stands still", has_times_and_clock_steps)
 def _() -> None:
     def make(read: Any) -> Any:
         def still(self: Any, wall_ms: int, monotonic_ms: int) -> Any:
@@ -261,11 +263,6 @@ def _() -> None:
     Timeouts._requeue = keeping  # type: ignore[method-assign]
 
 
-@mutant("no time-out", has_timeouts)
-def _() -> None:
-    Timeouts._requeue = lambda self, session, late: None  # type: ignore[method-assign]
-
-
 @mutant("time-out too early", has_timeouts)
 def _() -> None:
     def make(due: Any) -> Any:
@@ -286,3 +283,13 @@ def _() -> None:
         return sooner
 
     replaced(Queue, "defer", make)
+
+
+@mutant("cycle not cut", has_cycles)
+def _() -> None:
+    deadletters.is_cycle = lambda deaths, target: False
+
+
+@mutant("time to live ignored behind a head", has_own_ttl)
+def _() -> None:
+    Upkeep.next_head = lambda self, queue: queue.head()  # type: ignore[method-assign]

@@ -129,5 +129,14 @@ def is_cut_without_syncs(plan: Plan) -> bool:
     return plan.sync != "commit" and any("power cut" in one.kind for one in plan.faults)
 
 
-def has_clock_steps(plan: Plan) -> bool:
-    return any(one.kind == CLOCK for one in plan.faults)
+def has_own_ttl(plan: Plan) -> bool:
+    return any(one.ttl_ms is not None for one in plan.publishers)
+
+
+def has_cycles(plan: Plan) -> bool:
+    return any(one.is_cycle for one in plan.queues)
+
+
+def has_times_and_clock_steps(plan: Plan) -> bool:
+    has_times = has_ttl(plan) or has_own_ttl(plan) or has_deferrals(plan)
+    return has_times and any(one.kind == CLOCK for one in plan.faults)
