@@ -93,7 +93,7 @@ def _with_shovels(plan: Plan) -> Plan:
         return plan
     shovel = ShovelPlan(
         "moved", random.choice(plan.queues).name, random.choice([1, 5, 50]),
-        random.choice([0.0, 0.05]),
+        random.choice([0.02, 0.1]),
     )  # fmt: skip
     return replace(plan, shovels=(shovel,))
 

@@ -252,7 +252,8 @@ class ShovelPlan:
     queue: str
     batch: int = 5
     ends: float = 0.0
-    """Chance, for each tenth of a second, that its process ends; another one begins."""
+    """Chance, for each tenth of a second, that its process ends and another one begins, or that one
+    of its connections breaks."""
 
     @property
     def target(self) -> str:

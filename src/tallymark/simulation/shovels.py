@@ -47,7 +47,10 @@ class Mover:
             while clients.consuming and not task.done() and not self._problem:
                 await clients.pause(LOOK_S)
                 if clients.world.random.random() < self._plan.ends:
-                    self._end(task)
+                    if clients.world.random.random() < 0.5:
+                        self._end(task)
+                    elif self._ends:
+                        clients.network.cut(clients.world.random.choice(self._ends).link)
             runner.stop()
             await asyncio.wait([task])
             if self._problem:
