@@ -7,6 +7,7 @@ import asyncio
 import json
 from collections.abc import Coroutine, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -18,11 +19,12 @@ from typer.testing import CliRunner
 from tallymark.cli.app import build
 from tallymark.client import Message, connect
 from tallymark.shovels.ends import Batch, ShovelFailed, Source, Target
-from tallymark.shovels.making import ends_of
+from tallymark.shovels.making import attempts_of, ends_of
 from tallymark.shovels.plan import Plan, PlanRefused
 from tallymark.shovels.runner import Runner
 from tallymark.shovels.shovel import Pace
 from tests.support.patience import PATIENCE_S, until
+from tests.support.ports import reserved
 from tests.support.process import BrokerProcess
 
 PAIRS = [("amqp", "amqp"), ("amqp", "http"), ("http", "amqp"), ("http", "http"), ("amqp10", "amqp")]
@@ -82,7 +84,7 @@ def moved(plan: Plan, count: int) -> tuple[Runner, list[str]]:
     """Run a shovel for so many messages; also, why it failed."""
     problems: list[str] = []
     pace = replace(PACE, most=count)
-    runner = Runner(pace, lambda: ends_of(plan, "me", pace), lambda s: problems.append(s.problem))
+    runner = Runner(pace, attempts_of(plan, "me", pace), lambda s: problems.append(s.problem))
     asyncio.run(runner.run())
     return runner, problems
 
@@ -179,6 +181,8 @@ def test_messages_go_through_nsq_and_come_back(brokers: list[BrokerProcess]) -> 
         ({"from": "amqp://x", "to": "nsq://x", "to-queue": "a b"}, "expected a topic"),
         ({"from": "amqp://me:secret@x:y"}, "amqp://x:y"),
         ({"from": "ftp://me:secret@x"}, "'ftp://x'"),
+        ({"to": "http://me:secret@x,y:z"}, "http://x,y:z"),
+        ({"to": "http://me:secret@x,"}, "'http://x,'"),
         ({"to-key": "k"}, "without to-exchange"),
         ({"to-queue": "q", "to-exchange": "e"}, "expected one of them"),
         ({"batch": 0}, "batch is 0"),
@@ -302,6 +306,34 @@ def test_a_message_that_nobody_takes_stays(brokers: list[BrokerProcess]) -> None
         runner, problems = moved(plan, 1)
         assert (len(problems), runner.shovel.moved) == (1, 0)
     assert [body for _, body in got(source, "unbound")] == [b"x"]
+
+
+def test_a_side_of_several_brokers_is_gone_through_in_pairs() -> None:
+    table = {"name": "s", "from": "amqp://me:p@a:1,b/v", "queue": "q", "to": "http://c,d:2"}
+    turns = Plan.from_table(table).turns()
+    assert [(one.source, one.target) for one in islice(turns, 5)] == [
+        ("amqp://me:p@a:1/v", "http://c"), ("amqp://me:p@a:1/v", "http://d:2"),
+        ("amqp://me:p@b/v", "http://c"), ("amqp://me:p@b/v", "http://d:2"),
+        ("amqp://me:p@a:1/v", "http://c"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("pair", PAIRS[:4], ids="-".join)
+def test_it_finds_the_broker_of_a_side_that_answers(
+    brokers: list[BrokerProcess], pair: tuple[str, str]
+) -> None:
+    queue = f"found-{'-'.join(pair)}"
+    source, target = declared(brokers, queue)
+    source.basic_publish("", queue, b"x")
+    nobody = reserved()
+    sides = [
+        address(broker, scheme).replace("@", f"@127.0.0.1:{nobody},")
+        for broker, scheme in zip(brokers, pair, strict=True)
+    ]
+    table = {"name": "s", "from": sides[0], "queue": queue, "to": sides[1]}
+    runner, _ = moved(Plan.from_table(table), 1)
+    assert runner.shovel.moved == 1
+    assert [body for _, body in got(target, queue)] == [b"x"]
 
 
 async def refusal(of: Coroutine[Any, Any, Any]) -> ShovelFailed:

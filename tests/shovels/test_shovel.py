@@ -239,6 +239,18 @@ def test_a_failure_for_good_ends_it_unless_it_persists(persists: bool) -> None:
     assert shovel.problem == "no such queue"
 
 
+def test_a_source_that_is_found_empty_leaves_no_problem() -> None:
+    shovel = Shovel(Pace(follows=False))
+    shovel.start()
+    shovel.failed("away")
+    shovel.closed()
+    shovel.waited()
+    shovel.opened()
+    assert shovel.took(0) == [Do(Act.CLOSE)]
+    assert shovel.closed() == [Do(Act.END)]
+    assert (shovel.problem, shovel.failures) == ("", 1)
+
+
 def test_pauses_grow_until_messages_are_moved_again() -> None:
     shovel = Shovel(Pace())
     shovel.start()

@@ -172,7 +172,7 @@ def _address(url: str, login: str, vhost: str) -> str:
 
 
 def _between(table: dict[str, Any], count: int | None, follow: bool) -> None:
-    from tallymark.shovels.making import ends_of
+    from tallymark.shovels.making import attempts_of
     from tallymark.shovels.plan import Plan, PlanRefused
     from tallymark.shovels.runner import Runner
     from tallymark.shovels.shovel import Pace, Shovel
@@ -187,7 +187,7 @@ def _between(table: dict[str, Any], count: int | None, follow: bool) -> None:
         print(f"tallymark: {shovel.problem}", file=sys.stderr)
 
     by = f"tallymark move at {platform.node() or 'localhost'}"
-    runner = Runner(pace, lambda: ends_of(plan, by, pace), failed)
+    runner = Runner(pace, attempts_of(plan, by, pace), failed)
     asyncio.run(_run(runner))
     shovel = runner.shovel
     print(f"{shovel.moved:,} moved to {_there(plan)}")

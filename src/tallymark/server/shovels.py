@@ -104,15 +104,14 @@ class Shovels:
 
     def _start(self, plan: Plan) -> None:
         """Start a shovel, when the one of its name before it has ended."""
-        from tallymark.shovels.making import ends_of
+        from tallymark.shovels.making import attempts_of
         from tallymark.shovels.runner import Runner
 
         pace = Pace(batch=plan.batch)
 
         def make() -> Runner:
-            return Runner(
-                pace, lambda: ends_of(plan, self._by, pace), lambda shovel: _failed(plan, shovel)
-            )
+            ends = attempts_of(plan, self._by, pace)
+            return Runner(pace, ends, lambda shovel: _failed(plan, shovel))
 
         before = [task for task, one in self._tasks.items() if one.plan.name == plan.name]
         working = Working(plan, make)

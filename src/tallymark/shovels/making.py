@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from tallymark.shovels.amqp import AmqpSource, AmqpTarget, exchange_address
@@ -17,8 +18,16 @@ RDY_MAX: Final = 2500
 """Most messages in flight that an nsqd allows unless it is told otherwise."""
 
 
+def attempts_of(plan: Plan, by: str, pace: Pace) -> Callable[[], tuple[Source, Target]]:
+    """Return what makes source and target for each attempt: where a side is several brokers, the
+    next attempt is for the next of them."""
+    turns = plan.turns()
+    return lambda: ends_of(next(turns), by, pace)
+
+
 def ends_of(plan: Plan, by: str, pace: Pace) -> tuple[Source, Target]:
-    """Return source and target of a plan, not yet open. by: who moves the messages."""
+    """Return source and target of a plan with one broker on each side, not yet open. by: who moves
+    the messages."""
     return _source(plan, pace), _target(plan, Stamp(by, plan.name, plan.queue))
 
 

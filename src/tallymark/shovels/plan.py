@@ -13,8 +13,9 @@ batch = 200                               # messages taken at a time
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import cycle, product
 from typing import Final, Self, final
 from urllib.parse import urlsplit
 
@@ -45,7 +46,7 @@ class Plan:
 
     name: str
     source: str = field(repr=False)
-    """Address of the broker that has the queue."""
+    """Address of the broker that has the queue, or of several of which one leads."""
     queue: str
     target: str = field(repr=False)
     to_queue: str | None = None
@@ -101,6 +102,12 @@ class Plan:
             if not _is_name(self.to_queue or self.queue):
                 raise PlanRefused(f"to-queue is '{self.to_queue or self.queue}', expected a topic")
 
+    def turns(self) -> Iterator[Self]:
+        """Return, for ever, one plan for each attempt: with one broker on each side, and all pairs
+        of them in turn."""
+        for source, target in cycle(product(brokers_in(self.source), brokers_in(self.target))):
+            yield replace(self, source=source, target=target)
+
     def value(self) -> dict[str, object]:
         """Return the plan as the configuration spells it, without passwords."""
         found: dict[str, object] = {
@@ -146,16 +153,29 @@ def _optional(table: Mapping[str, object], key: str) -> str | None:
     return None if key not in table else _text(table, key)
 
 
+def brokers_in(address: str) -> list[str]:
+    """Return the addresses of the brokers that an address names, as a leader and its standbys.
+
+    >>> brokers_in("amqp://me:secret@a:5672,b/%2F")
+    ['amqp://me:secret@a:5672/%2F', 'amqp://me:secret@b/%2F']
+    """
+    scheme, slashes, rest = address.partition("://")
+    login, at, place = rest.rpartition("@")
+    hosts, slash, path = place.partition("/")
+    return [f"{scheme}{slashes}{login}{at}{host}{slash}{path}" for host in hosts.split(",")]
+
+
 def _address(table: Mapping[str, object], key: str) -> str:
     """Raises PlanRefused, which never shows a password."""
     text = _text(table, key)
-    if scheme_of(text) not in SCHEMES or not urlsplit(text).hostname:
-        raise PlanRefused(
-            f"{key} is {shown(text)!r}, expected an address that begins with one of "
-            f"{', '.join(f'{scheme}://' for scheme in SCHEMES)}"
-        )
-    try:
-        _ = urlsplit(text).port
-    except ValueError as error:
-        raise PlanRefused(f"{key} is {shown(text)!r}: {error}") from error
+    for broker in brokers_in(text):
+        if scheme_of(broker) not in SCHEMES or not urlsplit(broker).hostname:
+            raise PlanRefused(
+                f"{key} is {shown(text)!r}, expected an address that begins with one of "
+                f"{', '.join(f'{scheme}://' for scheme in SCHEMES)}"
+            )
+        try:
+            _ = urlsplit(broker).port
+        except ValueError as error:
+            raise PlanRefused(f"{key} is {shown(text)!r}: {error}") from error
     return text

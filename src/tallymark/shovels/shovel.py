@@ -91,7 +91,8 @@ class Shovel:
         """Messages that are settled at the source."""
         self.failures = 0
         self.problem = ""
-        """Reason of the last failure; empty: there was none since messages were moved last."""
+        """Reason of the last failure; empty: there was none since messages were moved last, or the
+        source was found empty."""
         self._counts: deque[int] = deque()
         """Messages of each batch that is taken and not settled."""
         self._put = 0
@@ -122,8 +123,9 @@ class Shovel:
         self._is_taking = False
         if count:
             self._counts.append(count)
-        elif not self.pace.follows:
-            self._is_ending = True
+        else:
+            self.problem = ""
+            self._is_ending |= not self.pace.follows
         return self._go_on()
 
     def was_put(self) -> list[Do]:
