@@ -63,9 +63,9 @@ def publish(brokers: Brokers, body: bytes) -> None:
         channel.basic_publish("", "q", body, pika.BasicProperties(delivery_mode=2))
 
 
-def take(brokers: Brokers) -> bytes:
+def take(brokers: Brokers, queue: str = "q") -> bytes:
     with pika.BlockingConnection(parameters(brokers)) as connection:
-        _, _, body = connection.channel().basic_get("q", auto_ack=True)
+        _, _, body = connection.channel().basic_get(queue, auto_ack=True)
         assert isinstance(body, bytes)
         return body
 
@@ -143,3 +143,19 @@ def test_a_broker_that_is_no_standby_does_not_wait_for_a_leader_that_renews_its_
         refused = forked.run("takeover", "--journal", leader.journal, "--journal-id", "2")
         assert refused.returncode == 1
         assert "no standby follows journal 2" in refused.stderr
+
+
+@pytest.mark.parametrize("scheme", ["amqp", "http"])
+def test_a_move_finds_the_leader_among_the_brokers_that_it_is_given(
+    brokers: Brokers, pair: tuple[Broker, Broker], scheme: str
+) -> None:
+    leader, standby = pair
+    publish(brokers, scheme.encode())
+    leader.http("PUT", "/api/queues/%2F/moved", {"durable": True})
+    port = "http_port" if scheme == "http" else "amqp_port"
+    hosts = ",".join(f"127.0.0.1:{one.flags[port]}" for one in (standby, leader))
+    address = f"{scheme}://guest:guest@{hosts}/%2F"
+    done = forked.run("move", "q", "moved", "--from", address, "--to", address)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("1 moved to 'moved'")
+    assert take(brokers, "moved") == scheme.encode()
