@@ -36,7 +36,16 @@ from tallymark.server.buffers import Buffers
 from tallymark.server.clock import now_ms, wall_ms
 from tallymark.server.deadlines import Deadlines, Entry
 from tallymark.server.doors import Doors
-from tallymark.server.giving_way import IS_OVER, PAUSE, PAUSE_S, ROUND, GivingWay, is_ahead
+from tallymark.server.giving_way import (
+    IS_OVER,
+    IS_VAIN,
+    PAUSE,
+    PAUSE_S,
+    RETRY_S,
+    ROUND,
+    GivingWay,
+    is_ahead,
+)  # fmt: skip
 from tallymark.server.logs import log_of
 from tallymark.server.outlet import Outlet, room_of, weigh, write
 from tallymark.server.pacer import Pacer
@@ -82,8 +91,8 @@ class Client(Outlet):
         """True while it is not read because others go first: it sent much in one read."""
         self._giving_way: GivingWay | None = None
         """Wait for the consumers of a queue that it is ahead of, while `yielding`."""
-        self._gave_way: GivingWay | None = None
-        """The last such wait that is over."""
+        self._gives_way_from = 0.0
+        """Time on the loop's clock before which it does not give way."""
         self.is_in_line = False
         """True while it stands in the line of postponed input."""
         self.is_reading = True
@@ -203,8 +212,7 @@ class Client(Outlet):
     def give_way(self, queue: Queue, entered: int) -> None:
         """Pause reading until the queue's consumers have caught up; entered: number of messages
         that the read added."""
-        last = self._gave_way
-        if self._giving_way is None and (last is None or not last.is_vain(queue)):
+        if self._giving_way is None and self._turns.loop.time() >= self._gives_way_from:
             self._giving_way = GivingWay(queue, entered)
             self.let_others()
 
@@ -219,7 +227,9 @@ class Client(Outlet):
             if found == PAUSE:
                 self._turns.loop.call_later(PAUSE_S, self._go_on)
                 return
-            self._gave_way, self._giving_way = giving_way, None
+            if found == IS_VAIN:
+                self._gives_way_from = self._turns.loop.time() + RETRY_S
+            self._giving_way = None
         self.yielding = False
         self.read_or_not()
         self.catch_up()

@@ -5,10 +5,10 @@ single settlement. Where both were read in turn, the backlog would grow for as l
 busy, and every message would wait behind it. So a publisher whose read found its queue with a
 backlog gives way: it is read again once as many messages have left the queue as that read added.
 
-A round of the loop in which no message leaves is followed by a pause of PAUSE_S. If none left in
-that either, the wait ends: these consumers are slow, or stand still. So it does after MOST_ROUNDS.
-There is no further wait before something has left: who publishes to consumers that stand still
-waits once.
+That is for consumers which the broker keeps waiting, not for those which are slow themselves: a
+queue is there to be filled faster than it is emptied. So a round of the loop in which no message
+leaves is followed by a pause of PAUSE_S. Where fewer than BUSY left in the pause the wait ends, and
+the publisher does not give way again for RETRY_S. It ends after MOST_ROUNDS in any case.
 """
 
 from __future__ import annotations
@@ -22,12 +22,18 @@ LEAST: Final = 32
 MOST_ROUNDS: Final = 1000
 """Rounds of the loop and pauses after which it is read in any case."""
 PAUSE_S: Final = 0.005
+BUSY: Final = 100
+"""Messages that leave in a pause where the loop is busy with consumers: 20,000 a second."""
+RETRY_S: Final = 0.5
+"""Seconds between two waits of a publisher for consumers that are slow: it loses a hundredth."""
 
 IS_OVER: Final = 0
 ROUND: Final = 1
 """Answer: wait for another round of the loop."""
 PAUSE: Final = 2
 """Answer: wait for PAUSE_S, and not for every round meanwhile."""
+IS_VAIN: Final = 3
+"""Answer: the wait is over, and another one would help nobody for now."""
 
 
 def what_next(goal: int, gone: int, before: int, rounds: int, has_paused: bool) -> int:
@@ -36,9 +42,9 @@ def what_next(goal: int, gone: int, before: int, rounds: int, has_paused: bool) 
     has_paused: whether there was a pause since the last one."""
     if gone >= goal or rounds >= MOST_ROUNDS:
         return IS_OVER
-    if rounds == 0 or gone > before:
-        return ROUND
-    return IS_OVER if has_paused else PAUSE
+    if has_paused:
+        return ROUND if gone - before >= BUSY else IS_VAIN
+    return ROUND if rounds == 0 or gone > before else PAUSE
 
 
 def is_ahead(queue: Queue, entered: int) -> bool:
@@ -61,13 +67,8 @@ class GivingWay:
         self._rounds = 0
         self._has_paused = False
 
-    def is_vain(self, queue: Queue) -> bool:
-        """Return whether nothing has left the queue since this wait, so that another one would help
-        nobody."""
-        return queue is self._queue and _gone(queue) <= self._before
-
     def look(self) -> int:
-        """Return IS_OVER, ROUND or PAUSE; to be asked after each of the latter two."""
+        """Return IS_OVER, IS_VAIN, ROUND or PAUSE; to be asked after each of the latter two."""
         gone = _gone(self._queue)
         found = what_next(self._goal, gone, self._before, self._rounds, self._has_paused)
         self._before = gone
