@@ -21,6 +21,7 @@ from tallymark.spark.session import local_master
 from tallymark.spark.sink_options import OF_KAFKA as KAFKA_SINK
 from tallymark.spark.sink_options import SinkOptions
 from tallymark.spark.source import QueueStream, TallymarkDataSource
+from tests.spark.rig import ROOT
 
 
 def test_an_unknown_option_is_refused_and_the_nearest_named() -> None:
@@ -158,6 +159,52 @@ def test_the_cause_of_a_spark_error_is_its_python_line(line: str, said: str) -> 
         f"Traceback (most recent call last):\n{line}\n"
     )
     assert cause(error) == said
+
+
+KAFKAS = [
+    "assign",
+    "subscribe",
+    "subscribePattern",
+    "kafka.bootstrap.servers",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsets",
+    "endingTimestamp",
+    "endingOffsetsByTimestamp",
+    "endingOffsets",
+    "failOnDataLoss",
+    "kafkaConsumer.pollTimeoutMs",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "groupIdPrefix",
+    "kafka.group.id",
+    "includeHeaders",
+    "startingOffsetsByTimestampStrategy",
+    "topic",
+    "kafka.transactional.id",
+    "kafka.security.protocol",
+    "spark.kafka.consumer.cache.*",
+    "spark.kafka.consumer.fetchedData.cache.*",
+    "spark.kafka.producer.cache.*",
+    "spark.kafka.clusters.*",
+    "kafka.ssl.*",
+    "kafka.sasl.*",
+    "spark.sql.streaming.kafka.useDeprecatedOffsetFetching",
+]
+"""Options of Spark 4's guide to Kafka, of the source, the sink and their configuration."""
+
+
+def test_the_page_has_each_option_of_kafkas() -> None:
+    page = (ROOT / "docs/spark.md").read_text()
+    table = page.partition("| Kafka's source |")[2].partition("## Bodies as data")[0]
+    named = {part for line in table.splitlines() for part in line.split("|")[1:2]}
+    left = " ".join(named)
+    assert [name for name in (*KAFKAS, *OF_KAFKA, *KAFKA_SINK) if f"`{name}`" not in left] == []
 
 
 @pytest.mark.parametrize(("theirs", "ours"), OF_KAFKA.items())

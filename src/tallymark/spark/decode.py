@@ -312,8 +312,8 @@ def _columns(
         "queue": lambda: pa.repeat(pa.scalar(queue), rows),
         "sequence": lambda: pa.array(places.sequence),
         "offset": lambda: pa.array(places.sequence - 1),
-        "lease_sequence": lambda: pa.array(places.lease, mask=places.lease < 0),
-        "lease_fence": lambda: pa.array(places.fence, mask=places.lease < 0),
+        "lease_sequence": lambda: _of_leased(places.lease, places),
+        "lease_fence": lambda: _of_leased(places.fence, places),
         "broker_message_id": lambda: pa.array(places.message_id),
         "timestamp": lambda: pa.array(places.arrived_ms * 1000, schema.BY_NAME["timestamp"].arrow),
         "exchange": lambda: gather.text(block.routes().take(pa.array(2 * places.route))),
@@ -329,6 +329,12 @@ def _columns(
     if table is not None:
         table.replace(columns, places.known)
     return columns
+
+
+def _of_leased(numbers: Ints, places: _Places) -> pa.Array:
+    """Return numbers of leased messages; of others there are none."""
+    is_leased = places.lease >= 0
+    return pa.array(numbers) if is_leased.all() else pa.array(numbers, mask=~is_leased)
 
 
 def _content(whole: pa.Buffer, places: _Places, wanted: frozenset[str]) -> dict[str, pa.Array]:
