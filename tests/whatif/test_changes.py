@@ -46,7 +46,7 @@ def test_the_file_of_the_manual_is_understood() -> None:
         ({"consumers": [{"queue": "q", "speed": 0}]}, "speed is 0, expected a number above 0"),
         ({"consumers": [{"queue": "q", "late": "soon"}]}, "late is 'soon', expected such as 30s"),
         ({"consumers": [{"queue": "q", "fast": 2}]}, "fast is not known here"),
-        ({"restart": [{"at": "noon"}]}, "at is None, expected a time such as"),
+        ({"restart": [{"at": "noon"}]}, "at is 'noon', expected a time such as"),
         ({"queue": [{"name": "q", "max-length": []}]}, "max-length is an empty list"),
     ],
 )

@@ -190,6 +190,49 @@ def test_a_restart_gives_back_what_was_held_and_loses_nothing() -> None:
     assert len(orders.again_ms) == len(recording.fates[ORDERS].again_ms) + 1
 
 
+def test_a_single_active_consumer_takes_all_of_it() -> None:
+    recording = plain()
+    was = accounts(recording)["orders"]["settled"]
+    single = {"name": "orders", "single-active-consumer": True}
+    both = played(recording, consumers=[{"queue": "orders", "times": 2}], queue=[single])
+    assert both["orders"]["settled"] == was, "the second one waits"
+
+
+def test_what_a_consumer_may_hold_counts_towards_no_limit() -> None:
+    recording = plain()
+    deepest = []
+    for prefetch in (1, 10):
+        [change] = changes_of("x", {
+            "queue": [{"name": "orders", "max-length": 5}],
+            "consumers": [{"queue": "orders", "prefetch": prefetch}],
+        })  # fmt: skip
+        fates = World(recording, change).run().fates
+        found = figures_of(fates, recording.begin_ms, recording.end_ms)
+        deepest.append(found["orders"]["deepest"])
+    assert deepest[1] == deepest[0] + 9
+
+
+def test_priorities_and_limits_on_slow_consumers_are_taken() -> None:
+    recording = plain()
+    was = accounts(recording)
+    assert played(recording, queue=[{"name": "orders", "max-priority": 5}]) == was
+    definition = {"slow-consumer-count": 5, "slow-consumer-policy": "drop-oldest"}
+    assert played(recording, policy=[{"name": "slow", "definition": definition}]) == was, (
+        "nobody subscribes to a topic alone"
+    )
+
+
+def test_a_stretch_of_time_counts_what_was_there_at_its_beginning() -> None:
+    recording = plain()
+    fates = recording.fates[ORDERS]
+    middle = recording.begin_ms + 5_000
+    told = fates.since(middle).account()
+    before = [i for i, at in enumerate(fates.ended_ms) if 0 <= at < middle]
+    assert told["entered"] == len(fates.ids) - len(before)
+    assert told["settled"] == fates.account()["settled"] - len(before)
+    assert fates.since(0) is fates
+
+
 def test_the_answer_says_what_differs_and_whether_it_may_be() -> None:
     recording = plain()
     base = figures_of(World(recording).run().fates, recording.begin_ms, recording.end_ms)

@@ -35,6 +35,13 @@ def what_if(
         Path,
         typer.Option("--data-dir", envvar="TALLYMARK_DATA_DIR", help="The broker's data folder."),
     ] = Path("tallymark-data"),
+    since: Annotated[
+        str | None,
+        typer.Option(help="Time from which on it is told, such as 2026-11-20T12:00:00Z."),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(help="Time up to which the traffic is played.")
+    ] = None,
     to: Annotated[Path | None, typer.Option(help="The page to write.")] = None,
     work: Annotated[
         Path | None,
@@ -49,7 +56,8 @@ def what_if(
     Exit code 0 where every change may be made as far as this traffic says, else 1.
     """
     require("numpy", "pyarrow", extra="spark")
-    from tallymark.whatif.changes import ChangeRefused, changes_of, read_changes
+    from tallymark.whatif.changes import ChangeRefused, changes_of, moment_of, read_changes
+    from tallymark.whatif.recording import FOREVER
     from tallymark.whatif.settings import said_of
 
     if not change and not set_:
@@ -58,13 +66,17 @@ def what_if(
         changes = [world for path in change or () for world in read_changes(path)]
         if set_:
             changes += changes_of(", ".join(set_), said_of(set_))
+        stretch = (
+            moment_of("--since", since) if since else 0,
+            moment_of("--until", until) if until else FOREVER,
+        )
     except (ChangeRefused, OSError) as error:
         fail(str(error), USAGE)
     if work is not None:
-        _answer(data_dir, work, changes, workers, seed, to, json)
+        _answer(data_dir, work, changes, workers, seed, stretch, to, json)
     else:
         with TemporaryDirectory(prefix="tallymark-what-if-") as folder:
-            _answer(data_dir, Path(folder), changes, workers, seed, to, json)
+            _answer(data_dir, Path(folder), changes, workers, seed, stretch, to, json)
 
 
 def _answer(
@@ -73,6 +85,7 @@ def _answer(
     changes: list[Change],
     workers: int | None,
     seed: int,
+    stretch: tuple[int, int],
     to: Path | None,
     as_json: bool,
 ) -> None:
@@ -86,7 +99,7 @@ def _answer(
         print(text, file=sys.stderr, flush=True)
 
     try:
-        sweep = Sweep(data_dir, work, seed)
+        sweep = Sweep(data_dir, work, seed, *stretch)
         results = sweep.run(changes, workers or os.cpu_count() or 1, tell)
     except (CannotRun, NotEnough, ChangeRefused, OSError) as error:
         fail(str(error), USAGE)

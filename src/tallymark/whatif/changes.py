@@ -227,6 +227,21 @@ def _called(path: _Path) -> str:
     return str(path[-1]) if path else "the file"
 
 
+def moment_of(what: str, value: object) -> int:
+    """Return a time, ms since 1970, of a text or a time. Raises ChangeRefused."""
+    found: object = value
+    if isinstance(value, str):
+        try:
+            found = datetime.fromisoformat(value)
+        except ValueError:
+            found = None
+    if not isinstance(found, datetime):
+        raise ChangeRefused(f"{what} is {value!r}, expected a time such as 2026-11-20T12:00:00Z")
+    if found.tzinfo is None:
+        found = found.replace(tzinfo=UTC)
+    return round(found.timestamp() * 1000)
+
+
 class _Fields:
     """One table of the file, of which every key has to be known."""
 
@@ -272,18 +287,7 @@ class _Fields:
         value = self.left.pop(key, None)
         if value is None and default >= 0:
             return default
-        if isinstance(value, str):
-            try:
-                value = datetime.fromisoformat(value)
-            except ValueError:
-                value = None
-        if not isinstance(value, datetime):
-            raise ChangeRefused(
-                f"{self.where}: {key} is {value!r}, expected a time such as 2026-11-20T12:00:00Z"
-            )
-        if value.tzinfo is None:
-            value = value.replace(tzinfo=UTC)
-        return round(value.timestamp() * 1000)
+        return moment_of(f"{self.where}: {key}", value)
 
     def arguments(self) -> dict[str, object]:
         """Return all that is left as arguments, with x-."""

@@ -78,6 +78,23 @@ class Fates:
             self.ended_ms[at : at + count] = array("q", (time_ms,)) * count
             self.fate[at : at + count] = bytes((fate,)) * count
 
+    def since(self, at_ms: int) -> Fates:
+        """Return the messages that were there at a time, or entered later."""
+        if not self.ids or self.entered_ms[0] >= at_ms:
+            return self
+        kept = [
+            i
+            for i, (came, went) in enumerate(zip(self.entered_ms, self.ended_ms, strict=True))
+            if came >= at_ms or went < 0 or went >= at_ms
+        ]
+        found = Fates(self.name, self.base)
+        for name in ("ids", "entered_ms", "ended_ms", "size"):
+            column = getattr(self, name)
+            setattr(found, name, array(column.typecode, [column[i] for i in kept]))
+        found.fate = bytearray(self.fate[i] for i in kept)
+        found.again_ms = array("q", [at for at in self.again_ms if at >= at_ms])
+        return found
+
     def account(self) -> dict[str, int]:
         """Return counts of messages: entered, there, and each way of ending."""
         found = {"entered": len(self.ids)}

@@ -96,8 +96,9 @@ class NotEnough(Exception):
     """The ledger does not reach back far enough to be played."""
 
 
-def read_recording(folder: Path) -> Recording:
-    """Read a data folder; a broker may be running on it. Raises LedgerIncomplete, NotEnough."""
+def read_recording(folder: Path, until_ms: int = FOREVER) -> Recording:
+    """Read a data folder up to a time; a broker may be running on it. Raises LedgerIncomplete,
+    NotEnough."""
     reader = Reader()
     parts = [part for part in plan(folder, is_unbroken=True) if part.source != CHECKPOINT]
     if parts and parts[0].file.number > 1:
@@ -107,6 +108,8 @@ def read_recording(folder: Path) -> Recording:
         )
     for part in parts:
         for block in blocks_of(part):
+            if block.header.time_ms > until_ms:
+                return reader.finish()
             reader.read(block)
     return reader.finish()
 

@@ -21,7 +21,7 @@ from tallymark.whatif import comparison
 from tallymark.whatif.changes import AS_IT_WAS, Change, read_changes
 from tallymark.whatif.figures import compare_fates, figures_of
 from tallymark.whatif.reading import read_recording
-from tallymark.whatif.recording import Recording
+from tallymark.whatif.recording import FOREVER, Recording
 from tallymark.whatif.world import World
 
 if TYPE_CHECKING:
@@ -32,12 +32,14 @@ Result = dict[str, Any]
 Progress = Callable[[str], None]
 
 
-def run_world(recording: Recording, change: Change, seed: int) -> Result:
-    """Run one world and return its figures."""
+def run_world(recording: Recording, change: Change, seed: int, since_ms: int = 0) -> Result:
+    """Run one world and return its figures, from a time on."""
     outcome = World(recording, change, seed).run()
+    told = {name: fates.since(since_ms) for name, fates in outcome.fates.items()}
+    begin_ms = min(max(recording.begin_ms, since_ms), recording.end_ms)
     result: Result = {
         "name": change.name,
-        "queues": figures_of(outcome.fates, recording.begin_ms, recording.end_ms),
+        "queues": figures_of(told, begin_ms, recording.end_ms),
         "drawn": sum(outcome.drawn.values()),
         "delivered": sum(outcome.delivered.values()),
         "drawn_by_queue": {f"{v} {q}": n for (v, q, _), n in sorted(outcome.drawn.items())},
@@ -53,13 +55,18 @@ def run_world(recording: Recording, change: Change, seed: int) -> Result:
 class Sweep:
     """The worlds of one recording, and a folder for their results."""
 
-    def __init__(self, data_dir: Path, work: Path, seed: int = 1) -> None:
-        """Read the recording, or take the one that is in the folder already."""
+    def __init__(
+        self, data_dir: Path, work: Path, seed: int = 1, since_ms: int = 0,
+        until_ms: int = FOREVER,
+    ) -> None:  # fmt: skip
+        """Read the recording, or take the one that is in the folder already. since_ms, until_ms:
+        the stretch of time that is told of; what was before it is played, too."""
         work.mkdir(parents=True, exist_ok=True)
         self._work = work
         self._seed = seed
+        self._since_ms = since_ms
         self._path = work / RECORDING
-        stamp = _stamp(data_dir)
+        stamp = f"{_stamp(data_dir)} {until_ms}"
         if self._path.exists():
             with self._path.open("rb") as file:
                 known, recording = pickle.load(file)
@@ -68,7 +75,7 @@ class Sweep:
                 self._stamp = stamp
                 return
         self._stamp = stamp
-        self.recording = read_recording(data_dir)
+        self.recording = read_recording(data_dir, until_ms)
         _write(self._path, pickle.dumps((stamp, self.recording), pickle.HIGHEST_PROTOCOL))
 
     def run(self, changes: Sequence[Change], workers: int, progress: Progress) -> list[Result]:
@@ -83,7 +90,14 @@ class Sweep:
         elif left:
             with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
                 tasks = {
-                    pool.submit(_task, str(self._path), str(self._file(one)), one, self._seed): one
+                    pool.submit(
+                        _task,
+                        str(self._path),
+                        str(self._file(one)),
+                        one,
+                        self._seed,
+                        self._since_ms,
+                    ): one
                     for one in left
                 }
                 for number, task in enumerate(as_completed(tasks), 1):
@@ -93,14 +107,14 @@ class Sweep:
 
     def one(self, change: Change) -> None:
         """Run one world here, and write its result."""
-        result = run_world(self.recording, change, self._seed)
+        result = run_world(self.recording, change, self._seed, self._since_ms)
         _write(self._file(change), json.dumps(result).encode())
 
     def run_in_spark(self, spark: SparkSession, changes: Sequence[Change]) -> DataFrame:
         """Run the worlds as tasks of Spark, one each, and return a DataFrame of one row for each
         world and queue. The work folder must be seen by all executors under its path."""
         wanted = [AS_IT_WAS, *changes]
-        path, seed = str(self._path.absolute()), self._seed
+        path, seed, since_ms = str(self._path.absolute()), self._seed, self._since_ms
         tasks = [(str(self._file(one).absolute()), one) for one in wanted]
 
         def run(batches: Iterator[Any]) -> Iterator[Any]:
@@ -108,7 +122,7 @@ class Sweep:
                 for number in batch["id"]:
                     target, change = tasks[int(number)]
                     if not Path(target).exists():
-                        _task(path, target, change, seed)
+                        _task(path, target, change, seed, since_ms)
                 yield batch
 
         worlds = spark.range(0, len(tasks), 1, len(tasks))
@@ -125,7 +139,7 @@ class Sweep:
         return found
 
     def _file(self, change: Change) -> Path:
-        said = f"{__version__} {self._stamp} {self._seed} {change!r}"
+        said = f"{__version__} {self._stamp} {self._since_ms} {self._seed} {change!r}"
         return self._work / f"{blake2b(said.encode(), digest_size=12).hexdigest()}.json"
 
 
@@ -168,11 +182,11 @@ def _flat(told: dict[str, Any] | None) -> dict[str, int]:
     }
 
 
-def _task(recording: str, target: str, change: Change, seed: int) -> None:
+def _task(recording: str, target: str, change: Change, seed: int, since_ms: int) -> None:
     """Run one world in a process that knows nothing yet."""
     with open(recording, "rb") as file:
         _, told = pickle.load(file)
-    _write(Path(target), json.dumps(run_world(told, change, seed)).encode())
+    _write(Path(target), json.dumps(run_world(told, change, seed, since_ms)).encode())
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -286,8 +286,10 @@ class World:
             self.broker.contents.purge(queue)
 
     def _look_from_now_on(self) -> None:
-        """Look at slow consumers now and then. In the world as it was, that is told."""
-        if self._change != AS_IT_WAS and not self._looks:
+        """Look at slow consumers now and then, where others may be slow than were: the recording
+        tells when the broker acted."""
+        change = self._change
+        if not self._looks and (change.policies or change.publishers or change.consumers):
             self._looks = True
             self._look()
 
