@@ -318,7 +318,7 @@ def test_a_side_of_several_brokers_is_gone_through_in_pairs() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("pair", PAIRS[:4], ids="-".join)
+@pytest.mark.parametrize("pair", [("amqp", "http"), ("http", "amqp")], ids="-".join)
 def test_it_finds_the_broker_of_a_side_that_answers(
     brokers: list[BrokerProcess], pair: tuple[str, str]
 ) -> None:
@@ -372,7 +372,7 @@ def command(*words: str, code: int = 0) -> str:
     return done.stdout if code == 0 else done.stderr
 
 
-@pytest.mark.parametrize("pair", PAIRS[:4])
+@pytest.mark.parametrize("pair", [("amqp", "http"), ("http", "http")], ids="-".join)
 def test_a_move_of_an_empty_queue_has_nothing_to_clear_away(
     brokers: list[BrokerProcess], pair: tuple[str, str]
 ) -> None:
