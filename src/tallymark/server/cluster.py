@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 from typing import Any, final
 
 import psycopg
@@ -83,6 +84,7 @@ async def take_lead(config: Config, bound: Bound, stop: asyncio.Future[int]) -> 
     if config.standby:
         await http.start(bound.http)
         _announce(http)
+    epoch = 0
     work = asyncio.create_task(asyncio.to_thread(following.until_leading, config.standby))
     try:
         await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
@@ -97,7 +99,10 @@ async def take_lead(config: Config, bound: Bound, stop: asyncio.Future[int]) -> 
     finally:
         following.stop()
         await http.stop()
-        await asyncio.to_thread(_leave, leadership)
+        leaving = threading.Thread(target=_leave, args=(leadership,), name="leaving", daemon=True)
+        leaving.start()
+        if not epoch:  # who leads does not wait for it: it is a commit
+            await asyncio.to_thread(leaving.join)
 
 
 async def _lead(

@@ -75,7 +75,10 @@ class Reads:
         self.polls = self
         self._view: View | None = None
         self._number = 0
+        self._waiters: set[asyncio.Future[None]] = set()
+        """Those who wait for a view that is as new as their request."""
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        """Those of them who have asked, and the number of the view that will do."""
         self._has_ended = False
         self._readers = 0
         """Requests that are being answered."""
@@ -108,14 +111,18 @@ class Reads:
     async def fresh(self) -> None:
         """Return when the view has all that was committed when this was called. Raises Refused 503:
         the database does not say."""
-        await asyncio.sleep(max(0.0, self._pause()))
         waiter: asyncio.Future[None] = self.loop.create_future()
-        self._waiting.append((self._ask(), waiter))
+        pause_s = max(0.0, self._pause())
+        self._waiters.add(waiter)
+        asking = self.loop.call_later(pause_s, self._ask_for, waiter)
         try:
-            await asyncio.wait_for(waiter, LONGEST_S)
+            await asyncio.wait_for(waiter, pause_s + LONGEST_S)
         except TimeoutError:
             problem = self._following.problem or "the database has not been read meanwhile"
             raise Refused(503, "standby", f"this broker stands by: {problem}") from None
+        finally:
+            asking.cancel()
+            self._waiters.discard(waiter)
 
     async def beyond(self, queue: Queue, sequence: int) -> None:
         """Return when the stream is to be looked for again."""
@@ -149,7 +156,11 @@ class Reads:
             self.loop.call_later(TRIM_S, self._trim)
 
     def close(self) -> None:
+        """Have everybody who waits ask again, as soon as this broker leads."""
         self._has_ended = True
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(Refused(503, "standby", "this broker takes the lead"))
         if self._view is not None:
             self._view.close()
             self._view = None
@@ -160,6 +171,9 @@ class Reads:
             return 0.0
         pause_s = max(PAUSE_S, SHARE * self._view.took_s)
         return self._view.made_at + pause_s - time.monotonic()
+
+    def _ask_for(self, waiter: asyncio.Future[None]) -> None:
+        self._waiting.append((self._ask(), waiter))
 
     def _ask(self) -> int:
         """Have a view; return its number."""
