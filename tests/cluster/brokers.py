@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from tests.support.patience import until
+from tests.support.patroni import Patroni
 from tests.support.postgresql import DATABASE, USER, Cluster
 from tests.support.process import BrokerProcess
 
@@ -102,9 +103,10 @@ class Broker(BrokerProcess):
     """A broker that stands by and may lead."""
 
     def __init__(
-        self, folder: Path, servers: Cluster, env: dict[str, str] | None = None, **flags: str
+        self, folder: Path, ports: list[int], env: dict[str, str] | None = None, **flags: str
     ) -> None:
-        self.doors = [Door(server.port) for server in servers.servers]
+        """ports: of the PostgreSQL servers."""
+        self.doors = [Door(port) for port in ports]
         hosts = ",".join(f"127.0.0.1:{door.port}" for door in self.doors)
         self.journal = f"postgresql://{USER}@{hosts}/{DATABASE}?target_session_attrs=read-write"
         told = {
@@ -183,8 +185,8 @@ def _read(stdout: object, lines: queue.Queue[str]) -> None:
 class Brokers:
     """Brokers of one journal."""
 
-    def __init__(self, folder: Path, servers: Cluster, count: int, **flags: str) -> None:
-        self.servers = servers
+    def __init__(self, folder: Path, servers: Cluster | Patroni, count: int, **flags: str) -> None:
+        self._ports = [server.port for server in servers.servers]
         self._folder = folder
         self._flags = flags
         self.all: list[Broker] = []
@@ -194,7 +196,7 @@ class Brokers:
     def add(self, env: dict[str, str] | None = None, **flags: str) -> Broker:
         """Make a broker on an empty folder; it is not started."""
         folder = self._folder / f"broker{len(self.all)}"
-        made = Broker(folder, self.servers, env, **{**self._flags, **flags})
+        made = Broker(folder, self._ports, env, **{**self._flags, **flags})
         self.all.append(made)
         return made
 
@@ -234,10 +236,3 @@ class Brokers:
             if not broker.is_running:
                 broker.ready = {}
                 broker.start()
-
-    def promote_best(self, dead: int) -> None:
-        """Promote the standby server that has most of the log, in place of the dead primary, and
-        have the others follow it."""
-        alive = [one for i, one in enumerate(self.servers.servers) if i != dead and one.is_running]
-        asked = "SELECT pg_wal_lsn_diff(pg_last_wal_receive_lsn(), '0/0')"
-        self.servers.failed_over(max(alive, key=lambda one: int(one.run(asked))))

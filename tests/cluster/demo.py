@@ -3,7 +3,8 @@ the leader and then the primary are killed in mid traffic.
 
 A publisher and a worker (both pika, with both brokers in their lists) go on through it all. Spark
 lands a queue in a table before the kills and behind them. At the end the account of every queue
-must come out at 0, and the table must have every message once.
+must come out at 0, and the table must have every message once. Where Patroni and etcd are
+installed, Patroni fails PostgreSQL over; else the demo itself promotes a standby.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from tallymark.spark.reconcile_table import show
 from tallymark.spark.session import build_session, stop_session
 from tests.cluster.brokers import LEASE_MS, Broker, Brokers
 from tests.support.patience import LOOK_S, until
-from tests.support.postgresql import Cluster, find_postgresql
+from tests.support.patroni import Patroni, find_patroni
+from tests.support.postgresql import Cluster, PostgresqlDied, find_postgresql
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,6 +41,7 @@ TABLE: Final = "cluster.table"
 WINDOW_MS: Final = 3_600_000
 """Time in which a message that is published again, since its confirm was lost, is taken once."""
 MISSING: Final = "make demo-cluster needs PostgreSQL: apt-get install postgresql"
+CANNOT: Final = "make demo-cluster: PostgreSQL (as root: another user, with TMPDIR) cannot run"
 FAILED: Final = 1
 USAGE: Final = 2
 
@@ -128,8 +131,11 @@ class Clients:
 class Play:
     """The demo, with what it claims."""
 
-    def __init__(self, console: Console, folder: Path, brokers: Brokers) -> None:
+    def __init__(
+        self, console: Console, folder: Path, servers: Cluster | Patroni, brokers: Brokers
+    ) -> None:
         self._console = console
+        self._servers = servers
         self._folder = folder
         self._brokers = brokers
         self._clients = Clients(brokers)
@@ -159,8 +165,8 @@ class Play:
         for thread in clients.threads:
             thread.join()
         self.say(
-            f"{clients.confirmed:,} messages confirmed, {len(clients.settled):,} settled by the "
-            f"worker, {clients.again:,} came again, {clients.reconnects} reconnects"
+            f"{clients.confirmed:,} confirmed, {len(clients.settled):,} settled by the worker, "
+            f"{clients.again:,} came again, {clients.reconnects} reconnects"
         )
         self.check("every message was confirmed", clients.confirmed == MESSAGES)
         self.check("the worker had every message", len(clients.settled) == MESSAGES)
@@ -186,7 +192,7 @@ class Play:
         after = self._brokers.leader(leader)
         self.say(
             f"kill -9 of {_name(leader)} in mid traffic: {_name(after)} leads after "
-            f"{time.monotonic() - began:.1f} s, of which {LEASE_MS / 1000} s are the lease"
+            f"{time.monotonic() - began:.1f} s (lease: {LEASE_MS / 1000} s)"
         )
         self._brokers.start_again()
         return after
@@ -194,12 +200,17 @@ class Play:
     def _kill_primary(self) -> None:
         began = time.monotonic()
         before = self._clients.confirmed
-        self._brokers.servers.primary.kill()
-        self._brokers.promote_best(0)
+        if isinstance(self._servers, Patroni):
+            self._servers.kill_primary()
+            who = "Patroni promotes another (ttl: 20 s)"
+        else:
+            self._servers.primary.kill()
+            self._servers.promote_best(self._servers.primary)
+            who = "the standby with most log promoted"
         self._wait(lambda: self._clients.confirmed > before, "the next confirm")
         self.say(
-            "kill -9 of the PostgreSQL primary, the standby with most of the log promoted: the "
-            f"next confirm after {time.monotonic() - began:.1f} s"
+            f"kill -9 of the PostgreSQL primary, {who}:\n"
+            f"  the next confirm after {time.monotonic() - began:.1f} s"
         )
 
     def _land(self, spark: SparkSession, leader: Broker) -> None:
@@ -248,15 +259,23 @@ def main() -> int:
         print(MISSING, file=sys.stderr)
         return USAGE
     console = Console(emoji=False)
+    try:
+        return _played(console)
+    except PostgresqlDied as error:
+        print(f"{CANNOT}: {str(error).strip().splitlines()[-1]}", file=sys.stderr)
+        return USAGE
+
+
+def _played(console: Console) -> int:
     with tempfile.TemporaryDirectory(prefix="demo-cluster-") as name:
         folder = Path(name)
-        with console.status("three PostgreSQL servers and two brokers start"):
-            servers = Cluster(standbys=2)
+        servers: Cluster | Patroni = Patroni() if find_patroni() else Cluster(standbys=2)
         with servers, Brokers(folder, servers, 2, log_level="info") as brokers:
             ports = ", ".join(str(one.port) for one in servers.servers)
-            console.print(f"  PostgreSQL on ports {ports}: one primary, ANY 1 of two standbys")
+            how = "under Patroni" if isinstance(servers, Patroni) else "ANY 1 of two standbys"
+            console.print(f"  PostgreSQL on ports {ports}: one primary, {how}", highlight=False)
             spark = build_session("local[2]", "demo-cluster", brief=True)
-            play = Play(console, folder, brokers)
+            play = Play(console, folder, servers, brokers)
             try:
                 play.run(spark)
             finally:

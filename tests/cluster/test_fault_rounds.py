@@ -90,7 +90,8 @@ def wrong_clock(folder: Path, seconds: int) -> dict[str, str]:
 class Field:
     """Servers, brokers, and what the clients know over all rounds."""
 
-    def __init__(self, brokers: Brokers, witness: Witness, seed: int) -> None:
+    def __init__(self, servers: Cluster, brokers: Brokers, witness: Witness, seed: int) -> None:
+        self._cluster = servers
         self.brokers = brokers
         self._witness = witness
         self.chance = random.Random(seed)
@@ -175,15 +176,15 @@ class Field:
         assert leader.wait() == LOST_THE_LEAD, leader.log()[-2000:]
 
     def _kill_primary(self, leader: Broker) -> Broker:
-        servers = self.brokers.servers.servers
-        dead = next(i for i, one in enumerate(servers) if one.run(IS_STANDBY) == "f")
-        servers[dead].kill()
-        self.brokers.promote_best(dead)
+        servers = self._cluster.servers
+        dead = next(one for one in servers if one.run(IS_STANDBY) == "f")
+        dead.kill()
+        self._cluster.promote_best(dead)
         if leader.is_running:
             self._load(self._clients, 500)  # it goes on by itself
         primary = next(one for one in servers if one.is_running and one.run(IS_STANDBY) == "f")
-        servers[dead].clone(primary)
-        servers[dead].start()
+        dead.clone(primary)
+        dead.start()
         names = [one.name for one in servers if one is not primary]
         Cluster.replicate_to(primary, names)
         Cluster.wait_for_standbys(primary, len(names))
@@ -264,7 +265,7 @@ class Field:
 
     def _check_one_leads(self, leader: Broker) -> None:
         """Check that nobody wrote behind another's back, and that the others say they stand by."""
-        servers = self.brokers.servers.servers
+        servers = self._cluster.servers
         primary = next(one for one in servers if one.is_running and one.run(IS_STANDBY) == "f")
         assert primary.run(EPOCHS_FALL) == "0"
         for broker in self.brokers.all:
@@ -343,7 +344,7 @@ def test_faults_under_full_load(tmp_path: Path) -> None:
         brokers.add(env)  # an hour ahead of the others
         witness = Witness(servers.url())
         with brokers:
-            field = Field(brokers, witness, SEED)
+            field = Field(servers, brokers, witness, SEED)
             set_up(brokers.leader().amqp_port, [history.name for history in field.histories])
             kinds = list(field.kinds)
             for number in range(ROUNDS):

@@ -51,7 +51,7 @@ class PostgresqlDied(Exception):
     """A server, or one of its programs, ended with an error; shows what it printed."""
 
 
-def _runs_as() -> dict[str, Any]:
+def runs_as() -> dict[str, Any]:
     """Return the arguments of Popen for a user that PostgreSQL runs as."""
     if os.geteuid() != 0:
         return {}
@@ -116,7 +116,7 @@ class Server:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, cwd=self.data, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                **_runs_as(),
+                **runs_as(),
             )  # fmt: skip
         until(self._answers, what=lambda: self.log.read_text()[-3000:])
 
@@ -201,7 +201,7 @@ class Server:
 
     def _program(self, name: str, *arguments: object) -> None:
         command = [str(self.programs / name), *map(str, arguments)]
-        _output(command, {"cwd": self.data.parent, **_runs_as()})
+        _output(command, {"cwd": self.data.parent, **runs_as()})
 
 
 def _signal(pid: int, number: int) -> None:
@@ -247,7 +247,7 @@ class Cluster:
         return self.servers[1:]
 
     def __enter__(self) -> Cluster:
-        owner = _runs_as()
+        owner = runs_as()
         if owner:
             os.chown(self.folder, owner["user"], owner["group"])
         try:
@@ -302,6 +302,13 @@ class Cluster:
         until(
             lambda: int(primary.run(asked)) >= count, what=lambda: primary.log.read_text()[-2000:]
         )
+
+    def promote_best(self, dead: Server) -> None:
+        """Promote the standby that has most of the log, in place of the dead primary, and have the
+        others follow it."""
+        alive = [one for one in self.servers if one is not dead and one.is_running]
+        asked = "SELECT pg_wal_lsn_diff(pg_last_wal_receive_lsn(), '0/0')"
+        self.failed_over(max(alive, key=lambda one: int(one.run(asked))))
 
     def failed_over(self, to: Server) -> None:
         """Promote a standby; the other standbys that run follow it."""
