@@ -76,9 +76,9 @@ class Reads:
         self._view: View | None = None
         self._number = 0
         self._waiters: set[asyncio.Future[None]] = set()
-        """Those who wait for a view that is as new as their request."""
+        """Requests that wait for a view which is as new as they are."""
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
-        """Those of them who have asked, and the number of the view that will do."""
+        """The ones that have asked, each with the number of the view that will do."""
         self._has_ended = False
         self._readers = 0
         """Requests that are being answered."""
