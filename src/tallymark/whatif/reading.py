@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from array import array
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -130,6 +131,8 @@ class Reader:
         self._terms: dict[int, Terms] = {}
         self._last_ms: dict[int, int] = {}
         """Time at which each consumer settled last."""
+        self._last: dict[int, tuple[int, int, int]] = {}
+        """Time and order at which each settled last, and order of that block."""
         self._answered: dict[int, list[int]] = {}
         """Answers of each consumer, and how many of them came out of order."""
         self._latest: dict[int, tuple[int, int]] = {}
@@ -235,13 +238,25 @@ class Reader:
         for owner, (count, late) in self._answered.items():
             if late * 20 <= count:
                 made.serial.add(owner)
-        for at, (time_ms, order, kind, said) in enumerate(made.inputs):
-            if kind == GO and isinstance(said, tuple) and self._last_ms.get(said[0], 0) > time_ms:
-                made.inputs[at] = (time_ms, order, kind, (said[0], CANCELLED))
+        self._let_finish()
         first = min((past.fates.entered_ms[0] for past in self._pasts.values() if past.fates.ids),
                     default=self._here.time_ms)  # fmt: skip
         made.begin_ms = min([first, *(one[0] for one in made.inputs[:1])])
         return made
+
+    def _let_finish(self) -> None:
+        """Let those who went go behind their last answers, whose rows the broker may have written
+        later; who answers for longer was cancelled, and kept what it held."""
+        inputs = self.recording.inputs
+        for at, (time_ms, order, kind, said) in enumerate(inputs):
+            if kind != GO or not isinstance(said, tuple):
+                continue
+            last = self._last.get(said[0], (0, 0, 0))
+            if last[0] > time_ms + LATEST_MS:
+                inputs[at] = (time_ms, order, kind, (said[0], CANCELLED))
+            elif last[0] > time_ms or last[2] > order:
+                inputs[at] = (last[0], last[1], kind, said)
+        inputs.sort(key=itemgetter(0, 1))
 
     # -- messages that came in
 
@@ -364,6 +379,8 @@ class Reader:
                 continue
             last = self._last_ms.get(given.owner, 0)
             self._last_ms[given.owner] = row[TIME]
+            if row[KIND] == records.SETTLED:
+                self._last[given.owner] = (row[TIME], order, self._here.block_order)
             work = row[TIME] - max(given.given_ms, last)
             past.answer(given, row[TIME], order, answer, delay_ms, work)
             seen = self._answered.setdefault(given.owner, [0, 0])
