@@ -41,9 +41,11 @@ def test_the_tables_are_made_once(connection: psycopg.Connection) -> None:
 
 def test_tables_of_another_version_are_refused(connection: psycopg.Connection) -> None:
     connection.execute("UPDATE tallymark.version SET version = 99")
-    with pytest.raises(schema.SchemaRefused, match="version 99, this program works with version 1"):
+    with pytest.raises(
+        schema.SchemaRefused, match=f"version 99, this program works with version {schema.VERSION}"
+    ):
         schema.install(connection)
-    connection.execute("UPDATE tallymark.version SET version = 1")
+    connection.execute("UPDATE tallymark.version SET version = %s", (schema.VERSION,))
 
 
 def test_blocks_lie_uncompressed_in_the_partition_of_their_segment(
