@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from random import Random
+
 import pytest
 
 from tallymark.simulation.history import History, Published
@@ -10,6 +13,7 @@ from tallymark.simulation.models.leases import Leases
 from tallymark.simulation.models.permissions import READ, WRITE, Permissions
 from tallymark.simulation.models.streams import Stream
 from tallymark.simulation.plan import Plan, QueuePlan, StreamPlan
+from tallymark.simulation.rot import turn_bits
 from tallymark.simulation.violated import Violated
 from tallymark.simulation.world import SECOND_NS, World
 
@@ -190,3 +194,26 @@ def test_an_answer_is_whole_when_its_body_is() -> None:
     assert found is not None
     assert found[2] == b"abc"
     assert all(answer_in(chunked[:n]) is None for n in range(len(chunked)))
+
+
+def test_turned_bits_change_what_is_stored_and_nothing_else(tmp_path: Path) -> None:
+    stored = {"1.segment": b"abc" + bytes(100), "2.checkpoint": b"defg", "users.json": b"{}"}
+    for name, data in stored.items():
+        (tmp_path / name).write_bytes(data)
+    assert turn_bits(tmp_path, Random(1))
+    found = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert found != stored
+    assert found["users.json"] == b"{}"
+    assert found["1.segment"][3:] == bytes(100)
+
+
+def test_where_stored_bytes_changed_a_body_is_still_the_one_that_was_published(
+    history: History,
+) -> None:
+    """A message may come twice then, and without a flag; never with other bytes."""
+    history.is_damaged = True
+    line = history.connected("c", 1)
+    for _ in range(2):
+        history.delivered(line, "q", "q0", b"q0 ", False)
+    with pytest.raises(Violated, match="corrupt: q0"):
+        history.delivered(line, "q", "q0", b"q1 ", False)

@@ -30,6 +30,7 @@ from tallymark.simulation.plan import (
     PURGE,
     RIGHTS,
     ROGUES,
+    ROT,
     TWICE,
     ConsumerPlan,
     FaultPlan,
@@ -83,7 +84,18 @@ def draw(seed: int) -> Plan:
         disk=disk, weather=weather,
     )  # fmt: skip
     plan = _with_shovels(_over_http(plan))
-    return _with_times(_with_archives(_with_timeouts(_with_repeats(plan))))
+    return _with_rot(_with_times(_with_archives(_with_timeouts(_with_repeats(plan)))))
+
+
+def _with_rot(plan: Plan) -> Plan:
+    """Draw bits that turn: in few worlds, and in none whose readers rely on what was stored."""
+    random = Random(f"rot {plan.seed}")
+    if plan.subscriptions or plan.sinks or plan.streams or plan.operators or plan.shovels:
+        return plan
+    if not _is_on(random, 0.05):
+        return plan
+    fault = FaultPlan(round(random.uniform(0.5, plan.duration_s), 4), ROT, "rot")
+    return replace(plan, faults=tuple(sorted([*plan.faults, fault], key=lambda one: one.at_s)))
 
 
 def _with_shovels(plan: Plan) -> Plan:

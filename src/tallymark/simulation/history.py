@@ -114,6 +114,9 @@ class History:
         self.log: list[str] = []
         self.life_ended_ns: dict[int, int] = {}
         self.is_draining = False
+        self.is_damaged = False
+        """True once stored bytes were changed: what happens to a message is not known any more, but
+        for the bytes that it had."""
         self.seen: set[str] = set()
         """Names of interesting states that were reached."""
 
@@ -181,6 +184,8 @@ class History:
             raise Violated(f"{how}: {where} was published in {message.work}")
         before = self.deliveries[queue, name]
         delivery = Delivered(now, line, is_flagged)
+        if self.is_damaged:
+            return delivery
         if line.down_ns < NEVER:  # it was under way when the connection ended
             before.append(delivery)
             return delivery

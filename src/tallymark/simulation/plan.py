@@ -34,6 +34,8 @@ ONE_WAY: Final = "one way"
 """An end of a connection hears nothing any more."""
 CYCLE_MS: Final = 300
 """Time to live of each queue in a cycle, ms."""
+ROT: Final = "bits turned"
+"""Bits of what is stored turn while the broker is down; the world ends with what comes of it."""
 TWICE: Final = 0.3
 """Chance that a power cut is followed by one in the recovery, and that one in a sync is one among
 files."""

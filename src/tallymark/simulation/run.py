@@ -41,6 +41,7 @@ from tallymark.simulation.plan import (
     POWER_IN_FILES,
     POWER_IN_SYNC,
     POWER_TWICE,
+    ROT,
     STOP,
     ConsumerPlan,
     FaultPlan,
@@ -49,6 +50,7 @@ from tallymark.simulation.plan import (
 from tallymark.simulation.process import AMQP, Broker
 from tallymark.simulation.readers import Readers
 from tallymark.simulation.rogues import Rogue
+from tallymark.simulation.rot import REFUSED, turn_bits
 from tallymark.simulation.shovels import Mover
 from tallymark.simulation.sinks import Writer
 from tallymark.simulation.streams import StreamReaders
@@ -78,6 +80,8 @@ RECOVERY_CALLS: Final = 8
 """Calls to the disk that change something, about as many as a start begins with."""
 FILE_CALLS: Final = 5
 """Calls that change names, about as many as a checkpoint and its removals need."""
+ROT_S: Final = 5
+"""Simulated seconds for which a broker is watched that was given turned bits."""
 LOOK_EVERY: Final = 8
 """Steps of the world between two looks whether what it waits for is so."""
 COLLECT_EVERY: Final = 10
@@ -363,6 +367,28 @@ class _Run:
         self._stop_and_verify()
         raise Over
 
+    def _rot(self) -> None:
+        """Turn bits of what is stored while the broker is down, and let it serve or refuse to: no
+        client gets what was never published. Raises Over."""
+        broker, history, world = self.broker, self.history, self.world
+        history.life_ended(broker.life)
+        broker.kill()
+        self._heal()
+        history.is_damaged = True
+        history.note(f"bits turned: {turn_bits(broker.data_dir, world.random)}")
+        broker.start()
+        end_ns = world.now_ns + ROT_S * SECOND_NS
+        while world.now_ns < end_ns and not broker.has_ended:
+            world.step()
+            broker.look()
+            if world.failures:
+                raise Violated(world.failures[0])
+        reason = broker.end_of_task()
+        if reason and not reason.startswith(REFUSED):
+            raise Violated(f"the broker ended on turned bits: {reason}")
+        history.seen.add("refused to start on turned bits" if reason else "served on turned bits")
+        raise Over
+
     def _look_before_the_end(self) -> None:
         """Note in which interesting states the broker is when it ends."""
         seen, node = self.history.seen, self.broker.node
@@ -394,6 +420,8 @@ class _Run:
             self._start()
         elif fault.kind == STOP:
             broker.stop()
+        elif fault.kind == ROT:
+            self._rot()
         elif fault.kind == FULL:
             if broker.disk is not None:
                 self._full_until_ns = self.world.now_ns + int(FULL_S * SECOND_NS)

@@ -30,6 +30,9 @@ STATES: Final = {
     "journal failed": "the broker ended because its disk failed",
     "stopped": "the broker ended because it was asked to",
     "disk full": "it had no room for a while",
+    "bits turned": "stored bytes changed while the broker was down",
+    "served on turned bits": "it went on with what it could read",
+    "refused to start on turned bits": "it said what is damaged",
     "one way": "nothing arrived any more at one end of a connection",
     # The journal.
     "segment sealed": "the journal has more than one segment",
