@@ -274,6 +274,7 @@ def test_the_engine_is_told_the_time_in_one_place() -> None:
         if re.search(r"clock\.(tell|read)\(", line)
     ]
     assert told == [
+        "server/http/reads.py: self.broker.clock.read(*both_ms())",  # a standby's view has no turns
         "server/rehearsal.py: broker.clock.read(*both_ms())",  # begins it, as a replay does
         "server/replay.py: self.broker.clock.read(*both_ms())",
         "server/replay.py: self.broker.clock.read(*both_ms())",  # a standby replays for long

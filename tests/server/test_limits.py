@@ -284,7 +284,7 @@ def test_garbage_is_closed_by_the_broker_itself(broker: BrokerProcess) -> None:
 
 
 def test_the_whole_of_http_needs_a_login(broker: BrokerProcess) -> None:
-    node: Any = SimpleNamespace(broker=None, config=Config())
+    node: Any = SimpleNamespace(broker=None, config=Config(), users=None)
     routes = HttpServer(cast(Any, node))._listener.app.router.routes()
     paths = {(route.method, route.resource.canonical) for route in routes if route.resource}
     assert len(paths) > 15
