@@ -9,11 +9,10 @@ import sys
 from pathlib import Path
 from typing import Final
 
-import tallymark
 from tallymark.stored import records
 from tests.support.long import long
 
-SRC: Final = Path(tallymark.__file__).parents[1]
+SRC: Final = Path(__file__).parents[2] / "src"
 SCRIPT: Final = """
 import json
 from tallymark.engine.ledger import Ledger
