@@ -34,6 +34,7 @@ from tallymark.server.access.user import User
 from tallymark.server.alarms import Alarms
 from tallymark.server.buffers import Buffers
 from tallymark.server.clock import now_ms, wall_ms
+from tallymark.server.cutting import cut
 from tallymark.server.deadlines import Deadlines, Entry
 from tallymark.server.doors import Doors
 from tallymark.server.giving_way import (
@@ -358,7 +359,7 @@ class Client(Outlet):
 
     def drop(self) -> None:
         """Close the socket now."""
-        self.transport.abort()
+        cut(self.transport)
 
     def too_much(self, reason: str) -> None:
         """Send the reason and close; see buffers.py. Later input is discarded."""

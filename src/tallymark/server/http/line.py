@@ -25,6 +25,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestPayloadError, _ErrInfo
 
 from tallymark.server.access.tls import Tls
+from tallymark.server.cutting import cut
 from tallymark.server.handshakes import Listener, listen_for
 from tallymark.server.listening import address_of, address_text
 from tallymark.server.logs import log_of
@@ -249,7 +250,7 @@ class HttpLine(web.RequestHandler):
     def drop(self) -> None:
         self._is_dropped = True
         if self._line is not None:
-            self._line.abort()
+            cut(self._line)
 
 
 class HttpListener:

@@ -19,6 +19,7 @@ from tallymark.server.access import audit
 from tallymark.server.access.tls import Tls
 from tallymark.server.access.user import permissions_of
 from tallymark.server.client import LAST_WORDS_S, Client
+from tallymark.server.cutting import cut
 from tallymark.server.listening import address_text, host_of
 from tallymark.server.nsq.auth import AuthUnavailable
 from tallymark.server.nsq.doors import NsqDoors
@@ -252,7 +253,7 @@ class NsqClient(Client):
             self._watch_writing()
             return
         self.bridge.reason = self.bridge.reason or f"took nothing for {timeout_ms} ms"
-        self.transport.abort()
+        cut(self.transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._stuck is not None:
