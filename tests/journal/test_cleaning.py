@@ -121,6 +121,61 @@ def test_a_fallback_checkpoint_replays_through_ledgers_from_its_own_block_on(dis
     disk.journal.close()
 
 
+@local
+def test_a_segment_whose_writer_was_killed_before_it_was_cut_keeps_its_ledger(disk: Disk) -> None:
+    """Everything before the seal was on disk when it was written, so nothing of it is in doubt."""
+    disk.start()
+    for number in range(1, 7):
+        fill(disk, number, 1)
+        disk.wait()
+    disk.journal.close()
+    sealed, unsynced = disk.segments()
+    length = sealed.stat().st_size
+    unsynced.unlink()
+    with sealed.open("r+b") as file:
+        file.truncate(4096)
+
+    found = disk.start()
+    assert sealed.stat().st_size == length
+    live = [r.payload for r in found if r.kind == ENTERED and r.payload is not None]
+    for payload in live:
+        assert disk.journal.retain(payload.position, payload.size)
+    settle(disk, live)
+    disk.wait()
+    checkpoint(disk, [])
+    checkpoint(disk, [])
+    disk.clean()
+    assert 1 in numbers(disk, ".ledger")
+    disk.journal.close()
+
+
+@local
+def test_a_ledger_keeps_the_time_of_its_seal_also_if_its_segment_was_never_cut(disk: Disk) -> None:
+    """A folder from before such files were cut at the start."""
+    disk.start()
+    made = fill(disk, 1, 6)
+    disk.wait()
+    checkpoint(disk, made)
+    checkpoint(disk, made)
+    disk.journal.close()
+    uncut = disk.segments()[0]
+    with uncut.open("r+b") as file:
+        file.truncate(4096)
+
+    disk.start()
+    for p in made:
+        assert disk.journal.retain(p.position, p.size)
+    settle(disk, made)
+    disk.wait()
+    checkpoint(disk, [])
+    checkpoint(disk, [])
+    disk.clean()
+    assert uncut.with_suffix(".ledger").exists()
+    disk.clean(TIME + 1000, 0)
+    assert not uncut.with_suffix(".ledger").exists()
+    disk.journal.close()
+
+
 def test_a_live_message_keeps_its_segment(disk: Disk) -> None:
     disk.start()
     made = fill(disk, 1, 12)

@@ -65,9 +65,17 @@ class Client:
                 self.events.append(event)
         return self.events.pop(0)
 
-    def mechanisms(self) -> tuple[str, ...]:
-        self.wire.start(True)
+    def _answer(self) -> Event:
+        """The next thing the broker says. Raises ConnectionError: it hung up, by a reset or not."""
         event = self.exchange()
+        if event is None:
+            raise ConnectionError("the broker hung up")
+        return event
+
+    def mechanisms(self) -> tuple[str, ...]:
+        """Raises ConnectionError, as the others do up to `login`: the broker hung up."""
+        self.wire.start(True)
+        event = self._answer()
         assert isinstance(event, SaslReceived)
         assert isinstance(event.frame, SaslMechanisms)
         return event.frame.sasl_server_mechanisms
@@ -75,14 +83,14 @@ class Client:
     def authenticate(self, mechanism: str, response: bytes) -> int:
         """The code of the outcome."""
         self.wire.sasl_init(mechanism, response)
-        event = self.exchange()
+        event = self._answer()
         assert isinstance(event, SaslReceived)
         assert isinstance(event.frame, SaslOutcome)
         return event.frame.code
 
     def open(self) -> Open:
         self.wire.open(Open("test"))
-        event = self.exchange()
+        event = self._answer()
         assert isinstance(event, OpenReceived)
         return event.open
 

@@ -20,6 +20,7 @@ from tallymark.journal.files import Files
 from tallymark.journal.home import Home
 from tallymark.journal.packer import REFERENCED, Packer
 from tallymark.journal.reading import Columns, Reader
+from tallymark.journal.recovery import SegmentFile
 from tallymark.journal.spares import Spares, is_full
 from tallymark.journal.stock import Stock
 from tallymark.journal.threads import REAL, Event, Queue, Threads
@@ -96,15 +97,17 @@ class Job:
 class Done:
     """The result of a job. problem is empty if it succeeded."""
 
-    __slots__ = ("full", "job", "problem", "size")
+    __slots__ = ("full", "job", "ledger", "problem")
 
-    def __init__(self, job: Job, problem: str, size: int, full: bool = False) -> None:
+    def __init__(
+        self, job: Job, problem: str, full: bool = False, ledger: SegmentFile | None = None
+    ) -> None:
         self.job = job
         self.problem = problem
         self.full = full
         """True if the disk was full: the job may be tried again."""
-        self.size = size
-        """STRIP: bytes of the ledger file."""
+        self.ledger = ledger
+        """STRIP: the file that took the segment's place; None after a problem."""
 
 
 @final
@@ -224,9 +227,9 @@ class Cleaner:
         self.is_stripping = False
         if done.problem and not done.full:
             self._stock.give_up_stripping(job.number)
-        elif not done.problem:
+        elif done.ledger is not None:
             self._reader.forget_file(job.number)
-            self._stock.stripped(job.number, ledger_name(job.number, job.salt), done.size)
+            self._stock.stripped(done.ledger)
 
     def finish(self) -> None:
         """Wait until all jobs queued so far have ended."""
@@ -255,7 +258,7 @@ class Cleaner:
                 self._done.put(self._with_reserve(job))
             except OSError as failure:
                 self._writer.fail(failure)
-                self._done.put(Done(job, str(failure), 0))
+                self._done.put(Done(job, str(failure)))
             except BaseException as bug:
                 self._writer.fail(OSError(errno.EIO, f"the journal's cleaner ended: {bug!r}"))
                 raise
@@ -267,13 +270,13 @@ class Cleaner:
         except OSError as error:
             if not is_full(error) or not self._spares.give_up_one():
                 if is_full(error):
-                    return Done(job, str(error), 0, True)
+                    return Done(job, str(error), True)
                 raise
         try:
             return self._carried_out(job)
         except OSError as error:
             if is_full(error):
-                return Done(job, str(error), 0, True)
+                return Done(job, str(error), True)
             raise
 
     def _carried_out(self, job: Job) -> Done:
@@ -289,12 +292,12 @@ class Cleaner:
             self._keep(job)
         else:
             self._spares.top_up()
-        return Done(job, "", 0)
+        return Done(job, "")
 
     def _checkpoint(self, job: Job) -> Done:
         """Write a checkpoint once everything before it is on disk."""
         if self._writer.jobs.durable < job.position and not self._writer.sync():
-            return Done(job, "the journal failed before the checkpoint's position was on disk", 0)
+            return Done(job, "the journal failed before the checkpoint's position was on disk")
         name = checkpoint_name(job.position)
         self._files.replace(self._folder, name, _checkpoint_chunks(job))
         if self._home is not None:
@@ -302,15 +305,15 @@ class Cleaner:
         for name in job.names:
             self._files.unlink(str(self._folder / name))
         job.records = []
-        return Done(job, "", 0)
+        return Done(job, "")
 
     def _anchor(self, job: Job) -> Done:
         """Write an anchor once the journal has reached its position on disk."""
         assert job.anchor is not None
         if self._writer.jobs.durable < job.position and not self._writer.sync():
-            return Done(job, "the journal failed before its end was on disk", 0)
+            return Done(job, "the journal failed before its end was on disk")
         self._files.replace(self._folder, anchors.FILE, [[job.anchor.encoded()]])
-        return Done(job, "", 0)
+        return Done(job, "")
 
     def _strip(self, job: Job) -> Done:
         """Replace a sealed segment by its ledger. At every moment one of them is complete."""
@@ -320,14 +323,15 @@ class Cleaner:
         try:
             self._files.replace(self._folder, name, _stripped_chunks(Columns(self._files, fd), job))
         except LayoutError as error:
-            return Done(job, f"{old.name} is not stripped: {error}", 0)
+            return Done(job, f"{old.name} is not stripped: {error}")
         finally:
             os.close(fd)
         if self._home is not None:
             self._home.put(self._folder, [name], [old.name])
         self._files.unlink(str(old))
         self._files.sync_folder(self._folder)
-        return Done(job, "", (self._folder / name).stat().st_size)
+        ledger = SegmentFile(self._folder / name, job.number, job.salt)
+        return Done(job, "", ledger=ledger)
 
     def _keep(self, job: Job) -> None:
         if self._home is not None:

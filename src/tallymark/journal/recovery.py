@@ -68,7 +68,7 @@ class SegmentFile:
         self.name = path.name
         self.stripped = path.suffix == ".ledger"
         self.time_ms = 0
-        """Wall time of the seal; 0 without a seal, or if no turn wrote it."""
+        """Wall time of the seal; 0 if the file does not end with one, or if no turn wrote it."""
         with open(path, "rb") as file:
             self.size = file.seek(0, os.SEEK_END)
             if self.size >= HEADER:
@@ -129,7 +129,8 @@ class Repair:
         self.corrupt = corrupt
         """True if the damaged file is to be kept in quarantine/."""
         self.is_doubt = False
-        """True if it has its seal, and nothing but the lack of later blocks speaks against it."""
+        """True if it has its seal, and only the lack of later blocks or preallocated space behind
+        the seal speaks against it."""
         self.stretches: list[tuple[int, int, int]] = []
         """Start and end of each sound stretch, and the block number that follows it."""
         self.blocks = 0
@@ -364,7 +365,7 @@ class Recovery:
         seal = headers[-1] if headers and verdict.kind == SEAL else None
         if seal is not None:
             self._reached = segment.number + 1
-        if seal is None or repair.corrupt or self._is_doubtful(seal):
+        if seal is None or repair.corrupt or end < len(data) or self._is_doubtful(seal):
             repair.is_doubt = seal is not None and not repair.corrupt
             self._needs(repair, headers)
 

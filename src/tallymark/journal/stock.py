@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from typing import Final, final
 
-from tallymark.journal.recovery import Folder
+from tallymark.journal.recovery import Folder, SegmentFile
 
 _SPARSE_PER_CENT: Final = 25
 
@@ -194,11 +194,14 @@ class Stock:
             and s.live * 100 < s.size * _SPARSE_PER_CENT
         ]
 
-    def stripped(self, number: int, name: str, size: int) -> None:
-        segment = self._segments[number]
+    def stripped(self, ledger: SegmentFile) -> None:
+        """Note the ledger that took its segment's place. Its time is that of the seal: a segment
+        that was found with space behind its seal has none yet."""
+        segment = self._segments[ledger.number]
         segment.stripped = True
-        segment.name = name
-        segment.size = size
+        segment.name = ledger.name
+        segment.size = ledger.size
+        segment.time_ms = ledger.time_ms
 
     def give_up_stripping(self, number: int) -> None:
         """Leave a segment as it is until the next start."""
