@@ -16,6 +16,7 @@ from tallymark.journal.files import FolderInUse
 from tallymark.journal.journal import Journal
 from tallymark.journal.recovery import JournalCorrupt
 from tallymark.journal.verify import verify
+from tallymark.stored.layout import HEADER
 from tallymark.stored.records import COUNTERS, ENTERED, LEASED, LIVE, PAYLOAD
 from tests.journal.builders import TIME, Disk, all_shown, entering, local, payload, settling, shown
 
@@ -157,6 +158,59 @@ def test_an_opener_that_fails_leaves_the_folder_to_the_next(tmp_path: Path) -> N
         Journal(tmp_path, lambda error: None)
     anchor.rmdir()
     Journal(tmp_path, lambda error: None).close()
+
+
+@pytest.mark.parametrize("newest", ["blank", "cut", "gone"])
+def test_an_anchor_at_the_begin_of_a_segment_without_blocks_misses_nothing(
+    disk: Disk, newest: str
+) -> None:
+    """A stop in the first moment of a broker writes one: everything before the segment was on disk.
+    A home knows nothing of a segment without blocks."""
+    disk.start()
+    disk.journal.commit(entering(1), TIME)
+    disk.wait()
+    disk.journal.close()
+    disk.start()
+    disk.journal.write_anchor([], [], TIME)
+    disk.finish_cleaning()
+    disk.journal.close(clean=False)
+    last = disk.segments()[-1]
+    if newest == "cut":
+        os.truncate(last, 0)
+    elif newest == "gone":
+        last.unlink()
+    assert verify(disk.folder).is_sound
+    assert firsts(disk.start()) == [1]
+    assert disk.journal.anchor is None
+    disk.journal.close()
+
+
+@local
+def test_an_anchor_at_the_begin_of_a_segment_tells_what_is_missing_before_it(disk: Disk) -> None:
+    for number in (1, 2, 3):
+        disk.start()
+        disk.journal.commit(entering(number), TIME)
+        disk.wait()
+        disk.journal.close()
+    disk.start()
+    disk.journal.write_anchor([], [], TIME)
+    disk.finish_cleaning()
+    disk.journal.close(clean=False)
+    _, second, third, fourth = disk.segments()
+    os.truncate(third, third.stat().st_size - HEADER)
+    with pytest.raises(JournalCorrupt, match="was known on disk"):
+        disk.open()
+    fourth.unlink()
+    third.unlink()
+    disk.open()
+    with pytest.raises(JournalCorrupt, match=r"journal ends at .*: segment 3 is gone"):
+        disk.journal.start()
+    disk.journal.close()
+    second.unlink()
+    disk.open()
+    with pytest.raises(JournalCorrupt, match=r"journal ends at .*: segments 2 to 3 are gone"):
+        disk.journal.start()
+    disk.journal.close()
 
 
 @local

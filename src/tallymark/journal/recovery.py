@@ -166,7 +166,8 @@ class Recovery:
         """Anchor: the position up to which everything was on disk, stored outside of the
         journal."""
         self.end = 0
-        """Position behind the last block that was found."""
+        """Position up to which the journal was found: behind its last block; behind a seal that is
+        the begin of the next segment, whether that is there or not."""
         self.has_losses = False
         """True if an earlier start accepted the loss of blocks: a LOST block is in their place."""
         self.unreadable: set[int] = set()
@@ -268,15 +269,16 @@ class Recovery:
 
     def behind_text(self) -> str:
         """Return a text about what is missing at the end."""
-        last = self.anchor.position >> 32
-        what = f"segment {last}"
+        first = (max(self.end, 1) - 1 >> 32) + 1
+        last = self.anchor.last_segment
+        what = f"segment {last} is"
         if last in self.folder.segments:
-            what = f"the end of segment {last}"
-        elif (self.end >> 32) + 1 < last:
-            what = f"segments {(self.end >> 32) + 1} to {last}"
+            what = f"the end of segment {last} is"
+        elif first < last:
+            what = f"segments {first} to {last} are"
         return (
             f"the journal ends at position {self.end:#x}, and everything up to "
-            f"{self.anchor.position:#x} was on disk at {self.anchor.time_ms} ms: {what} is gone"
+            f"{self.anchor.position:#x} was on disk at {self.anchor.time_ms} ms: {what} gone"
         )
 
     def _find_older(self, position: int) -> Payload | None:
@@ -365,6 +367,7 @@ class Recovery:
         seal = headers[-1] if headers and verdict.kind == SEAL else None
         if seal is not None:
             self._reached = segment.number + 1
+            self.end = max(self.end, self._reached << 32)
         if seal is None or repair.corrupt or end < len(data) or self._is_doubtful(seal):
             repair.is_doubt = seal is not None and not repair.corrupt
             self._needs(repair, headers)

@@ -45,10 +45,16 @@ class Anchor:
         self.subscriptions: list[tuple[int, str, int]] = subscriptions or []
         """Durable subscriptions: epoch, description and floor."""
 
+    @property
+    def last_segment(self) -> int:
+        """Return the number of the segment that has the last byte before the position. At the begin
+        of a segment that is the one before: nothing is said of what follows."""
+        return (self.position - 1) >> 32
+
     def lacks(self, newest: int) -> str:
         """Return a text about the segments that were on disk and are missing where `newest` is the
         highest number of those that are there; empty: none is."""
-        last = self.position >> 32
+        last = self.last_segment
         if last <= newest:
             return ""
         first = newest + 1
