@@ -13,6 +13,16 @@ from tests.support.long import long, sized
 
 SRC = Path(tallymark.__file__).parents[1]
 
+WAITING_LETTERS = """
+from tallymark.simulation.plan import Plan, PublisherPlan, QueuePlan
+from tallymark.simulation.run import run
+
+queues = tuple(QueuePlan(name, ttl_ms=50, dead_letters=True, dead_length=10) for name in "ab")
+publishers = (PublisherPlan("p", "amqp", "a", batch=12, pause_s=8.0),)
+for seed in range(1, 9):
+    print(run(Plan(seed, 1.0, queues=queues, publishers=publishers)).failure)
+"""
+
 
 def simulated(*arguments: str) -> str:
     """Run the command; returns what it printed. It must not fail."""
@@ -34,6 +44,16 @@ def test_a_seed_gives_the_same_history_each_time() -> None:
     first, second = simulated("--seed", "254"), simulated("--seed", "254")
     assert first == second
     assert len(first.splitlines()) > 100
+
+
+def test_letters_that_had_to_wait_are_taken_whenever_they_enter_their_queue() -> None:
+    """Two of each twelve have no room, and are tried again after ever longer times: in the end also
+    while the dead letters of another queue are looked for. In a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", WAITING_LETTERS], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(SRC), "PYTHONHASHSEED": "0"},
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("\n" * 8, "")
 
 
 @long

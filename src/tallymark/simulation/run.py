@@ -461,8 +461,6 @@ class _Run:
         names = [one.name for one in queues] + [one.dead for one in queues if one.dead_letters]
         tasks = [clients.begin(clients.drain(name)) for name in names]
         tasks += [clients.begin(mover.drain()) for mover in self._shovels]
-        if any(one.dead_length is not None for one in queues):
-            tasks.append(clients.begin(self._drain_letters()))
         if self.has_nsq:
             last = ConsumerPlan("drain nsq", "nsq", NSQ_QUEUE, credit=50, hold_s=0.0)
             # After a step of the clock, what was deferred before it and a crash may be late by it.
@@ -470,13 +468,18 @@ class _Run:
             silent_s = SILENT_S + 1.1 * CLOCK_STEP_S * steps
             tasks.append(clients.begin(self.nsq.consume(last, silent_s)))
         self._until(lambda: all(one.done() for one in tasks), "the queues are empty")
+        self._until(clients.begin(self._drain_letters()).done, "no dead letter waits")
 
     async def _drain_letters(self) -> None:
-        """Take dead letters for as long as some wait for room."""
-        while any(one.account.pending for one in self._broker_queues()):
-            for one in self.plan.queues:
-                if one.dead_length is not None:
-                    await self.clients.drain(one.dead)
+        """Take dead letters that had to wait for room. They enter their queue at a time of the
+        broker's choice, also after whoever drained it has left: once none waits any more, all are
+        where one more look finds them."""
+        limited = [one.dead for one in self.plan.queues if one.dead_length is not None]
+        is_over = not limited
+        while not is_over:
+            is_over = not any(one.account.pending for one in self._broker_queues())
+            for name in limited:
+                await self.clients.drain(name)
 
     def _broker_queues(self) -> list[Queue]:
         node = self.broker.node
