@@ -28,6 +28,7 @@ from tests.bridge.tx10_rig import (
     begun,
     detached,
     dispose,
+    error_of,
     ready,
     retire,
     under,
@@ -243,6 +244,28 @@ def test_tx_16_discharge_works_after_the_consuming_link_was_detached(rig: Rig) -
     assert counts(rig) == (1, 0, 2)
     control.roll_back(two)
     assert ready(rig) == ["2", "3"]
+
+
+def test_tx_13_what_went_back_with_its_link_cannot_be_settled_under_a_transaction(
+    rig: Rig,
+) -> None:
+    """The broker ends a link, and the client settles under a transaction before it hears of it."""
+    fill(rig, 3)
+    peer, session, control = begun(rig)
+    peer.receiver(session, credit=3)
+    one, two, unknown = control.declare(), control.declare(), b"never"
+    retire(peer, peer.got[0], one, ACCEPTED)
+    retire(peer, peer.got[1], unknown, ACCEPTED)  # which ends the link
+    assert detached(peer).condition == UNKNOWN_ID
+    assert ready(rig) == ["1", "2"]
+    retire(peer, peer.got[2], two, ACCEPTED)
+    control.commit(one)  # settled while the link was there
+    refused = error_of(control.discharge(two))
+    assert refused.condition == ROLLBACK
+    assert "had gone back" in (refused.description or "")
+    assert ready(rig) == ["1", "2"]
+    three = control.declare()
+    control.commit(three)
 
 
 # -- acquisition

@@ -99,7 +99,7 @@ class Session:
     2^32. Every tag is sent or skipped, in order, so that either follows from the other.
     """
 
-    __slots__ = ("answers", "client", "confirms", "ends", "engine", "wire")
+    __slots__ = ("answers", "client", "confirms", "ends", "engine", "taken_back", "wire")
 
     def __init__(self, client: Client, wire: WireSession, engine: EngineSession) -> None:
         self.client = client
@@ -111,6 +111,8 @@ class Session:
         """Our ends of the session's links."""
         self.answers: Answers | None = None
         """Settlements in the present input whose answer waits for the disk."""
+        self.taken_back = IntervalSet()
+        """Tags that went back to their queue, unsettled, as the broker ended their link."""
         engine.confirming = True
         engine.handle = self
         wire.context = self

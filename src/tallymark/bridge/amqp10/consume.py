@@ -221,7 +221,13 @@ class OutgoingLink(LinkEnd):
         self.close(Error(errors.RESOURCE_DELETED, text))
 
     def close(self, error: Error) -> None:
-        """End the link from our side; its unsettled messages return to their queue."""
+        """End the link from our side; its unsettled messages return to their queue. The client may
+        settle them under a transaction before it hears of that, which has to fail then."""
+        taken_back = self.session.taken_back
+        for entry in self.session.engine.inflight:
+            if entry.consumer is self.consumer and not entry.void:
+                for low, high in entry.pieces(entry.first, entry.last):
+                    taken_back.add(low, high + 1)
         self.link.detach(error)
         self.session.leave(self.link)
 

@@ -301,7 +301,9 @@ def _withdraw_unsent(session: Session, first: int, last: int) -> None:
 
 
 def retire(session: Session, event: DispositionReceived, state: TransactionalState) -> None:
-    """Handle a disposition under a transaction: its outcome takes effect at the commit [TX-15]."""
+    """Handle a disposition under a transaction: its outcome takes effect at the commit [TX-15].
+    What was taken back with its link can have none, so that the transaction can only be rolled
+    back [TX-13]."""
     client = session.client
     first, last = session.tag_of(event.first), session.tag_of(event.last)
     work = find(client, state.txn_id)
@@ -309,6 +311,8 @@ def retire(session: Session, event: DispositionReceived, state: TransactionalSta
         for end in holders(session, first, last):
             end.close(unknown(state.txn_id))
         return
+    if session.taken_back.overlap(first, last + 1):
+        work.fail("a delivery settled under the transaction had gone back when its link was ended")
     for other in list(client.works.values()):
         if other is not work and other.acquired(session, first, last):
             _end_link_of(client.sessions, work)
