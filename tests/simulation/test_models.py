@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from tallymark.simulation.history import History, Published
+from tallymark.simulation.history import Delivered, History, Line, Published
 from tallymark.simulation.http import answer_in
 from tallymark.simulation.models.leases import Leases
 from tallymark.simulation.models.permissions import READ, WRITE, Permissions
@@ -155,6 +155,42 @@ class TestStreams:
     def test_without_retention_nothing_goes(self, history: History) -> None:
         with pytest.raises(Violated, match="may lose"):
             Stream(history, LOG).begins_at(1, "reader", 1)
+
+
+class TestTimeOuts:
+    """A message that was held for a second too long comes again, on the same line."""
+
+    @staticmethod
+    def late(world: World, history: History, is_answered: bool) -> tuple[Line, Delivered]:
+        line = history.connected("c", 1)
+        first = history.delivered(line, "q", "q0", b"q0 ", False)
+        first.void_ns = first.at_ns + SECOND_NS
+        world.now_ns = first.void_ns
+        if is_answered:
+            history.answers(first, "release")
+        return line, history.delivered(line, "q", "q0", b"q0 ", True)
+
+    def test_an_answer_that_crosses_the_next_delivery_may_be_one_to_it(
+        self, world: World, history: History
+    ) -> None:
+        line, second = self.late(world, history, is_answered=True)
+        assert history.may_be_answered(second, "q", "q0", SECOND_NS)
+        second.void_ns = second.at_ns
+        history.delivered(line, "q", "q0", b"q0 ", True)
+
+    def test_one_that_was_under_way_for_too_long_is_not(
+        self, world: World, history: History
+    ) -> None:
+        _, second = self.late(world, history, is_answered=True)
+        assert not history.may_be_answered(second, "q", "q0", 0)
+
+    def test_where_nobody_answered_the_next_delivery_is_held(
+        self, world: World, history: History
+    ) -> None:
+        line, second = self.late(world, history, is_answered=False)
+        assert not history.may_be_answered(second, "q", "q0", SECOND_NS)
+        with pytest.raises(Violated, match="delivered twice at once: q0"):
+            history.delivered(line, "q", "q0", b"q0 ", True)
 
 
 class TestPermissions:

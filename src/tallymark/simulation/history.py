@@ -269,6 +269,17 @@ class History:
         delivery.answered_ns = self._world.now_ns
         delivery.work = work
 
+    def may_be_answered(self, delivery: Delivered, queue: str, name: str, within_ns: int) -> bool:
+        """Return whether an answer to an earlier delivery may settle this one: it was late, left on
+        the same line within that time, and protocols like NSQ's know messages, not deliveries."""
+        return any(
+            one is not delivery
+            and one.line is delivery.line
+            and one.is_certain is False
+            and delivery.at_ns - one.answered_ns < within_ns
+            for one in self.deliveries[queue, name]
+        )
+
     def ended_work(self, work: str, how: str) -> None:
         """Note how a transaction has ended, as far as its client knows."""
         self.works[work] = how

@@ -211,7 +211,10 @@ class NsqClients:
         if plan.timeout_ms is not None:
             # It counts from when it was sent, which may be a while ago.
             late_ns = plan.timeout_ms * 1_000_000 - UNDER_WAY_NS
-            delivery.void_ns = delivery.at_ns + (0 if self._history.is_slow else late_ns)
+            is_unsure = self._history.is_slow or self._history.may_be_answered(
+                delivery, NSQ_QUEUE, name, 2 * UNDER_WAY_NS
+            )
+            delivery.void_ns = delivery.at_ns + (0 if is_unsure else late_ns)
         return self._world.now_ns + hold_ns, number, delivery
 
     def _answer(
