@@ -205,6 +205,17 @@ class TestPermissions:
         model.gives(WRITE)
         model.confirmed("bob", world.now_ns + 1, "m")
 
+    def test_a_right_may_be_gone_before_the_broker_says_so(self, world: World) -> None:
+        permissions = Permissions(world, "worker")
+        permissions.takes(READ)
+        assert permissions.is_being_taken(READ)
+        assert not permissions.is_being_taken(WRITE)
+        permissions.taken(READ)
+        assert not permissions.is_being_taken(READ)
+        permissions.takes(READ)
+        permissions.gives(READ)
+        assert not permissions.is_being_taken(READ)
+
     def test_a_delivery_may_have_been_under_way(self, world: World) -> None:
         model = Permissions(world, "bob")
         model.taken(READ)

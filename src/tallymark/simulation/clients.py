@@ -21,6 +21,7 @@ from tallymark.client import (
 )
 from tallymark.simulation.history import DRAIN, Delivered, History, Line, Published, Violated
 from tallymark.simulation.loop import SimulatedLoop
+from tallymark.simulation.models.permissions import READ
 from tallymark.simulation.network import End, Network
 from tallymark.simulation.plan import ConsumerPlan, Plan, PublisherPlan
 from tallymark.simulation.process import AMQP, Broker
@@ -105,6 +106,8 @@ class Clients:
                 async with self.dial(protocol, ends, is_worker) as connection:
                     line = self.history.connected(name, self.broker.life)
                     self.lines[ends[-1]] = line
+                    if is_worker and self.history.permissions.is_being_taken(READ):
+                        self.history.disconnected(line)  # for the broker, at any time from now on
                     self.history.note(f"{name} connected, line {line.number}")
                     if connection.is_closed:
                         continue

@@ -140,6 +140,8 @@ class Operator:
         for right, pattern in ((WRITE, write), (READ, read)):
             if pattern == EVERYTHING:
                 permissions.gives(right)
+            else:
+                permissions.takes(right)
         if read == NOTHING:  # what its consumers hold is taken from them
             for line in self._clients.lines.values():
                 if line.client in self._workers:

@@ -19,6 +19,8 @@ class _Right:
     """One right: taken for certain from `taken_ns` on; None: it may be there."""
 
     taken_ns: int | None = None
+    is_being_taken: bool = False
+    """True from when somebody asks the broker to take it until the broker says that it is gone."""
 
 
 class Permissions:
@@ -31,10 +33,19 @@ class Permissions:
 
     def gives(self, right: str) -> None:
         """Note that the right is about to be given: from now on it may be there."""
-        self._rights[right].taken_ns = None
+        self._rights[right] = _Right()
+
+    def takes(self, right: str) -> None:
+        """Note that the right is about to be taken: from now on it may be gone."""
+        self._rights[right].is_being_taken = True
+
+    def is_being_taken(self, right: str) -> bool:
+        """Return whether the right may be gone, though the broker has not said so."""
+        return self._rights[right].is_being_taken
 
     def taken(self, right: str) -> None:
         """Note that the broker says that the right is gone."""
+        self._rights[right].is_being_taken = False
         if self._rights[right].taken_ns is None:
             self._rights[right].taken_ns = self._world.now_ns
 
