@@ -120,6 +120,29 @@ class TestLeases:
             history.delivered(line, "q", "q0", b"q0 ", False)
         history.delivered(line, "q", "q0", b"q0 ", True)
 
+    def test_verdicts_that_nobody_answered_may_have_been_taken(
+        self, leases: Leases, history: History
+    ) -> None:
+        """The next holder settles before the one that sent them hears of them."""
+        leases.judges([(0, 1, "released")])
+        attached(leases, 2, next=2)
+        leases.settles(2)
+        leases.settled(leases.known(), 2, 2)
+        line = history.connected("c", 1)
+        history.delivered(line, "q", "q0", b"q0 ", True)
+        with pytest.raises(Violated, match="settled twice: q1"):
+            history.delivered(line, "q", "q1", b"q1 ", True)
+
+    def test_an_answer_to_verdicts_counts_after_the_next_holders_settlement(
+        self, leases: Leases, history: History
+    ) -> None:
+        leases.judges([(0, 2, "released")])
+        attached(leases, 2, next=2)
+        leases.settles(2)
+        leases.judged([(0, 2, "released")])
+        leases.settled(leases.known(), 2, 2)
+        history.delivered(history.connected("c", 1), "q", "q0", b"q0 ", True)
+
     def test_verdicts_of_an_earlier_holder_are_forgotten(
         self, leases: Leases, history: History
     ) -> None:

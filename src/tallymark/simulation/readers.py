@@ -211,6 +211,7 @@ class _Driver:
         await self._pause()
         said = self._verdicts(start, end)
         if said:
+            self._model.judges(said)
             await self._ask("POST", "verdicts", {"verdicts": said})
             self._model.judged(said)
         await self._pause()

@@ -44,6 +44,8 @@ class Leases:
         self._messages: dict[int, tuple[str, Delivered]] = {}
         """Names and deliveries by lease sequence, of what was read."""
         self._verdicts: dict[int, str] = {}
+        self._unsure: set[int] = set()
+        """Sequences whose verdicts were sent and not answered: the broker may have taken them."""
 
     def _fail(self, text: str) -> Violated:
         return Violated(f"{self._what}: {text}")
@@ -113,6 +115,7 @@ class Leases:
         if fence not in self._begun:
             self._begun.add(fence)
             self._verdicts = {at: said for at, said in self._verdicts.items() if at < start}
+            self._unsure = {at for at in self._unsure if at < start}
 
     def has_read(self, low: int, high: int, rows: list[tuple[int, str, bytes, bool]]) -> None:
         """Check the rows of a range: lease sequence, name, body, flag. Raises Violated."""
@@ -133,11 +136,20 @@ class Leases:
             else:
                 self._history.seen.add("batch read again")
 
+    def judges(self, said: list[tuple[int, int, str]]) -> None:
+        """Note verdicts that are sent: from now on the broker may have taken them."""
+        for first, count, _ in said:
+            self._unsure.update(range(first, first + count))
+
     def judged(self, said: list[tuple[int, int, str]]) -> None:
         """Note verdicts that the broker has taken."""
         for first, count, outcome in said:
             for sequence in range(first, first + count):
+                self._unsure.discard(sequence)
                 self._verdicts[sequence] = outcome
+                found = self._messages.get(sequence)
+                if found is not None and found[1].outcome:  # the next holder has settled it since
+                    found[1].outcome = OUTCOMES[outcome]
 
     def settles(self, end: int) -> None:
         """Note that a settlement is sent: from now on it may have happened."""
@@ -155,7 +167,7 @@ class Leases:
         for sequence in range(self._floor, end):
             found = self._messages.get(sequence)
             if found is not None:
-                found[1].is_certain = True
+                found[1].is_certain = sequence not in self._unsure
             verdict = self._verdicts.pop(sequence, None)
             if verdict is not None:
                 self._history.seen.add(f"verdict {verdict}")
