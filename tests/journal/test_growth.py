@@ -3,7 +3,10 @@ its journal goes on behind them."""
 
 from pathlib import Path
 
-from tallymark.journal.recovery import Opened
+import pytest
+
+from tallymark.journal.postgresql.errors import REMEDY
+from tallymark.journal.recovery import JournalCorrupt, Opened
 from tallymark.stored.records import ENTERED
 from tallymark.stored.segment import parsed_name, scan
 from tests.journal.builders import Disk, all_shown, entering, settling
@@ -77,3 +80,20 @@ def test_the_journal_of_a_follower_goes_on_behind_a_leader_that_was_killed(tmp_p
     assert all_shown(again.open())[:-2] == all_shown(found)
     again.journal.close()
     assert len({p.name for p in opened.path.glob("0*.segment")}) == 5
+
+
+def test_what_can_be_done_about_a_loss_is_said_for_the_journals_home(tmp_path: Path) -> None:
+    leader = written(tmp_path / "leader", clean=True)
+    leader.segments()[1].unlink()
+    missing = r"segments 2 to 2 are missing.*\. "
+    with pytest.raises(JournalCorrupt, match=missing + "Restore the files"):
+        leader.open()
+    copy = Opened(leader.folder, remedy=REMEDY)
+    for opened in (copy, Opened(leader.folder, under=copy)):
+        for _ in range(2):
+            with pytest.raises(
+                JournalCorrupt, match=missing + "The files are a copy of the tables"
+            ):
+                list(opened.recovery.records())
+            opened.begin_again()
+    copy.release()

@@ -208,7 +208,7 @@ class Journal:
             recovery.missing(problem)
         self._files.set_aside(_FILES_SET_ASIDE)
         if recovery.gone:
-            raise JournalCorrupt(self._folder, recovery.gone)
+            raise JournalCorrupt(self._folder, recovery.gone, recovery.remedy)
         self.problems.extend(recovery.problems)
         self.reader.unreadable.update(recovery.unreadable)
         repaired = recovery.repair(self._files, self._spares)

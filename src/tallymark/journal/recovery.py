@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import final
+from typing import Final, final
 
 from tallymark.engine.message import Payload
 from tallymark.engine.record import Record
@@ -44,15 +44,18 @@ from tallymark.stored.segment import (
     scan,
 )
 
+RESTORE_FILES: Final = (
+    "Restore the files, or start with --accept-loss to go on without what is named"
+)
+"""Remedy for a journal whose only home is its folder."""
+
 
 class JournalCorrupt(Exception):
-    """Bytes that had been synced are damaged or gone. `problems` name each loss for humans."""
+    """Bytes that had been synced are damaged or gone. `problems` name each loss for humans, and
+    `remedy` says what can be done."""
 
-    def __init__(self, folder: Path, problems: list[str]) -> None:
-        super().__init__(
-            f"journal in {folder} is corrupt: {'; '.join(problems)}. "
-            "Restore the files, or start with --accept-loss to go on without what is named"
-        )
+    def __init__(self, folder: Path, problems: list[str], remedy: str) -> None:
+        super().__init__(f"journal in {folder} is corrupt: {'; '.join(problems)}. {remedy}")
         self.problems = problems
 
 
@@ -147,12 +150,14 @@ class Recovery:
         "_accept_loss", "_anchor_problem", "_has_begun", "_old_data", "_old_headers",
         "_old_number", "_payloads", "_reached", "_tail", "_unpacker", "anchor", "checkpoint", "end",
         "folder", "gone", "has_losses", "is_complete", "known_synced", "older", "problems",
-        "repairs", "unreadable",
+        "remedy", "repairs", "unreadable",
     )  # fmt: skip
 
-    def __init__(self, folder: Folder, accept_loss: bool) -> None:
+    def __init__(self, folder: Folder, accept_loss: bool, remedy: str = RESTORE_FILES) -> None:
         self.folder = folder
         self._accept_loss = accept_loss
+        self.remedy = remedy
+        """Text for humans: what can be done about losses that are not accepted."""
         self.checkpoint = 0
         """Position of the checkpoint used, 0 for none."""
         self.older = 0
@@ -456,7 +461,7 @@ class Recovery:
 
     def _lost(self, problem: str) -> None:
         if not self._accept_loss:
-            raise JournalCorrupt(self.folder.path, [problem])
+            raise JournalCorrupt(self.folder.path, [problem], self.remedy)
         self.problems.append(problem)
 
 
@@ -464,17 +469,25 @@ class Recovery:
 class Opened:
     """A data folder that is locked, and its replay, which may begin long before its journal."""
 
-    __slots__ = ("_accept_loss", "_is_lent", "_lock", "path", "recovery")
+    __slots__ = ("_accept_loss", "_is_lent", "_lock", "_remedy", "path", "recovery")
 
-    def __init__(self, path: Path, accept_loss: bool = False, under: Opened | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        accept_loss: bool = False,
+        under: Opened | None = None,
+        remedy: str = RESTORE_FILES,
+    ) -> None:
         """Open a data folder, creating it if need be.
 
         under: the same folder, locked already, whose lock outlives this one.
+        remedy: what an operator can do where it is corrupt; that of `under`, where there is one.
         Raises FolderInUse, OSError.
         """
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path = path
         self._accept_loss = accept_loss
+        self._remedy: str = remedy if under is None else under._remedy
         self._is_lent = under is not None
         self._lock: FolderLock = FolderLock(path) if under is None else under._lock
         try:
@@ -490,7 +503,7 @@ class Opened:
 
     def begin_again(self) -> None:
         """Have a replay from the newest checkpoint. Raises OSError."""
-        self.recovery = Recovery(Folder(self.path), self._accept_loss)
+        self.recovery = Recovery(Folder(self.path), self._accept_loss, self._remedy)
 
 
 def _loss(segment: SegmentFile, at: int, verdict: Verdict, headers: list[Header]) -> str:

@@ -121,7 +121,6 @@ def run(config: Config, read: Callable[[], Config] | None = None) -> int:
         print(f"tallymark: {error}", file=sys.stderr)
         if config.journal != LOCAL:
             forget_marks(config.data_dir, Files())
-            print("tallymark: the next start compares the whole copy", file=sys.stderr)
         return JOURNAL
     except CannotServe as error:
         print(f"tallymark: {error}", file=sys.stderr)

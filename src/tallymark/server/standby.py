@@ -21,7 +21,7 @@ from typing import Final, final
 import psycopg
 
 from tallymark.journal.postgresql.connection import Doubtful
-from tallymark.journal.postgresql.errors import AnotherLeads, LeadLost
+from tallymark.journal.postgresql.errors import REMEDY, AnotherLeads, LeadLost
 from tallymark.journal.postgresql.leadership import Leadership
 from tallymark.journal.postgresql.lease import HANDOVER, RENEWALS, Lease
 from tallymark.journal.postgresql.mirror import Mirror
@@ -57,7 +57,7 @@ class Following:
     ) -> None:
         """Raises FolderInUse, NotAMirror, OSError."""
         self._leadership = leadership
-        self._opened = Opened(folder, accept_loss)
+        self._opened = Opened(folder, accept_loss, remedy=REMEDY)
         self._mirror = Mirror(folder, leadership, journal)
         self._mirror.open(compares_all=accept_loss)
         self._stopped = threading.Event()

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import errno
-from typing import final
+from typing import Final, final
+
+REMEDY: Final = (
+    "The files are a copy of the tables, which the next start compares as a whole. If it says this "
+    "again, the database itself lacks what is named: have the URL lead to a server that has it (a "
+    "replica that was not behind, a restore to a later point), or start with --accept-loss to go "
+    "on without it"
+)
+"""Remedy for a journal whose home is PostgreSQL."""
 
 
 @final
