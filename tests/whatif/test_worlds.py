@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 
+import pytest
+
 from tallymark.engine.session import ACCEPTED, FAILED, REJECTED
 from tallymark.whatif.changes import Change, changes_of
-from tallymark.whatif.comparison import differences, verdict
-from tallymark.whatif.figures import figures_of
+from tallymark.whatif.comparison import differences, faithfulness_text, verdict
+from tallymark.whatif.fates import Fates
+from tallymark.whatif.figures import compare_fates, figures_of
 from tallymark.whatif.page import html
+from tallymark.whatif.players import Learned, Player
 from tallymark.whatif.reading import Reader
-from tallymark.whatif.recording import Recording
+from tallymark.whatif.recording import ACCEPTS, Answers, Recording
 from tallymark.whatif.sweep import run_world
 from tallymark.whatif.world import World
 from tests.support.engine_rig import Delivery, Rig
@@ -117,6 +122,31 @@ def test_the_world_as_it_was_gives_the_ledger_back_message_by_message() -> None:
         assert again.again_ms == was.again_ms
         assert again.size == was.size
     assert outcome.drawn == {}, "nothing rests on drawn times"
+
+
+def test_what_was_delivered_shows_what_the_disk_had() -> None:
+    """How far ahead a mark is set depends on how deliveries fall into turns: a world whose own mark
+    is behind gives what was given, when it was."""
+    recording = lived(worker=alike())
+    recording.turn_synced = array("q", [0]) * len(recording.turn_synced)
+    recording.late_ms = 1 << 40
+    outcome = World(recording).run()
+    assert outcome.fates[ORDERS].ended_ms == recording.fates[ORDERS].ended_ms
+
+
+@pytest.mark.parametrize("given_ms", [0, 5000], ids=["when it was", "later"])
+def test_a_serial_consumer_takes_its_time_once_however_messages_are_given(given_ms: int) -> None:
+    recording = Recording(serial={6})
+    answers = recording.answers[ORDERS, 0] = Answers()
+    answers.add(1, 18, 6, 0, 4, 0, ACCEPTS, 0, 4)
+    learned, player = Learned(recording, 1), Player(6, True)
+    ends = [
+        reply.ended_ms
+        for id in range(1, 19)
+        for reply in learned.replies(player, ORDERS, 0, id, 1, given_ms)
+    ]
+    assert ends == sorted(ends)
+    assert ends[-1] == given_ms + 4
 
 
 def test_a_limit_that_was_not_there_drops_what_it_drops_when_it_is_there() -> None:
@@ -235,14 +265,16 @@ def test_a_stretch_of_time_counts_what_was_there_at_its_beginning() -> None:
 
 def test_the_answer_says_what_differs_and_whether_it_may_be() -> None:
     recording = plain()
-    base = figures_of(World(recording).run().fates, recording.begin_ms, recording.end_ms)
+    fates = World(recording).run().fates
+    exactly = compare_fates(recording.fates, fates)
+    base = figures_of(fates, recording.begin_ms, recording.end_ms)
     [small, large] = [
         figures_of(World(recording, one).run().fates, recording.begin_ms, recording.end_ms)
         for one in changes_of("limit", {"queue": [{"name": "orders", "max-length": [5, 100]}]})
     ]
-    assert verdict(base, large)["good"]
+    assert verdict(base, large, exactly)["good"]
     assert differences(base, large) == []
-    found = verdict(base, small)
+    found = verdict(base, small, exactly)
     assert not found["good"]
     died = small["orders"]["account"]["dead-lettered (maxlen)"]
     assert found["why"] == [
@@ -254,11 +286,25 @@ def test_the_answer_says_what_differs_and_whether_it_may_be() -> None:
     )
 
 
+def test_an_answer_is_not_known_where_what_happened_is_not_reproduced() -> None:
+    recording = plain()
+    fates = dict(World(recording).run().fates)
+    fates[ORDERS] = Fates(ORDERS)
+    base = figures_of(fates, recording.begin_ms, recording.end_ms)
+    exactly = compare_fates(recording.fates, fates)
+    assert faithfulness_text(exactly).endswith("the account differs in orders.")
+    found = verdict(base, base, exactly)
+    assert not found["good"]
+    assert found["why"] == [
+        "orders: played without a change, 0.00 % of its messages meet the fate that they did"
+    ]
+
+
 def test_the_page_says_yes_or_no_and_how_far_to_trust_it() -> None:
     recording = plain()
     [change] = changes_of("<b>5", {"queue": [{"name": "orders", "max-length": 5}]})
     base, other = (run_world(recording, one, 1) for one in (Change(), change))
-    other["verdict"] = verdict(base["queues"], other["queues"])
+    other["verdict"] = verdict(base["queues"], other["queues"], base["faithfulness"])
     other["differences"] = differences(base["queues"], other["queues"])
     text = html([base, other])
     assert "No, not with this traffic." in text
@@ -266,3 +312,6 @@ def test_the_page_says_yes_or_no_and_how_far_to_trust_it() -> None:
     assert "&lt;b&gt;5" in text
     assert "Would have been" in text
     assert base["faithfulness"]["is_exact"]
+    assert text.index("the account of every queue is exactly what the ledger says") < text.index(
+        "No, not with this traffic."
+    )

@@ -12,6 +12,9 @@ SLOWER: Final = 2.0
 """Factor of latency, or of the age of the oldest message, from which on a world is called worse."""
 NOTICED_MS: Final = 1000
 """Times below this are not called worse."""
+TRUSTED: Final = 0.99
+"""Share of a queue's messages that must meet the fate that they did, when the traffic is played
+without a change, for an answer to be yes."""
 _MOST: Final = {"deepest": "messages at once", "oldest_ms": "age of the oldest message"}
 
 
@@ -84,10 +87,20 @@ def _when(was: Mapping[str, Any], other: Mapping[str, Any], name: str) -> str:
     return f", between {_clock(times[at[0]] - step)} and {_clock(times[at[-1]])}"
 
 
-def verdict(base: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def verdict(
+    base: Mapping[str, Any], other: Mapping[str, Any], found: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return whether the change may be made as far as this traffic says (`good`), and why (`text`,
-    `why`). No: messages would be lost or die, or wait much longer, that were not or did not."""
-    why: list[str] = []
+    `why`). No: messages would be lost or die, or wait much longer, that were not or did not. Not
+    known: the world without a change is not what happened. found: how exactly it is."""
+    why = [
+        f"{one['queue']}: played without a change, "
+        f"{_percent(one['same'], one['messages'])} of its messages meet the fate that they did"
+        for one in found["queues"]
+        if one["same"] < TRUSTED * one["messages"]
+    ]
+    if why:
+        return {"good": False, "text": "Not known: what happened is not reproduced.", "why": why}
     for queue, told in other.items():
         was = base.get(queue, {"account": {}})
         for name, count in told["account"].items():
@@ -121,6 +134,19 @@ def took(ms: float) -> str:
 
 def _clock(ms: int) -> str:
     return f"{datetime.fromtimestamp(ms / 1000, UTC):%H:%M:%S}"
+
+
+def faithfulness_text(found: Mapping[str, Any]) -> str:
+    """Return in a sentence how exactly the world without a change is what happened."""
+    differ = [q["queue"] for q in found["queues"] if not (q["is_same"] and q["is_same_by_hour"])]
+    text = (
+        f"Played without a change, {_percent(found['same'], found['messages'])} of "
+        f"{found['messages']:,} messages meet the fate that they did, "
+        f"{_percent(found['near'], found['messages'])} within {found['near_ms']} ms; the account "
+    )
+    if differ:
+        return text + f"differs in {', '.join(differ)}."
+    return text + "of every queue is exactly what the ledger says."
 
 
 def faithfulness_lines(found: Mapping[str, Any]) -> list[str]:

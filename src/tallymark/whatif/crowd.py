@@ -12,6 +12,7 @@ from typing import Final
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import BrokerError, PreconditionFailed
 from tallymark.engine.message import Slice
+from tallymark.engine.queue import Queue
 from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED, Consumer, Session
 from tallymark.units import EngineMs, Ms, QueueSequence, Tag
 from tallymark.whatif import recording as told
@@ -221,9 +222,7 @@ class Crowd:
             consumer = place.consumer
             if consumer is not None and consumer.by_link and terms is not None:
                 most = max(count, terms.window - consumer.unacked)
-                high = consumer.queue.high_water
-                high.durable = QueueSequence(max(high.durable, upto))
-                high.mark = QueueSequence(max(high.mark, upto))
+                _cover(consumer.queue, upto)
                 self._broker.consuming.grant(consumer, min(consumer.limit + count, most), False)
 
     def _ask_later(self, place: Place) -> None:
@@ -245,6 +244,15 @@ class Crowd:
             if queue is not None and place.consumer in queue.consumers:
                 queue.next_turn = queue.consumers.index(place.consumer)
                 return
+
+    def cover(self, name: QueueName, mark: int) -> None:
+        """Let consumers of a queue be given what is below a mark: the disk had it. How far ahead
+        the engine sets its own depends on what left in one turn, and how deliveries fall into
+        turns is not determined."""
+        queue = self._declaring.queue_of(name)
+        if queue is not None and queue.consumers:
+            _cover(queue, mark)
+            self._broker.agenda.mark(queue)
 
     def credit(self, terms: Terms) -> None:
         """Let a consumer have other terms."""
@@ -323,6 +331,12 @@ class Crowd:
                 return
             if taken.acknowledges:
                 self._hand(place, got[0], got[1])
+
+
+def _cover(queue: Queue, upto: int) -> None:
+    high = queue.high_water
+    high.durable = QueueSequence(max(high.durable, upto))
+    high.mark = QueueSequence(max(high.mark, upto))
 
 
 def _put_back(session: Session) -> None:

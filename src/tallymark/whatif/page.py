@@ -10,7 +10,7 @@ from tallymark import __version__
 from tallymark.spark.report import charts, words
 from tallymark.spark.report.script import SCRIPT
 from tallymark.spark.report.style import STYLE
-from tallymark.whatif.comparison import took
+from tallymark.whatif.comparison import faithfulness_text, took
 
 MEASURES: Final = (
     ("depth", "Messages there"), ("oldest_ms", "Age of the oldest, ms"), ("bytes", "Bytes there"),
@@ -28,7 +28,9 @@ def html(results: Sequence[Mapping[str, Any]], question: str = "") -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>"
-        f"<header><h1>{escape(title)}</h1></header>{_sweep(results)}{body}{_faithful(base)}"
+        f"<header><h1>{escape(title)}</h1>"
+        f'<p class="lead">{escape(faithfulness_text(base["faithfulness"]))}</p></header>'
+        f"{_sweep(results)}{body}{_faithful(base)}"
         f"<footer>Tallymark {escape(__version__)}, from the ledger, played again</footer>"
         f"</main><script>{SCRIPT}</script></body></html>\n"
     )
@@ -75,13 +77,19 @@ def _table(base: Mapping[str, Any], one: Mapping[str, Any]) -> str:
             after = told["account"].get(name, 0) if told else 0
             rows.append((queue, name, words.count(before), words.count(after)))
         for name, key in (("p50", "p50"), ("p99", "p99")):
-            before, after = (took(x["latency_ms"][key]) if x else "" for x in (was, told))
+            before, after = (_settled_after(x, key) for x in (was, told))
             rows.append((queue, f"settled after, {name}", before, after))
     cells = "".join(
         "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows
     )
     head = "<tr><th>queue</th><th>messages</th><th>was</th><th>would have been</th></tr>"
     return f"<table>{head}{cells}</table>"
+
+
+def _settled_after(told: Mapping[str, Any] | None, key: str) -> str:
+    if told is None or not told["account"].get("settled"):
+        return ""
+    return took(told["latency_ms"][key])
 
 
 def _charts(base: Mapping[str, Any], one: Mapping[str, Any]) -> str:

@@ -42,6 +42,8 @@ class Past:
         self._attempt: array[int] = array("I")
         self._waits: deque[tuple[int, int, int]] = deque()
         self._letters: deque[tuple[int, int]] = deque()
+        self._covered = 0
+        """The mark that is known to be on disk."""
         self._is_new = True
         """True if no message was given away since the first of the waits was the first."""
 
@@ -89,6 +91,14 @@ class Past:
         while self._letters and self._letters[0][0] <= sequence + 1:
             found = max(found, self._letters.popleft()[1] + 1)
         return found, waited_ms
+
+    def newly_covered(self) -> int:
+        """Return the mark that what was given away last shows to be on disk, once; else 0."""
+        mark = self._waits[0][0] if self._waits else 0
+        if mark == self._covered:
+            return 0
+        self._covered = mark
+        return mark
 
     def wait_for_letters(self, below: int, order: int) -> None:
         """Note that letters entered, which are given away once the disk has them."""

@@ -41,8 +41,9 @@ class Player:
     pace: float = 1.0
     """Factor on the times that it takes."""
     is_copy: bool = False
-    free_ms: int = 0
-    """Time at which it will have answered all it was given, if it works on one after another."""
+    free_ms: float = 0.0
+    """Time at which it will have answered all it was given, if it works on one after another.
+    Parts of a millisecond count: a hundred messages may take one."""
 
 
 @dataclass(slots=True)
@@ -105,13 +106,13 @@ class Learned:
         if answers is None:
             start = max(now, player.free_ms) if player.is_serial else now
             player.free_ms = start
-            return Reply(count, start, 1 << 62, ACCEPTS, 0, True)
+            return Reply(count, round(start), 1 << 62, ACCEPTS, 0, True)
         work = answers.work_ms[drawn] / answers.count[drawn]
         if not player.is_serial:
             work = answers.ended_ms[drawn] - answers.given_ms[drawn]
         start = max(now, player.free_ms) if player.is_serial else now
-        end = start + round(work * count * player.pace)
-        player.free_ms = end
+        player.free_ms = start + work * count * player.pace
+        end = round(player.free_ms)
         said = self._answers[queue, attempt] if line >= 0 else answers
         of = line if line >= 0 else drawn
         return Reply(count, end, 1 << 62, said.answer[of], said.delay_ms[of], True)
@@ -155,10 +156,11 @@ def _as_it_was(player: Player, answers: Answers, line: int, count: int, now: int
     is_same = abs(now - given) <= SAME_MS and start <= ended and player.pace == 1.0
     at, behind = answers.order[line], False
     if is_same:
-        end = ended
+        free = float(ended)
     else:
-        work = answers.work_ms[line] if player.is_serial else ended - given
-        end = start + round(work * player.pace)
+        work = answers.work_ms[line] * count / answers.count[line]
+        free = start + (work if player.is_serial else ended - given) * player.pace
         at, behind = 1 << 62, True
-    player.free_ms = max(end, player.free_ms)
+    end = round(free)
+    player.free_ms = max(free, player.free_ms)
     return Reply(count, end, at, answers.answer[line], answers.delay_ms[line], behind and end < now)

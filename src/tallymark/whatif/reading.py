@@ -21,6 +21,7 @@ from tallymark.whatif.recording import (
     CANCELLED,
     CLOSED,
     COME,
+    COVERED,
     CRASH,
     CREDIT,
     DEFERS,
@@ -299,6 +300,9 @@ class Reader:
             if len(self._consuming.get(row[QUEUE], ())) > 1:
                 self._input(SERVED, (past.name, owner))
         synced, waited_ms = past.waited_for(row[FIRST] + count - 1, row[TIME])
+        mark = past.newly_covered()
+        if mark:
+            self._input(COVERED, (past.name, mark))
         if 0 <= waited_ms <= LATEST_MS:
             self._waits.append(waited_ms)
         if synced > self._synced:

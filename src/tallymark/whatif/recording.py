@@ -51,6 +51,8 @@ LOOK: Final = 15
 GRANT: Final = 16
 """A consumer of AMQP 1.0 granted credit that was used at once: (its id, messages, the sequence
 behind them)."""
+COVERED: Final = 17
+"""A mark was on disk when messages below it were delivered: (its queue's name, the mark)."""
 
 NEVER: Final = (1 << 62, 0)
 """Time and order of what does not happen."""

@@ -132,10 +132,10 @@ class Sweep:
     def results(self, wanted: Sequence[Change]) -> list[Result]:
         """Return the results that are there, each compared with the first."""
         found: list[Result] = [json.loads(self._file(one).read_bytes()) for one in wanted]
-        base = found[0]["queues"]
+        base, exactly = found[0]["queues"], found[0]["faithfulness"]
         for one in found:
             one["differences"] = comparison.differences(base, one["queues"])
-            one["verdict"] = comparison.verdict(base, one["queues"])
+            one["verdict"] = comparison.verdict(base, one["queues"], exactly)
         return found
 
     def _file(self, change: Change) -> Path:

@@ -269,6 +269,9 @@ class World:
         elif kind == told.SERVED:
             assert isinstance(said, tuple)
             self._crowd.serve(*said)
+        elif kind == told.COVERED:
+            assert isinstance(said, tuple)
+            self._crowd.cover(*said)
         elif kind == told.TRANSFER:
             assert isinstance(said, tuple)
             self._transfer(*said)
