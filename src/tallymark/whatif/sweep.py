@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tallymark import __version__
 from tallymark.whatif import comparison
-from tallymark.whatif.changes import AS_IT_WAS, Change, read_changes
+from tallymark.whatif.changes import AS_IT_WAS, Change, check_queues, read_changes
 from tallymark.whatif.figures import compare_fates, figures_of
 from tallymark.whatif.reading import read_recording
 from tallymark.whatif.recording import FOREVER, Recording
@@ -80,7 +80,7 @@ class Sweep:
 
     def run(self, changes: Sequence[Change], workers: int, progress: Progress) -> list[Result]:
         """Return the results: of the world as it was, and of each change, compared with it."""
-        wanted = [AS_IT_WAS, *changes]
+        wanted = self._checked(changes)
         left = [one for one in wanted if not self._file(one).exists()]
         progress(f"{len(wanted)} worlds, {len(wanted) - len(left)} of them done before")
         if workers <= 1 or len(left) == 1:
@@ -113,7 +113,7 @@ class Sweep:
     def run_in_spark(self, spark: SparkSession, changes: Sequence[Change]) -> DataFrame:
         """Run the worlds as tasks of Spark, one each, and return a DataFrame of one row for each
         world and queue. The work folder must be seen by all executors under its path."""
-        wanted = [AS_IT_WAS, *changes]
+        wanted = self._checked(changes)
         path, seed, since_ms = str(self._path.absolute()), self._seed, self._since_ms
         tasks = [(str(self._file(one).absolute()), one) for one in wanted]
 
@@ -128,6 +128,13 @@ class Sweep:
         worlds = spark.range(0, len(tasks), 1, len(tasks))
         worlds.mapInPandas(run, "id bigint").count()
         return spark.createDataFrame(list(rows_of(self.results(wanted))), DDL)
+
+    def _checked(self, changes: Sequence[Change]) -> list[Change]:
+        """Return the world as it was and the changes. Raises ChangeRefused."""
+        queues = {name[:2] for name in self.recording.fates}
+        for one in changes:
+            check_queues(one, queues)
+        return [AS_IT_WAS, *changes]
 
     def results(self, wanted: Sequence[Change]) -> list[Result]:
         """Return the results that are there, each compared with the first."""
