@@ -8,7 +8,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tallymark.journal.postgresql.lease import HANDOVER, TAKEOVER, Lease
+from tallymark.journal.postgresql.lease import (
+    HANDOVER,
+    TAKEOVER,
+    Follower,
+    Lease,
+    furthest_behind,
+)
 
 LASTING_MS = 3_000
 BROKERS = 3
@@ -152,3 +158,12 @@ def test_a_request_is_over_with_the_next_leader() -> None:
     assert Lease(4, "a", 5000).requested(HANDOVER).claimed("b", 4000, LASTING_MS) is None
     with pytest.raises(ValueError, match=r"'abdicate', expected one of handover, takeover"):
         held.requested("abdicate")
+
+
+def test_what_followers_have_read_shows_that_tables_have_lost_their_end() -> None:
+    """Beside the tables themselves (test_mirror.py), where there is no PostgreSQL."""
+    followers = [Follower("a", 70, 5), Follower("b", 90, 900), Follower("c", 80, 0)]
+    assert furthest_behind(followers, 79) == followers[1]
+    assert furthest_behind(followers, 89) == followers[1]
+    assert furthest_behind(followers, 90) is None
+    assert furthest_behind([], 0) is None

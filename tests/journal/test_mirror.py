@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from io import StringIO
 from pathlib import Path
 
 import psycopg
@@ -16,6 +17,7 @@ from tallymark.journal.postgresql.lease import HANDOVER, TAKEOVER
 from tallymark.journal.postgresql.marks import read_marks
 from tallymark.journal.postgresql.mirror import Mirror
 from tallymark.journal.postgresql.schema import checksum, make_partition, row_checksum
+from tallymark.server import logs
 from tallymark.server.standby import Following
 from tests.journal.builders import Disk, all_shown
 from tests.journal.test_growth import blocks_of, written
@@ -39,6 +41,15 @@ def leadership(cluster: Cluster) -> Iterator[Leadership]:
     made = Leadership(cluster.url(), 1, "a", LASTING_MS)
     yield made
     made.close()
+
+
+@pytest.fixture
+def lines() -> Iterator[StringIO]:
+    """What is logged."""
+    stream = StringIO()
+    logs.configure("info", {}, "console", stream)
+    yield stream
+    logs.configure("info", {}, "console")
 
 
 class Tables:
@@ -222,6 +233,43 @@ def test_a_leader_knows_of_segments_that_were_stripped_since_it_read_their_block
     following.read_rest()
     assert following.replay.opened.recovery.folder.segments[1].name == ledger
     following.close()
+
+
+def test_tables_that_end_before_what_was_read_of_them_are_told_of(
+    tmp_path: Path,
+    cluster: Cluster,
+    leadership: Leadership,
+    lines: StringIO,
+) -> None:
+    leader = written(tmp_path / "leader", clean=True)
+    tables = Tables(leadership)
+    blocks = blocks_of(leader.folder)
+    tables.put_all(blocks)
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    following = Following(leadership, tmp_path / "first", 1, False)
+    assert following.until_leading(waits=True) == 1
+    following.read_rest()
+    assert "went_back" not in lines.getvalue()
+    was, last = following.position, int(blocks[-1][0][:10])
+    tables.connection.execute("DELETE FROM tallymark.block WHERE position >= %s", (last << 32,))
+    other = Leadership(cluster.url(), 1, "b", LASTING_MS)
+    empty = Following(other, tmp_path / "second", 1, False)
+    empty.read_rest()
+    said = lines.getvalue()
+    assert said.count("journal.went_back") == 1
+    assert f"was_read_to={was:#x}" in said
+    assert f"ends={empty.position:#x}" in said
+    assert leadership.claim() == 1
+    tables.connection.execute("UPDATE tallymark.leader SET epoch = 2")
+    following.read_rest()
+    assert lines.getvalue().count("journal.went_back") == 2, "by what it knows itself"
+    following.read_rest()
+    assert lines.getvalue().count("journal.went_back") == 2, "once"
+    for one in (following, empty):
+        one.close()
+    other.close()
+    leader.journal.close()
 
 
 CANCEL = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"

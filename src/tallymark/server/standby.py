@@ -23,7 +23,13 @@ import psycopg
 from tallymark.journal.postgresql.connection import Doubtful
 from tallymark.journal.postgresql.errors import REMEDY, AnotherLeads, LeadLost
 from tallymark.journal.postgresql.leadership import Leadership
-from tallymark.journal.postgresql.lease import HANDOVER, RENEWALS, Lease
+from tallymark.journal.postgresql.lease import (
+    HANDOVER,
+    RENEWALS,
+    Follower,
+    Lease,
+    furthest_behind,
+)
 from tallymark.journal.postgresql.mirror import Mirror
 from tallymark.journal.recovery import JournalCorrupt, Opened
 from tallymark.server.logs import log_of
@@ -63,6 +69,8 @@ class Following:
         self._stopped = threading.Event()
         self._shown = 0
         """Number of the newest view that there is."""
+        self._furthest = 0
+        """Position that the folder reached to with the last step."""
         self._viewed = -1
         """Position of that view."""
         self._checkpoint = -1
@@ -121,13 +129,28 @@ class Following:
         `until_leading`."""
         while not self._stopped.is_set():
             try:
+                seen = self._leadership.followers()
                 self._step()
             except (psycopg.Error, Doubtful) as error:
                 self._trouble(error)
             else:
                 # A segment's ledger may have come last, and alone.
                 self._opened.recovery.look_again()
+                self._check_end([one for one in seen if one.name != self._leadership.name])
                 return
+
+    def _check_end(self, seen: list[Follower]) -> None:
+        """Warn where the tables end before what brokers have read of them: the database was
+        restored to an earlier point, or failed over to a server that was behind."""
+        end = max(self.position, self._mirror.checkpoint)
+        lacking = furthest_behind(seen, end)
+        if lacking is not None:
+            log.warning(
+                "journal.went_back",
+                ends=f"{end:#x}",
+                was_read_to=f"{lacking.position:#x}",
+                by=lacking.name,
+            )
 
     def _step(self) -> None:
         """Read what came, and apply it; have a view of it, where one is wanted. A copy that is
@@ -141,6 +164,8 @@ class Following:
             self._read()
         if self._opened.recovery.unreadable and self._compare_all("messages are not as written"):
             self._read()
+        self._check_end([Follower(self._leadership.name, self._furthest, 0)])
+        self._furthest = self.position
         self._leadership.follow(self._mirror.position)
         self.seen_at = time.monotonic()
         if wanted != self._shown:

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Final, final
 
 from tallymark.journal.postgresql.connection import Connection, Link
 from tallymark.journal.postgresql.errors import LeadLost
-from tallymark.journal.postgresql.lease import Lease
+from tallymark.journal.postgresql.lease import Follower, Lease
 from tallymark.journal.postgresql.schema import HELD, add_journal, install
 
 _NOW: Final = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
@@ -29,17 +28,6 @@ _BRIEFLY: Final = "SET LOCAL idle_in_transaction_session_timeout TO '1s'; "
 hold up the others."""
 _ALONE: Final = "SET LOCAL synchronous_commit TO local"
 """Setting of a transaction that waits for no standby."""
-
-
-@dataclass(frozen=True, slots=True)
-class Follower:
-    """A broker that follows the journal."""
-
-    name: str
-    position: int
-    """Position that it has read up to."""
-    seen_ms: int
-    """Milliseconds since it said so."""
 
 
 @final

@@ -68,3 +68,24 @@ class Lease:
         if request not in REQUESTS:
             raise ValueError(f"request {request!r}, expected one of {', '.join(REQUESTS)}")
         return replace(self, request=request)
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """A broker that follows the journal."""
+
+    name: str
+    position: int
+    """Position that it has read up to."""
+    seen_ms: int
+    """Milliseconds since it said so."""
+
+
+def furthest_behind(followers: list[Follower], end: int) -> Follower | None:
+    """Return the broker that has read furthest behind this end of the tables; None: none has.
+
+    Each notes its position with a commit that comes after the blocks it read. So tables that have
+    the note and not the blocks have lost them since.
+    """
+    furthest = max(followers, key=lambda one: one.position, default=None)
+    return furthest if furthest is not None and furthest.position > end else None
