@@ -72,8 +72,9 @@ class Reigns(RuleBasedStateMachine):
     @rule(i=broker)
     def renew(self, i: int) -> None:
         broker = self.brokers[i]
-        renewed = self.lease.renewed(broker.epoch, self.now_ms, LASTING_MS)
+        renewed = self.lease.renewed(f"b{i}", self.now_ms, LASTING_MS)
         if renewed is not None:
+            assert renewed.epoch == broker.epoch, "the holder leads in the lease's epoch"
             self.lease = renewed
         elif broker.epoch:
             self.brokers[i] = Broker()  # it knows now, and exits
@@ -142,18 +143,18 @@ def test_a_lease_is_kept_by_renewing_and_free_when_it_has_run_out() -> None:
     held = Lease(0, "", 0).claimed("a", 1000, LASTING_MS)
     assert held is not None
     assert held.claimed("b", 1000 + LASTING_MS - 1, LASTING_MS) is None
-    renewed = held.renewed(1, 3000, LASTING_MS)
+    renewed = held.renewed("a", 3000, LASTING_MS)
     assert renewed is not None
     assert renewed.claimed("b", 3000 + LASTING_MS - 1, LASTING_MS) is None
     taken = renewed.claimed("b", 3000 + LASTING_MS, LASTING_MS)
     assert taken == Lease(2, "b", 3000 + 2 * LASTING_MS)
-    assert taken.renewed(1, 7000, LASTING_MS) is None
+    assert taken.renewed("a", 7000, LASTING_MS) is None
     assert taken.released(1, 7000) is None
 
 
 def test_a_request_is_over_with_the_next_leader() -> None:
     held = Lease(4, "a", 5000).requested(TAKEOVER)
-    assert held.renewed(4, 4000, LASTING_MS) == Lease(4, "a", 7000, TAKEOVER)
+    assert held.renewed("a", 4000, LASTING_MS) == Lease(4, "a", 7000, TAKEOVER)
     assert held.claimed("b", 4000, LASTING_MS) == Lease(5, "b", 7000)
     assert Lease(4, "a", 5000).requested(HANDOVER).claimed("b", 4000, LASTING_MS) is None
     with pytest.raises(ValueError, match=r"'abdicate', expected one of handover, takeover"):

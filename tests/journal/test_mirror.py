@@ -335,3 +335,34 @@ def test_a_lease_in_the_database_goes_to_one_and_is_lost_with_the_next_epoch(
         assert leadership.followers() == []
     finally:
         other.close()
+
+
+def test_a_renewal_waits_for_no_standby_server(cluster: Cluster, leadership: Leadership) -> None:
+    assert leadership.claim() == 1
+    with ThreadPoolExecutor(1) as pool:
+        Cluster.replicate_to(cluster.primary, ["nobody"])
+        try:
+            until(lambda: commit_waits(cluster))
+            renewal = pool.submit(leadership.renew, 1)
+            until(renewal.done)
+            assert renewal.result().holder == "a"
+        finally:
+            Cluster.replicate_to(cluster.primary, [])
+    shown = leadership.connected().execute("SHOW synchronous_commit").fetchone()
+    assert shown == ("on",), "what comes after a renewal waits as ever"
+
+
+def test_a_renewal_that_waits_for_a_claim_renews_nothing(
+    cluster: Cluster, leadership: Leadership
+) -> None:
+    assert leadership.claim() == 1
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(cluster.url()) as claim:
+        claim.execute("SELECT 1 FROM tallymark.lease FOR UPDATE")
+        claim.execute("UPDATE tallymark.leader SET epoch = 2")
+        claim.execute("UPDATE tallymark.lease SET holder = 'b'")
+        renewal = pool.submit(leadership.renew, 1)
+        until(lambda: cluster.primary.run(waiting))
+        claim.commit()
+        with pytest.raises(LeadLost, match="it is in epoch 2"):
+            renewal.result()

@@ -45,11 +45,12 @@ class Lease:
             return None
         return Lease(self.epoch + 1, name, now_ms + lasting_ms)
 
-    def renewed(self, epoch: int, now_ms: int, lasting_ms: int) -> Lease | None:
-        """Return the lease as the leader of an epoch renews it; None: another one leads.
+    def renewed(self, name: str, now_ms: int, lasting_ms: int) -> Lease | None:
+        """Return the lease as its holder renews it; None: another one leads, or nobody.
 
-        A lease that ran out and that nobody claimed is renewed like any other."""
-        if self.epoch != epoch:
+        A lease that ran out and that nobody claimed is renewed like any other. A name is as good as
+        an epoch: no two brokers have the same, and each leads once at most."""
+        if self.holder != name:
             return None
         return replace(self, expires_ms=now_ms + lasting_ms)
 
