@@ -53,6 +53,17 @@ def checkpoint(disk: Disk, payloads: list[Payload]) -> None:
     disk.journal.clean(TIME, 1 << 40)
 
 
+def settle_and_strip(disk: Disk, payloads: list[Payload]) -> None:
+    """Settle what a start found, with two checkpoints after it, and clean."""
+    for p in payloads:
+        assert disk.journal.retain(p.position, p.size)
+    settle(disk, payloads)
+    disk.wait()
+    checkpoint(disk, [])
+    checkpoint(disk, [])
+    disk.clean()
+
+
 def numbers(disk: Disk, suffix: str) -> list[int]:
     return [int(name[:10]) for name in disk.names(suffix) if name.startswith("0")]
 
@@ -138,13 +149,7 @@ def test_a_segment_whose_writer_was_killed_before_it_was_cut_keeps_its_ledger(di
     found = disk.start()
     assert sealed.stat().st_size == length
     live = [r.payload for r in found if r.kind == ENTERED and r.payload is not None]
-    for payload in live:
-        assert disk.journal.retain(payload.position, payload.size)
-    settle(disk, live)
-    disk.wait()
-    checkpoint(disk, [])
-    checkpoint(disk, [])
-    disk.clean()
+    settle_and_strip(disk, live)
     assert 1 in numbers(disk, ".ledger")
     disk.journal.close()
 
@@ -163,13 +168,7 @@ def test_a_ledger_keeps_the_time_of_its_seal_also_if_its_segment_was_never_cut(d
         file.truncate(4096)
 
     disk.start()
-    for p in made:
-        assert disk.journal.retain(p.position, p.size)
-    settle(disk, made)
-    disk.wait()
-    checkpoint(disk, [])
-    checkpoint(disk, [])
-    disk.clean()
+    settle_and_strip(disk, made)
     assert uncut.with_suffix(".ledger").exists()
     disk.clean(TIME + 1000, 0)
     assert not uncut.with_suffix(".ledger").exists()

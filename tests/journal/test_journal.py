@@ -160,6 +160,14 @@ def test_an_opener_that_fails_leaves_the_folder_to_the_next(tmp_path: Path) -> N
     Journal(tmp_path, lambda error: None).close()
 
 
+def anchor_without_blocks(disk: Disk) -> None:
+    """Start, write an anchor at the begin of the new segment, and end before its first block."""
+    disk.start()
+    disk.journal.write_anchor([], [], TIME)
+    disk.finish_cleaning()
+    disk.journal.close(clean=False)
+
+
 @pytest.mark.parametrize("newest", ["blank", "cut", "gone"])
 def test_an_anchor_at_the_begin_of_a_segment_without_blocks_misses_nothing(
     disk: Disk, newest: str
@@ -170,10 +178,7 @@ def test_an_anchor_at_the_begin_of_a_segment_without_blocks_misses_nothing(
     disk.journal.commit(entering(1), TIME)
     disk.wait()
     disk.journal.close()
-    disk.start()
-    disk.journal.write_anchor([], [], TIME)
-    disk.finish_cleaning()
-    disk.journal.close(clean=False)
+    anchor_without_blocks(disk)
     last = disk.segments()[-1]
     if newest == "cut":
         os.truncate(last, 0)
@@ -192,10 +197,7 @@ def test_an_anchor_at_the_begin_of_a_segment_tells_what_is_missing_before_it(dis
         disk.journal.commit(entering(number), TIME)
         disk.wait()
         disk.journal.close()
-    disk.start()
-    disk.journal.write_anchor([], [], TIME)
-    disk.finish_cleaning()
-    disk.journal.close(clean=False)
+    anchor_without_blocks(disk)
     _, second, third, fourth = disk.segments()
     os.truncate(third, third.stat().st_size - HEADER)
     with pytest.raises(JournalCorrupt, match="was known on disk"):

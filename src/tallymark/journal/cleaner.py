@@ -20,7 +20,6 @@ from tallymark.journal.files import Files
 from tallymark.journal.home import Home
 from tallymark.journal.packer import REFERENCED, Packer
 from tallymark.journal.reading import Columns, Reader
-from tallymark.journal.recovery import SegmentFile
 from tallymark.journal.spares import Spares, is_full
 from tallymark.journal.stock import Stock
 from tallymark.journal.threads import REAL, Event, Queue, Threads
@@ -97,17 +96,15 @@ class Job:
 class Done:
     """The result of a job. problem is empty if it succeeded."""
 
-    __slots__ = ("full", "job", "ledger", "problem")
+    __slots__ = ("full", "job", "problem", "size")
 
-    def __init__(
-        self, job: Job, problem: str, full: bool = False, ledger: SegmentFile | None = None
-    ) -> None:
+    def __init__(self, job: Job, problem: str, full: bool = False, size: int = 0) -> None:
         self.job = job
         self.problem = problem
         self.full = full
         """True if the disk was full: the job may be tried again."""
-        self.ledger = ledger
-        """STRIP: the file that took the segment's place; None after a problem."""
+        self.size = size
+        """STRIP: bytes of the ledger file."""
 
 
 @final
@@ -227,9 +224,10 @@ class Cleaner:
         self.is_stripping = False
         if done.problem and not done.full:
             self._stock.give_up_stripping(job.number)
-        elif done.ledger is not None:
+        elif not done.problem:
             self._reader.forget_file(job.number)
-            self._stock.stripped(done.ledger)
+            name = ledger_name(job.number, job.salt)
+            self._stock.stripped(job.number, name, done.size, job.time_ms)
 
     def finish(self) -> None:
         """Wait until all jobs queued so far have ended."""
@@ -330,8 +328,7 @@ class Cleaner:
             self._home.put(self._folder, [name], [old.name])
         self._files.unlink(str(old))
         self._files.sync_folder(self._folder)
-        ledger = SegmentFile(self._folder / name, job.number, job.salt)
-        return Done(job, "", ledger=ledger)
+        return Done(job, "", size=(self._folder / name).stat().st_size)
 
     def _keep(self, job: Job) -> None:
         if self._home is not None:
@@ -365,8 +362,8 @@ def _checkpoint_chunks(job: Job) -> Iterator[list[bytes]]:
 
 
 def _stripped_chunks(columns: Columns, job: Job) -> Iterator[list[bytes]]:
-    """Yield the blocks of a segment up to its seal. Bodies with checksums of their own are not
-    read.
+    """Yield the blocks of a segment up to its seal, whose time becomes the job's. Bodies with
+    checksums of their own are not read.
 
     Raises LayoutError: the segment is damaged, as far as its ledger needs it.
     """
@@ -383,6 +380,7 @@ def _stripped_chunks(columns: Columns, job: Job) -> Iterator[list[bytes]]:
         block = header.block + 1
         chunk.append(stripped(data, header))
         if header.flags & SEALED:
+            job.time_ms = header.time_ms
             break
         if len(chunk) >= _STRIP_BLOCKS:
             yield chunk

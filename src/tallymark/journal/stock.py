@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from typing import Final, final
 
-from tallymark.journal.recovery import Folder, SegmentFile
+from tallymark.journal.recovery import Folder
 
 _SPARSE_PER_CENT: Final = 25
 
@@ -194,14 +194,14 @@ class Stock:
             and s.live * 100 < s.size * _SPARSE_PER_CENT
         ]
 
-    def stripped(self, ledger: SegmentFile) -> None:
-        """Note the ledger that took its segment's place. Its time is that of the seal: a segment
-        that was found with space behind its seal has none yet."""
-        segment = self._segments[ledger.number]
+    def stripped(self, number: int, name: str, size: int, time_ms: int) -> None:
+        """Note the ledger that took a segment's place, and its bytes. time_ms: wall time of the
+        seal, which is not known yet of a segment that was found with space behind it."""
+        segment = self._segments[number]
         segment.stripped = True
-        segment.name = ledger.name
-        segment.size = ledger.size
-        segment.time_ms = ledger.time_ms
+        segment.name = name
+        segment.size = size
+        segment.time_ms = time_ms
 
     def give_up_stripping(self, number: int) -> None:
         """Leave a segment as it is until the next start."""

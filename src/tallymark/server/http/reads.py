@@ -51,7 +51,7 @@ LONGEST_S: Final = 10.0
 
 
 class Follower(Protocol):
-    """Whatever brings a folder up to date, and makes views of it."""
+    """Process that brings a folder up to date, and makes views of it."""
 
     wanted: int
     """Number of the newest view that a reader waits for."""
