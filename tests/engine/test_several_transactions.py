@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tallymark.engine.errors import PreconditionFailed
+from tallymark.engine.errors import PreconditionFailed, RolledBack
 from tallymark.engine.session import ACCEPTED, FAILED, RELEASES, Consumer, Session
 from tests.support.engine_rig import Rig
 from tests.support.engine_steps import manual
@@ -226,29 +226,33 @@ def test_tx_16_a_transaction_that_takes_too_long_is_rolled_back() -> None:
 
 
 def test_fc_18_late_deliveries_settled_under_a_transaction() -> None:
-    """They were released for having taken too long. Settling them is in vain, and lets the consumer
-    go on: with the commit, as everything else."""
-    for is_committed, is_final in ((True, False), (False, False), (False, True)):
-        rig = manual()
-        session, consumer = delivered(rig, 1, 2)
-        consumer.on_timeout = RELEASES
-        consumer.timeout_ms = 1000
-        rig.broker.timeouts.watch(rig.connection)
-        rig.advance(2000)
-        assert (consumer.overdue, rig.ready("q")) == (2, [1, 2])
-        transactions = rig.broker.transactions
-        transaction = transactions.begin(session)
-        transactions.settle(transaction, session, 1, 2, ACCEPTED, is_final=is_final)
-        rig.broker.check()
-        assert rig.settle_down() == []
-        if is_committed:
-            transactions.commit(transaction)
-            assert [d.number for d in rig.settle_down()] == [1, 2]
-        else:
-            transactions.rollback(transaction)
+    """They were released for having taken too long, and come again. What was published for them
+    under a transaction must not be there twice: it can only be rolled back [TX-13]."""
+    for is_final in (False, True):
+        for is_committed in (True, False):
+            rig = manual()
+            session, consumer = delivered(rig, 1, 2)
+            consumer.on_timeout = RELEASES
+            consumer.timeout_ms = 1000
+            rig.broker.timeouts.watch(rig.connection)
+            rig.advance(2000)
+            assert (consumer.overdue, rig.ready("q")) == (2, [1, 2])
+            transactions = rig.broker.transactions
+            transaction = transactions.begin(session)
+            rig.declare("results")
+            rig.stage(transaction, "results", 7)
+            transactions.settle(transaction, session, 1, 2, ACCEPTED, is_final=is_final)
+            rig.broker.check()
+            assert rig.settle_down() == []
+            if is_committed:
+                with pytest.raises(RolledBack, match="had gone back: its consumer held it"):
+                    transactions.commit(transaction)
+            else:
+                transactions.rollback(transaction)
             if not is_final:
                 assert rig.settle_down() == []
                 rig.broker.settlement.settle(session, 1, 2, ACCEPTED)
             assert [d.number for d in rig.settle_down()] == [1, 2]
-        rig.broker.check()
-        assert (consumer.overdue, rig.vhost.queues["q"].account.settled) == (0, 0)
+            assert (transactions.committed, rig.ready("results")) == (0, [])
+            rig.broker.check()
+            assert (consumer.overdue, rig.vhost.queues["q"].account.settled) == (0, 0)

@@ -214,9 +214,15 @@ class Transactions:
     def _park(
         self, transaction: Transaction, into: StagedSettlement, at: int, low: Tag, high: Tag
     ) -> None:
-        """Stage the unsettled tags among low..high, all of the range at index `at` of the
-        session."""
+        """Stage the unsettled tags among low..high, all of the range at index `at` of the session.
+        What had gone back after the time-out of its consumer comes again: settling it together with
+        publishes is impossible, so that the transaction can only be rolled back [TX-13, LC-4]."""
         entry = take_out(into.session, at, low, high)
+        if entry.is_late and not transaction.failure:
+            transaction.failure = (
+                f"a delivery of queue '{entry.queue.name}' that the transaction settles had gone "
+                "back: its consumer held it for longer than its time-out"
+            )
         if not entry.void and not entry.queue.deleted:
             for a, b in entry.pieces(entry.first, entry.last):
                 entry.queue.account.move(entry.part(a, b), ACQUIRED, STAGED)
