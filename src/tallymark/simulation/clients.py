@@ -33,6 +33,8 @@ WORKER: Final = "worker"
 """User whose rights change. Passwords are as the names."""
 GUEST: Final = "guest"
 IDLE_MS: Final = 4000
+WINDOW: Final = 5000
+"""Transfer frames that a session over AMQP 1.0 takes at once."""
 GONE: Final = (ClientError, OSError, TimeoutError)
 """Errors of a connection that a client takes as a reason to connect again."""
 
@@ -97,13 +99,15 @@ class Clients:
         goes_on: Callable[[], bool],
         work: Callable[[Session, Line], Coroutine[Any, Any, None]],
         is_worker: bool = False,
+        window: int = WINDOW,
     ) -> None:
-        """Do the work on a connection, and again on another one when that is gone."""
+        """Do the work on a connection, and again on another one when that is gone. window: of a
+        session over AMQP 1.0, transfer frames."""
         while goes_on():
             line: Line | None = None
             try:
                 ends: list[End] = []
-                async with self.dial(protocol, ends, is_worker) as connection:
+                async with self.dial(protocol, ends, is_worker, window) as connection:
                     line = self.history.connected(name, self.broker.life)
                     self.lines[ends[-1]] = line
                     if is_worker and self.history.permissions.is_being_taken(READ):
@@ -121,7 +125,9 @@ class Clients:
                     self.history.disconnected(line)
             await self.pause(0.05)
 
-    def dial(self, protocol: str, ends: list[End], is_worker: bool = False) -> Any:
+    def dial(
+        self, protocol: str, ends: list[End], is_worker: bool = False, window: int = WINDOW
+    ) -> Any:
         """Return a connection under way; its end is appended to `ends`."""
         user = WORKER if is_worker else GUEST
 
@@ -131,8 +137,9 @@ class Clients:
             return end, made
 
         return connect(
-            f"{protocol}://{user}:{user}@broker", opener=opener, timeout=10, idle_timeout_ms=IDLE_MS
-        )
+            f"{protocol}://{user}:{user}@broker", opener=opener, timeout=10,
+            idle_timeout_ms=IDLE_MS, session_window=window,
+        )  # fmt: skip
 
     # -- the topology
 
@@ -148,6 +155,9 @@ class Clients:
                 await session.bind_queue(queue.name, FANOUT, "")
             for shovel in self.plan.shovels:
                 await session.declare_queue(shovel.target)
+            for shared in self.plan.shared:
+                for name in shared.queues:
+                    await session.declare_queue(name)
             for stream in self.plan.streams:
                 await session.declare_queue(stream.name, type="stream", arguments=stream.arguments)
             done.append(True)
@@ -202,7 +212,9 @@ class Clients:
     def _message(self, plan: PublisherPlan, line: Line, number: int) -> Published:
         name = f"{plan.name}.{line.number}.{number}"
         size = self.world.random.randint(0, plan.size)
-        queues = tuple(self.history.queues) if plan.target == "*" else (plan.target,)
+        queues: tuple[str, ...] = (plan.target,)
+        if plan.target == "*":
+            queues = tuple(one.name for one in self.plan.queues)
         if plan.second and number % 2:
             queues = (plan.second,)
         return Published(
@@ -266,11 +278,18 @@ class Clients:
                 if plan.transactional:
                     await self._consume_in_transactions(plan, session, receiver, line)
                 else:
-                    await self._consume(plan, receiver, line)
+                    await self.take(plan, receiver, line)
 
         await self.steadily(plan.name, plan.protocol, lambda: self.consuming, work, plan.is_worker)
 
-    async def _consume(self, plan: ConsumerPlan, receiver: Any, line: Line) -> None:
+    async def take(
+        self,
+        plan: ConsumerPlan,
+        receiver: Any,
+        line: Line,
+        before_answer: Callable[[], None] | None = None,
+    ) -> None:
+        """Take what comes until told to end, and answer each message after a while."""
         random = self.world.random
         held: list[tuple[int, Any, Delivered]] = []
         while self.consuming or held:
@@ -290,6 +309,8 @@ class Clients:
             random.shuffle(due)
             for one in due:
                 held.remove(one)
+                if before_answer is not None:
+                    before_answer()
                 await self._answer(plan, one[1], one[2])
 
     def vanish(self, line: Line) -> None:

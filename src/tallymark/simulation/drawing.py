@@ -39,6 +39,7 @@ from tallymark.simulation.plan import (
     PublisherPlan,
     QueuePlan,
     RoguePlan,
+    SharedPlan,
     ShovelPlan,
     SinkPlan,
     StreamPlan,
@@ -84,7 +85,26 @@ def draw(seed: int) -> Plan:
         disk=disk, weather=weather,
     )  # fmt: skip
     plan = _with_shovels(_over_http(plan))
-    return _with_rot(_with_times(_with_archives(_with_timeouts(_with_repeats(plan)))))
+    plan = _with_times(_with_archives(_with_timeouts(_with_repeats(plan))))
+    return _with_rot(_with_shared(plan))
+
+
+def _with_shared(plan: Plan) -> Plan:
+    """Draw consumers of several queues that share a limit: none in most worlds."""
+    random = Random(f"shared {plan.seed}")
+    if not _is_on(random, 0.15):
+        return plan
+    protocol = random.choice(PROTOCOLS)
+    shared = SharedPlan(
+        "shared", protocol, count=random.randint(2, 4), limit=random.choice([1, 2, 5, 20]),
+        own=random.choice([1, 3, 20, 100]),
+        changes=random.choice([0.0, 0.02]) if protocol == "amqp091" else 0.0,
+        hold_s=random.choice([0.0, 0.005, 0.05]), release=random.choice([0.0, 0.1]),
+        fail=random.choice([0.0, 0.1]), vanish=random.choice([0.0, 0.0, 0.002]),
+        batch=random.choice([1, 5, 20]), pause_s=random.choice([0.02, 0.1]),
+        size=random.choice([20, 300]),
+    )  # fmt: skip
+    return replace(plan, shared=(shared,))
 
 
 def _with_rot(plan: Plan) -> Plan:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Final
 
+from tallymark.simulation.models.credit import Shared
 from tallymark.simulation.models.permissions import Permissions
 from tallymark.simulation.plan import CLOCK, FULL, NSQ_QUEUE, Plan, QueuePlan
 from tallymark.simulation.violated import Violated
@@ -45,6 +46,8 @@ class Line:
     line that drains a queue the last that came."""
     held: int = 0
     """Messages that came and are not answered."""
+    shared: Shared | None = None
+    """Model of the limit that the consumers on this line share; None: they share none."""
 
 
 @dataclass
@@ -82,6 +85,7 @@ class Delivered:
     """Time from which on somebody else may have the message, though it is not answered."""
     due_ns: int = 0
     """Time until which it is put off, by its answer."""
+    queue: str = ""
     is_certain: bool | None = None
     """True once the broker says that the answer took effect, False until then; None: time
     tells."""
@@ -93,6 +97,11 @@ class History:
     def __init__(self, world: World, plan: Plan) -> None:
         self._world = world
         self.queues: dict[str, QueuePlan] = {one.name: one for one in plan.queues}
+        shared = [name for one in plan.shared for name in one.queues]
+        self.queues.update({name: QueuePlan(name) for name in shared})
+        self.untouched: dict[str, set[str]] = {name: set() for name in shared}
+        """Names of confirmed messages that nobody was given yet, by those queues that share a limit
+        with others."""
         self.permissions = Permissions(world, "worker")
         self._streams = {one.name for one in plan.streams}
         """Names of streams, which have a model of their own."""
@@ -152,6 +161,9 @@ class History:
     def confirmed(self, name: str) -> None:
         """Note that the broker says that it has a message safely."""
         self.published[name].confirmed = True
+        for queue in self.published[name].queues:
+            if queue in self.untouched and (queue, name) not in self.deliveries:
+                self.untouched[queue].add(name)
 
     def refused(self, name: str) -> None:
         """Note that the broker does not take a message."""
@@ -183,7 +195,9 @@ class History:
             how = self.works[message.work]
             raise Violated(f"{how}: {where} was published in {message.work}")
         before = self.deliveries[queue, name]
-        delivery = Delivered(now, line, is_flagged)
+        delivery = Delivered(now, line, is_flagged, queue=queue)
+        if queue in self.untouched:
+            self.untouched[queue].discard(name)
         if self.is_damaged:
             return delivery
         if line.down_ns < NEVER:  # it was under way when the connection ended
@@ -203,7 +217,7 @@ class History:
                 self.seen.add("redelivery after a crash")
         if (not before and not is_flagged) or line.client.startswith(DRAIN):
             self._check_order(line, queue, message, where)
-        self._check_credit(line, where)
+        self._check_credit(line, queue, where)
         if not is_leased:
             self._check_limits(line, queue, message, before, where)
         if queue != home:
@@ -221,12 +235,14 @@ class History:
             raise Violated(f"out of order: {where} came behind number {last} of {message.line}")
         line.last_first[key] = message.number
 
-    def _check_credit(self, line: Line, where: str) -> None:
+    def _check_credit(self, line: Line, queue: str, where: str) -> None:
         """Check that no consumer holds more than it asked for."""
         line.held += 1
         credit = self._credits.get(line.client)
         if credit is not None and line.held > credit:
             raise Violated(f"beyond its credit: {where}, which holds {line.held} of {credit}")
+        if line.shared is not None:
+            line.shared.delivered(queue, where)
 
     def _check_limits(
         self, line: Line, queue: str, message: Published, before: list[Delivered], where: str
@@ -266,6 +282,8 @@ class History:
             self.seen.add("message put off")
         delivery.outcome = outcome
         delivery.line.held -= 1
+        if delivery.line.shared is not None:
+            delivery.line.shared.answered(delivery.queue)
         delivery.answered_ns = self._world.now_ns
         delivery.work = work
 

@@ -264,6 +264,55 @@ class ShovelPlan:
 
 
 @dataclass(frozen=True)
+class SharedPlan:
+    """Consumers of several queues of their own that share a limit, on one connection."""
+
+    name: str
+    protocol: str
+    count: int = 3
+    """Number of its queues, each of which has a consumer and a publisher."""
+    limit: int = 5
+    """Messages that they may hold together (AMQP 0-9-1: basic.qos, global), or transfer frames that
+    may be under way to their session (AMQP 1.0)."""
+    own: int = 20
+    """Messages that each of them may hold."""
+    changes: float = 0.0
+    """Chance, with each answer, that another shared limit is set: AMQP 0-9-1 alone."""
+    hold_s: float = 0.005
+    release: float = 0.0
+    fail: float = 0.0
+    vanish: float = 0.0
+    batch: int = 5
+    pause_s: float = 0.05
+    """Mean time between two batches to each queue."""
+    size: int = 100
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """Names of its queues."""
+        return tuple(f"{self.name}.q{number}" for number in range(self.count))
+
+    @property
+    def publishers(self) -> tuple[PublisherPlan, ...]:
+        return tuple(
+            PublisherPlan(
+                f"{queue}.p", PROTOCOLS[number % 2], queue, self.batch, self.pause_s, self.size
+            )
+            for number, queue in enumerate(self.queues)
+        )
+
+    @property
+    def consumers(self) -> tuple[ConsumerPlan, ...]:
+        return tuple(
+            ConsumerPlan(
+                self.name, self.protocol, queue, self.own, self.hold_s, 0.0, self.release,
+                self.fail, self.vanish,
+            )
+            for queue in self.queues
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
 class FaultPlan:
     """A fault and its time."""
 
@@ -292,6 +341,7 @@ class Plan:
     operators: tuple[ManagementPlan, ...] = ()
     rogues: tuple[RoguePlan, ...] = ()
     shovels: tuple[ShovelPlan, ...] = ()
+    shared: tuple[SharedPlan, ...] = ()
     has_ledger: bool = False
     """True if the ledger is balanced after each end of the broker."""
     faults: tuple[FaultPlan, ...] = ()

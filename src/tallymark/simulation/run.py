@@ -51,6 +51,7 @@ from tallymark.simulation.process import AMQP, Broker
 from tallymark.simulation.readers import Readers
 from tallymark.simulation.rogues import Rogue
 from tallymark.simulation.rot import REFUSED, turn_bits
+from tallymark.simulation.shared import SharedConsumers
 from tallymark.simulation.shovels import Mover
 from tallymark.simulation.sinks import Writer
 from tallymark.simulation.streams import StreamReaders
@@ -226,12 +227,18 @@ class _Run:
         self._until(lambda: all(one.done() for one in ready), "the topology is declared", False)
         began_ns = self.world.now_ns
         self._faults_from = began_ns
-        for publisher in self.plan.publishers:
+        shared = self.plan.shared
+        for publisher in (
+            *self.plan.publishers,
+            *(its for one in shared for its in one.publishers),
+        ):
             by = self.nsq if publisher.protocol == "nsq" else clients
             clients.begin(by.publish(publisher))
         for consumer in self.plan.consumers:
             by = self.nsq if consumer.protocol == "nsq" else clients
             clients.begin(by.consume(consumer))
+        for group in shared:
+            clients.begin(SharedConsumers(clients, group).consume())
         for subscription in self.plan.subscriptions:
             readers = Readers(clients, subscription)
             clients.begin(readers.read(subscription.name, False))
@@ -286,6 +293,7 @@ class _Run:
         node = self.broker.node
         assert node is not None
         consumed = {one.queue for one in self.plan.consumers if one.queue != NSQ_QUEUE}
+        consumed |= {name for one in self.plan.shared for name in one.queues}
         queues = node.broker.queues.values()
         return {one.name: one.ready for one in queues if one.name in consumed and one.ready}
 
@@ -459,6 +467,7 @@ class _Run:
         clients = self.clients
         queues = self.plan.queues
         names = [one.name for one in queues] + [one.dead for one in queues if one.dead_letters]
+        names += [name for one in self.plan.shared for name in one.queues]
         tasks = [clients.begin(clients.drain(name)) for name in names]
         tasks += [clients.begin(mover.drain()) for mover in self._shovels]
         if self.has_nsq:

@@ -69,6 +69,11 @@ STATES: Final = {
     "transaction unknown": "its client does not know how it ended",
     "transaction open at a crash": "messages were published or settled in it",
     "ledger balanced": "the equation of every queue was worked out as Spark jobs do it",
+    # Shared credit.
+    "shared credit used up": "consumers of several queues held together what they may",
+    "shared credit goes round over amqp091": "a queue waited for it while another one was served",
+    "shared credit goes round over amqp": "the same, where a session's window is what they share",
+    "shared credit changed": "another limit was set while they consume",
     # Bad clients.
     **{f"rogue {kind}": f"a client that {kind}" for kind in ROGUES},
     # Shovels.
