@@ -18,6 +18,7 @@ from tallymark.whatif.page import html
 from tallymark.whatif.players import Learned, Player
 from tallymark.whatif.reading import Reader
 from tallymark.whatif.recording import ACCEPTS, Answers, Recording
+from tallymark.whatif.rows import FromFile
 from tallymark.whatif.sweep import run_world
 from tallymark.whatif.world import World
 from tests.support.engine_rig import Delivery, Rig
@@ -83,7 +84,7 @@ def lived(
     rig.settle_down()
     reader = Reader()
     for block in log.read():
-        reader.read(block)
+        reader.read(FromFile(block))
     return reader.finish()
 
 

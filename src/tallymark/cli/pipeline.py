@@ -3,7 +3,7 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -154,18 +154,65 @@ def reconcile(
 
 @app.command()
 def ledger(
-    to: Annotated[Path, typer.Option(help="Folder of the new Parquet table.")],
+    to: Annotated[Path, typer.Option(help="Folder of the table: a new one, without --rows.")],
     data_dir: DataDir = DATA_DIR,
+    rows: Annotated[
+        bool,
+        typer.Option(
+            "--rows",
+            help="The ledger's own rows, which `what-if --ledger` plays; what is new is appended.",
+        ),
+    ] = False,
+    format: Annotated[str, typer.Option(help="parquet or delta; of --rows.")] = "parquet",
+    header: Annotated[
+        list[str] | None,
+        typer.Option(help="A header that --rows keeps, beside those that bindings ask for."),
+    ] = None,
     url: LiveUrl = None,
     user: Login = LOGIN,
     master: Master = MASTER,
 ) -> None:
     """Write every transition, one row for each message and event, to Parquet."""
+    name, password = _login(url, user)
+    if rows:
+        require(*(("deltalake",) if format == "delta" else ()), "pyarrow", "numpy",
+                extra="delta" if format == "delta" else "spark")  # fmt: skip
+        _run(lambda: _write_rows(data_dir, to, format, header or (), url, name, password))
+    if header or format != "parquet":
+        fail("--header and --format are of --rows, expected it beside them", 2)
     _require_spark()
     from tallymark.spark.transitions import main
 
-    name, password = _login(url, user)
     _run(lambda: main(data_dir, to, url, name, password, master))
+
+
+def _write_rows(
+    data_dir: Path,
+    to: Path,
+    format: str,
+    headers: Sequence[str],
+    url: str | None,
+    user: str | None,
+    password: str | None,
+) -> int:
+    """Append the ledger's rows to a table. Raises ValueError, FileNotFoundError."""
+    from tallymark.spark.claims import asked, endpoint_of
+    from tallymark.spark.client import CannotRun, counted
+    from tallymark.spark.ledger_files import journal_folder
+    from tallymark.whatif.table import write_delta, write_table
+
+    if format not in ("parquet", "delta"):
+        raise ValueError(f"--format is {format!r}, expected parquet or delta")
+    journal_folder(data_dir)
+    endpoint = endpoint_of(url, user, password)
+    write = write_delta if format == "delta" else write_table
+    try:
+        upto = None if endpoint is None else asked(endpoint, data_dir)
+        count = write(data_dir, to, upto, headers)
+    except CannotRun as error:
+        fail(str(error))
+    print(f"{counted(count, 'row')} more in {to}")
+    return 0
 
 
 @app.command()

@@ -35,6 +35,12 @@ def what_if(
         Path,
         typer.Option("--data-dir", envvar="TALLYMARK_DATA_DIR", help="The broker's data folder."),
     ] = Path("tallymark-data"),
+    ledger: Annotated[
+        Path | None,
+        typer.Option(
+            help="In place of a data folder: a table that `pipeline ledger --rows` has written."
+        ),
+    ] = None,
     since: Annotated[
         str | None,
         typer.Option(help="Time from which on it is told, such as 2026-11-20T12:00:00Z."),
@@ -73,14 +79,14 @@ def what_if(
     except (ChangeRefused, OSError) as error:
         fail(str(error), USAGE)
     if work is not None:
-        _answer(data_dir, work, changes, workers, seed, stretch, to, json)
+        _answer(ledger or data_dir, work, changes, workers, seed, stretch, to, json)
     else:
         with TemporaryDirectory(prefix="tallymark-what-if-") as folder:
-            _answer(data_dir, Path(folder), changes, workers, seed, stretch, to, json)
+            _answer(ledger or data_dir, Path(folder), changes, workers, seed, stretch, to, json)
 
 
 def _answer(
-    data_dir: Path,
+    ledger: Path,
     work: Path,
     changes: list[Change],
     workers: int | None,
@@ -93,13 +99,15 @@ def _answer(
     from tallymark.whatif import comparison, page
     from tallymark.whatif.changes import ChangeRefused
     from tallymark.whatif.reading import NotEnough
+    from tallymark.whatif.sources import source_of
     from tallymark.whatif.sweep import Sweep
 
     def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     try:
-        sweep = Sweep(data_dir, work, seed, *stretch)
+        names = {name for one in changes for name in one.headers()}
+        sweep = Sweep(source_of(ledger), work, seed, *stretch, names)
         results = sweep.run(changes, workers or os.cpu_count() or 1, tell)
     except (CannotRun, NotEnough, ChangeRefused, OSError) as error:
         fail(str(error), USAGE)

@@ -120,7 +120,7 @@ def plan(folder: Path, upto: int | None = None, *, is_unbroken: bool = False) ->
 
 def read_file(part: LedgerPart) -> Iterator[pa.RecordBatch]:
     """The rows of one file. Raises LedgerIncomplete when it is damaged below the position."""
-    return _batches(blocks_of(part), part)
+    return batches_of(blocks_of(part), part)
 
 
 def blocks_of(part: LedgerPart) -> list[Block]:
@@ -197,7 +197,8 @@ def _journal_blocks(file: LedgerFile, upto: int) -> tuple[bytes, list[layout.Hea
     )
 
 
-def _batches(found: list[Block], part: LedgerPart) -> Iterator[pa.RecordBatch]:
+def batches_of(found: list[Block], part: LedgerPart) -> Iterator[pa.RecordBatch]:
+    """The rows of blocks of one file, in batches."""
     if not found:
         return
     rows = np.concatenate([block.rows for block in found])

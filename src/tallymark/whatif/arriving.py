@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from array import array
-from itertools import pairwise
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from tallymark.stored import layout, records
-from tallymark.stored.formats import AMQP091
 from tallymark.whatif.past import Past
 from tallymark.whatif.recording import Publishes
 from tallymark.whatif.rows import (
-    AT,
     COUNT,
     FIRST,
     FLAGS,
+    FORMATS,
     KIND,
     LO,
     OWNER,
@@ -26,7 +25,6 @@ from tallymark.whatif.rows import (
     Here,
     Row,
 )  # fmt: skip
-from tallymark.wire.amqp091.frames import section_at
 
 _MEANING: Final = (records.ENTERED, records.SINK_STAGED)
 """Kinds of rows that say what became of a payload that was published."""
@@ -35,7 +33,7 @@ _MEANING: Final = (records.ENTERED, records.SINK_STAGED)
 class Arrivals:
     """Reads what was published into the columns of a recording."""
 
-    def __init__(self, made: Publishes, here: Here) -> None:
+    def __init__(self, made: Publishes, here: Here, headers: Collection[str] = ()) -> None:
         self._made = made
         self._here = here
         self._payloads: dict[int, tuple[int, int]] = {}
@@ -47,7 +45,6 @@ class Arrivals:
         self._fresh: dict[int, Row] = {}
         """Payloads of this block that a later row of it says the meaning of."""
         self._meant: set[int] = set()
-        self._routes: list[bytes] | None = None
         self._staged: dict[int, tuple[Row, list[int]]] = {}
         """Payloads that a sink may publish later, and their routes."""
         self._seen: dict[int, list[str]] = {}
@@ -55,12 +52,17 @@ class Arrivals:
         self._last_seen: dict[int, str] = {}
         self.deduplicating: set[int] = set()
         """Queues that deduplicate by an argument of their own."""
+        self.header_names = set(headers)
+        """Headers that bindings ask for, or a change does."""
+        self.without_headers = 0
+        """Messages whose headers were asked for and are not there."""
+        self._tables: dict[str, dict[str, object]] = {}
+        """Tables of headers, equal ones once."""
         self._anonymous = -1
         """The next id for a message whose id is not stored."""
 
-    def begin(self, rows: list[Row]) -> None:
+    def begin(self, rows: Sequence[Row]) -> None:
         """Begin a block."""
-        self._routes = None
         self._seen.clear()
         self._fresh.clear()
         self._meant = {row[PAYLOAD] for row in rows if row[KIND] in _MEANING}
@@ -98,28 +100,32 @@ class Arrivals:
     def payload(self, row: Row) -> None:
         """Read a PAYLOAD row."""
         publishes = self._made
-        count, lo = row[COUNT], row[LO]
+        block = self._here.block
         if row[PAYLOAD] in self._meant:
             self._fresh[row[PAYLOAD]] = row
-        bounds = self._here.block.bounds[lo : lo + count + 1].tolist()
         self._payloads[row[PAYLOAD]] = (row[FIRST], len(publishes.sizes))
-        sizes = [high - low for low, high in pairwise(bounds)]
+        sizes = block.sizes(row)
+        bodies = block.bodies(row)
         publishes.sizes.extend(sizes)
-        publishes.bodies.extend(self._bodies(row, bounds, sizes))
+        publishes.bodies.extend(sizes if bodies is None else bodies)
+        if self.header_names:
+            self._read_headers(row)
         is_lone = row[PAYLOAD] not in self._fresh and not row[FLAGS] & layout.RELOCATED
         if is_lone and row[FLAGS] & layout.PERSISTENT:
             self._publish(row, "", -1)  # no queue took it
 
-    def _bodies(self, row: Row, bounds: list[int], sizes: list[int]) -> list[int]:
-        """Return the bytes of the bodies, of messages that are not here those of their frames."""
-        if row[REASON] != AMQP091 or not row[AT]:
-            return sizes
-        data, start = self._here.block.data, self._here.block.header.at + row[AT]
-        found = []
-        for low in bounds[:-1]:
-            at = section_at(data, start + low)
-            found.append(int.from_bytes(data[at - 8 : at], "big"))
-        return found
+    def _read_headers(self, row: Row) -> None:
+        """Note the headers that messages are routed by."""
+        found = self._here.block.headers(row, frozenset(self.header_names))
+        if found is None:
+            self.without_headers += row[COUNT] if row[REASON] in FORMATS else 0
+            return
+        known = {}
+        for i, said in enumerate(found):
+            if said:
+                known[i] = self._tables.setdefault(repr(said), said)
+        if known:
+            self._made.headers[row[FIRST]] = known
 
     def _publish(self, row: Row, vhost: str, known: int, own: list[int] | None = None) -> None:
         """Add a payload to the publishes, as its PAYLOAD row has it. own: its routes, where that
@@ -146,14 +152,7 @@ class Arrivals:
 
     def _own_places(self, row: Row) -> list[int]:
         """Return the route of each message, or the one of all of them."""
-        if self._routes is None:
-            self._routes = self._here.block.routes().to_pylist()
-        if row[FLAGS] & layout.ROUTE_COLUMN:
-            at = row[OWNER]
-            numbers = self._here.block.bounds[at : at + row[COUNT]].tolist()
-        else:
-            numbers = [row[OWNER]]
-        return [self._place(self._routes[2 * n], self._routes[2 * n + 1]) for n in numbers]
+        return [self._place(exchange, key) for exchange, key in self._here.block.routes(row)]
 
     def _place(self, exchange: bytes, key: bytes) -> int:
         found = self._places.get((exchange, key))

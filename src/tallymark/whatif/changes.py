@@ -82,6 +82,8 @@ class BindingChange:
     key: str
     vhost: str
     adds: bool
+    arguments: dict[str, object] = field(default_factory=dict)
+    """Headers that a binding of a headers exchange asks for, and `x-match`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,10 @@ class Change:
     consumers: list[ConsumersChange] = field(default_factory=list)
     publishers: list[PublishersChange] = field(default_factory=list)
     restarts: list[Restart] = field(default_factory=list)
+
+    def headers(self) -> set[str]:
+        """Return the headers that its bindings ask for."""
+        return {name for one in self.bindings for name in one.arguments} - {"x-match", ""}
 
     def arguments_of(self, vhost: str, queue: str) -> dict[str, object]:
         """Return the arguments that a queue gets in place of its own, with x-."""
@@ -397,9 +403,13 @@ def _policy(one: _Fields) -> PolicyChange:
 
 
 def _binding(one: _Fields, adds: bool) -> BindingChange:
+    arguments = one.left.pop("arguments", {})
+    if not isinstance(arguments, dict):
+        raise ChangeRefused(f"{one.where}: arguments is {arguments!r}, expected a table")
     return BindingChange(
-        one.text("queue"), one.text("exchange"), one.text("key", ""), one.text("vhost", "/"), adds
-    )
+        one.text("queue"), one.text("exchange"), one.text("key", ""), one.text("vhost", "/"), adds,
+        arguments,
+    )  # fmt: skip
 
 
 def _consumers(one: _Fields) -> ConsumersChange:

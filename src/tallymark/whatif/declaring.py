@@ -169,9 +169,9 @@ class Declaring:
             ):
                 continue
             if one.adds:
-                vhost.bind_queue(one.queue, one.exchange, one.key, {}, 0)
+                vhost.bind_queue(one.queue, one.exchange, one.key, one.arguments, 0)
             else:
-                vhost.unbind_queue(one.queue, one.exchange, one.key, {}, 0)
+                vhost.unbind_queue(one.queue, one.exchange, one.key, one.arguments, 0)
 
     def _arguments(self, queue: Queue) -> dict[str, object]:
         """Return the arguments of a queue in this world. Raises ChangeRefused."""

@@ -25,28 +25,43 @@ COPIES: Final = 1 << 60
 
 
 class Replayed(Format):
-    """The format of messages whose bytes are not there: their priorities are known."""
+    """The format of messages whose bytes are not there: what queues and exchanges ask of them is
+    known."""
 
     def __init__(self, recording: Recording) -> None:
         self._priorities = recording.publishes.priorities
         self._ids = recording.publishes.ids
+        self._headers = recording.publishes.headers
+        self._origins: dict[int, tuple[int, int]] = {}
+
+    def set_origin(self, first_id: int, of: int, lo: int) -> None:
+        """Note that a payload is a part, or a copy of a part, of another one."""
+        if of in self._priorities or of in self._ids or of in self._headers:
+            self._origins[first_id] = (of, lo)
 
     def priorities(self, payload: Payload, lo: int, hi: int) -> bytes:
-        known = self._priorities.get(payload.first_id)
+        of, at = self._origins.get(payload.first_id, (payload.first_id, 0))
+        known = self._priorities.get(of)
         if known is None:
             return bytes(hi - lo)
-        return bytes(known.get(i, 0) for i in range(lo, hi))
+        return bytes(known.get(i + at, 0) for i in range(lo, hi))
 
     def ids(self, payload: Payload, lo: int, hi: int) -> list[str]:
-        known = self._ids.get(payload.first_id, {})
-        return [known.get(i, "") for i in range(lo, hi)]
+        of, at = self._origins.get(payload.first_id, (payload.first_id, 0))
+        known = self._ids.get(of, {})
+        return [known.get(i + at, "") for i in range(lo, hi)]
+
+    def headers(self, payload: Payload, i: int) -> dict[str, object]:
+        of, at = self._origins.get(payload.first_id, (payload.first_id, 0))
+        return dict(self._headers.get(of, {}).get(i + at, {}))
 
 
 class Publisher:
     """The publishers of a recording, all of a virtual host as one."""
 
     def __init__(self, broker: Broker, recording: Recording, change: Change) -> None:
-        broker.formats[REPLAYED] = Replayed(recording)
+        self._format = Replayed(recording)
+        broker.formats[REPLAYED] = self._format
         self._broker = broker
         self._said = recording.publishes
         self._change = change
@@ -111,11 +126,18 @@ class Publisher:
             REPLAYED, b"", array("I", _totals(said.sizes[start + lo : start + hi])), route, routes,
             MessageId(first_id), EngineMs(said.arrived_ms[i]), bool(said.persistent[i]), 0,
         )  # fmt: skip
+        if first_id != said.first_id[i]:
+            self._format.set_origin(first_id, said.first_id[i], lo)
         payload.bodies = array("Q", _totals(said.bodies[start + lo : start + hi]))
         known = said.known[i]
         annotations = self._annotations[known] if known >= 0 else None
         session = self._session(said.vhost[i])
         self.published += hi - lo
+        if self._needs_headers(i, lo, hi, own):
+            places = [said.place[i]] * (hi - lo) if own is None else own[lo:hi]
+            parts = list(self._parts(said.vhost[i], places, known, payload))
+            self._broker.publishing.publish_parts(session, payload, parts, annotations)
+            return
         if own is None:
             targets = self._targets(said.vhost[i], said.place[i], known)
             if targets is None or not targets.queues:
@@ -126,31 +148,48 @@ class Publisher:
         parts = list(self._parts(said.vhost[i], own[lo:hi], known))
         self._broker.publishing.publish_parts(session, payload, parts, annotations)
 
-    def _parts(self, vhost: str, own: list[int], known: int) -> Iterator[Part]:
-        """Yield the parts of a payload whose messages have routes of their own."""
+    def _needs_headers(self, i: int, lo: int, hi: int, own: list[int] | None) -> bool:
+        """Return whether messages of payload i have headers, and are routed by them."""
+        said = self._said
+        if said.first_id[i] not in said.headers:
+            return False
+        host = self._broker.vhosts[said.vhost[i]]
+        exchanges = {said.places[n][0] for n in ([said.place[i]] if own is None else own[lo:hi])}
+        return any(name in host.exchanges and host.needs_headers(name) for name in exchanges)
+
+    def _parts(
+        self, vhost: str, own: list[int], known: int, payload: Payload | None = None
+    ) -> Iterator[Part]:
+        """Yield the parts of a payload whose messages have routes of their own. payload: it, where
+        they are routed by their headers."""
+        found = [] if payload is None else [self._format.headers(payload, i) for i in
+                                            range(len(own))]  # fmt: skip
         lo = 0
         for hi in range(1, len(own) + 1):
-            if hi < len(own) and own[hi] == own[lo]:
+            if hi < len(own) and own[hi] == own[lo] and (not found or found[hi] == found[lo]):
                 continue
-            targets = self._targets(vhost, own[lo], known)
+            targets = self._targets(vhost, own[lo], known, found[lo] if found else None)
             if targets is not None and targets.queues:
                 yield Part(targets, lo, hi)
             else:
                 self.unroutable += hi - lo
             lo = hi
 
-    def _targets(self, vhost: str, place: int, known: int) -> Targets | None:
+    def _targets(
+        self, vhost: str, place: int, known: int, headers: dict[str, object] | None = None
+    ) -> Targets | None:
         """Return the queues of a route; None: its exchange is not there."""
         host = self._broker.vhosts[vhost]
-        cached = self._routes.get((vhost, place, known))
+        cached = None if headers else self._routes.get((vhost, place, known))
         if cached is not None and cached[0] == host.generation:
             return cached[1]
         exchange, key = self._said.places[place]
         more = self._annotations[known].more_keys if known >= 0 else ()
         targets = None
         with suppress(BrokerError):  # no such exchange in this world: nobody gets the message
-            targets = host.route(exchange, [key, *more], {})
-        self._routes[vhost, place, known] = (host.generation, targets)
+            targets = host.route(exchange, [key, *more], headers or {})
+        if not headers:
+            self._routes[vhost, place, known] = (host.generation, targets)
         return targets
 
     def _session(self, vhost: str) -> Session:

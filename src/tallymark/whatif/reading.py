@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import json
 from array import array
+from collections.abc import Collection
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
-from tallymark.spark.blocks import Block
-from tallymark.spark.ledger import CHECKPOINT, blocks_of, plan
-from tallymark.stored import layout, records
+from tallymark.stored import records
 from tallymark.stored.annotations import Annotations
 from tallymark.whatif.arriving import Arrivals
 from tallymark.whatif.fates import Fates, QueueName, fate_of
@@ -66,7 +65,10 @@ from tallymark.whatif.rows import (
     TIME,
     Here,
     Row,
+    Told,
+    named_headers,
 )  # fmt: skip
+from tallymark.whatif.sources import Source, source_of
 
 _WORN: Final = {
     records.DEAD_LETTERED: (records.DEAD_REJECTED, records.DEAD_DELIVERY_LIMIT),
@@ -98,31 +100,34 @@ class NotEnough(Exception):
     """The ledger does not reach back far enough to be played."""
 
 
-def read_recording(folder: Path, until_ms: int = FOREVER) -> Recording:
-    """Read a data folder up to a time; a broker may be running on it. Raises LedgerIncomplete,
-    NotEnough."""
-    reader = Reader()
-    parts = [part for part in plan(folder, is_unbroken=True) if part.source != CHECKPOINT]
-    if parts and parts[0].file.number > 1:
+def read_recording(
+    ledger: Path | Source, until_ms: int = FOREVER, headers: Collection[str] = ()
+) -> Recording:
+    """Read a ledger up to a time: a data folder, on which a broker may be running, or a table.
+    headers: names of headers that are read, beside those that bindings ask for. Raises
+    LedgerIncomplete, NoTable, NotEnough."""
+    source = source_of(ledger) if isinstance(ledger, Path) else ledger
+    reader = Reader(headers)
+    if not source.is_whole:
         raise NotEnough(
-            f"{folder}: the ledger begins with segment {parts[0].file.number}, expected 1: what "
+            f"{source.name}: the ledger begins with segment {source.first}, expected 1: what "
             "the broker held then is not known. A longer ledger_retention keeps more"
         )
-    for part in parts:
-        for block in blocks_of(part):
-            if block.header.time_ms > until_ms:
-                return reader.finish()
-            reader.read(block)
+    for block in source.blocks():
+        if block.rows[-1][TIME] > until_ms:
+            break
+        reader.read(block)
     return reader.finish()
 
 
 class Reader:
     """Reads blocks one after the other, oldest first."""
 
-    def __init__(self) -> None:
+    def __init__(self, headers: Collection[str] = ()) -> None:
+        """headers: names of headers that are read, beside those that bindings ask for."""
         self.recording = Recording()
         self._here = Here()
-        self._arrivals = Arrivals(self.recording.publishes, self._here)
+        self._arrivals = Arrivals(self.recording.publishes, self._here, headers)
         self._synced = 0
         self._waits: list[int] = []
         """Times for which deliveries waited for the disk, ms."""
@@ -170,10 +175,10 @@ class Reader:
             records.SLOW: self._slow,
         }
 
-    def read(self, block: Block) -> None:
+    def read(self, block: Told) -> None:
         """Read the rows of one block."""
-        rows: list[Row] = block.rows.tolist()
-        self._here.order = self._here.block_order = block.header.position
+        rows = block.rows
+        self._here.order = self._here.block_order = block.position
         self._here.block = block
         self._arrivals.begin(rows)
         self._served.clear()
@@ -209,10 +214,7 @@ class Reader:
             made.turn_ms.append(self._here.time_ms)
             made.turn_order.append(self._here.block_order)
             made.turn_upto.append(self._here.order)
-            header = self._here.block.header
-            # A block without its bodies does not say what was on disk: all before it, as a rule.
-            known = header.position if header.flags & layout.STRIPPED else header.known_synced
-            self._synced = max(self._synced, known)
+            self._synced = max(self._synced, self._here.block.synced)
             made.turn_synced.append(self._synced)
             if is_new and made.turn_ends:
                 made.turn_ends[-1] = 1
@@ -240,6 +242,12 @@ class Reader:
             if late * 20 <= count:
                 made.serial.add(owner)
         self._let_finish()
+        if self._arrivals.without_headers:
+            self._lack(
+                "headers of messages whose bytes are gone, which bindings ask for",
+                self._arrivals.without_headers,
+            )
+        made.header_names = frozenset(self._arrivals.header_names)
         first = min((past.fates.entered_ms[0] for past in self._pasts.values() if past.fates.ids),
                     default=self._here.time_ms)  # fmt: skip
         made.begin_ms = min([first, *(one[0] for one in made.inputs[:1])])
@@ -430,6 +438,7 @@ class Reader:
             self._input(UNSUBSCRIBE, said["epoch"])
         if "vhost" not in said or op in _NOT_TOPOLOGY:
             return
+        self._arrivals.header_names |= named_headers(said)
         if op == "queue" and said["id"] not in self._names:
             place = said["vhost"], said["name"]
             again = self._declared.get(place, -1) + 1

@@ -154,6 +154,8 @@ class Publishes:
     """Priorities by first message id of the payload and index in it, where they are known."""
     ids: dict[int, dict[int, str]] = field(default_factory=dict)
     """Ids that publishers gave, as far as queues that deduplicate took them, in the same way."""
+    headers: dict[int, dict[int, dict[str, object]]] = field(default_factory=dict)
+    """Headers that bindings ask for, of messages that have such, in the same way."""
 
     def __len__(self) -> int:
         return len(self.time_ms)
@@ -271,5 +273,7 @@ class Recording:
     asks_ms: dict[int, int] = field(default_factory=dict)
     """The median time that a consumer of AMQP 1.0 let pass, with messages waiting, before it
     granted credit again, ms."""
+    header_names: frozenset[str] = frozenset()
+    """Names of the headers that were read."""
     lacks: dict[str, int] = field(default_factory=dict)
     """Gaps of the ledger, which the inputs therefore have as well: in words, with counts."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from hashlib import blake2b
 from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 from tallymark import __version__
@@ -22,6 +23,7 @@ from tallymark.whatif.changes import AS_IT_WAS, Change, check_queues, read_chang
 from tallymark.whatif.figures import compare_fates, figures_of
 from tallymark.whatif.reading import read_recording
 from tallymark.whatif.recording import FOREVER, Recording
+from tallymark.whatif.sources import Source, frame_source, source_of
 from tallymark.whatif.world import World
 
 if TYPE_CHECKING:
@@ -56,17 +58,18 @@ class Sweep:
     """The worlds of one recording, and a folder for their results."""
 
     def __init__(
-        self, data_dir: Path, work: Path, seed: int = 1, since_ms: int = 0,
-        until_ms: int = FOREVER,
+        self, source: Source, work: Path, seed: int = 1, since_ms: int = 0,
+        until_ms: int = FOREVER, headers: Collection[str] = (),
     ) -> None:  # fmt: skip
         """Read the recording, or take the one that is in the folder already. since_ms, until_ms:
-        the stretch of time that is told of; what was before it is played, too."""
+        the stretch of time that is told of; what was before it is played, too. headers: those that
+        changes ask for. Raises LedgerIncomplete, NoTable, NotEnough."""
         work.mkdir(parents=True, exist_ok=True)
         self._work = work
         self._seed = seed
         self._since_ms = since_ms
         self._path = work / RECORDING
-        stamp = f"{_stamp(data_dir)} {until_ms}"
+        stamp = f"{source.stamp} {until_ms} {sorted(headers)}"
         if self._path.exists():
             with self._path.open("rb") as file:
                 known, recording = pickle.load(file)
@@ -75,7 +78,7 @@ class Sweep:
                 self._stamp = stamp
                 return
         self._stamp = stamp
-        self.recording = read_recording(data_dir, until_ms)
+        self.recording = read_recording(source, until_ms, headers)
         _write(self._path, pickle.dumps((stamp, self.recording), pickle.HIGHEST_PROTOCOL))
 
     def run(self, changes: Sequence[Change], workers: int, progress: Progress) -> list[Result]:
@@ -151,13 +154,38 @@ class Sweep:
 
 
 def what_if(
-    spark: SparkSession, data_dir: Path, changes: Sequence[Path], work: Path, seed: int = 1
+    ledger: DataFrame | Path,
+    changes: Sequence[Path],
+    work: Path | None = None,
+    seed: int = 1,
+    spark: SparkSession | None = None,
 ) -> DataFrame:
-    """Play the ledger of a data folder again with the changes of these files, a world a task, and
-    return a row for each measure of each queue in each world, see DDL. What `work` has already of
-    this ledger is not run again. Raises LedgerIncomplete, NotEnough, ChangeRefused."""
+    """Play a ledger again with the changes of these files, a world a task, and return a row for
+    each measure of each queue in each world, see DDL.
+
+    ledger: a DataFrame of `read_traffic`, or of a table that `tallymark pipeline ledger --rows`
+    has written; or the folder of such a table, or of a broker's data. work: a folder that all
+    executors see under its path; what it has already of this ledger is not run again. Without it
+    this machine's temporary folder is taken, which does where the tasks run here. spark: the
+    session, where `ledger` is a folder; without it the active one.
+
+    Raises LedgerIncomplete, NoTable, NotEnough, ChangeRefused.
+    """
+    from pyspark.sql import SparkSession as Session
+
     worlds = [world for path in changes for world in read_changes(path)]
-    return Sweep(data_dir, work, seed).run_in_spark(spark, worlds)
+    names = {name for one in worlds for name in one.headers()}
+    if isinstance(ledger, Path):
+        spark = spark or Session.getActiveSession()
+        if spark is None:
+            raise ValueError("spark is None and no session is active, expected a SparkSession")
+        source = source_of(ledger)
+    else:
+        spark, source = ledger.sparkSession, frame_source(ledger)
+    if work is not None:
+        return Sweep(source, work, seed, headers=names).run_in_spark(spark, worlds)
+    with TemporaryDirectory(prefix="tallymark-what-if-") as folder:
+        return Sweep(source, Path(folder), seed, headers=names).run_in_spark(spark, worlds)
 
 
 DDL: Final = (
@@ -201,14 +229,3 @@ def _write(path: Path, data: bytes) -> None:
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     part.write_bytes(data)
     part.replace(path)
-
-
-def _stamp(data_dir: Path) -> str:
-    """Return what tells this ledger from another, and from itself later."""
-    files = sorted(
-        (path.name, path.stat().st_size)
-        for path in data_dir.iterdir()
-        if path.suffix in (".segment", ".ledger", ".checkpoint")
-        and not path.name.startswith("spare")
-    )
-    return repr((str(data_dir.absolute()), files))

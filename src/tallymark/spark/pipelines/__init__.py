@@ -44,6 +44,7 @@ _FROM: Final = {
     "tallymark.spark.reconcile_spark": ("reconcile",),
     "tallymark.spark.report": ("report",),
     "tallymark.spark.transitions": ("transitions",),
+    "tallymark.whatif.table": ("read_traffic",),
     "tallymark.whatif.sweep": ("what_if",),  # not of the connector: it needs the engine
 }
 """Names by the module they come from."""
