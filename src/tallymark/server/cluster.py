@@ -20,7 +20,7 @@ import psycopg
 
 from tallymark import __version__
 from tallymark.journal.home import Home
-from tallymark.journal.postgresql.errors import LeadLost
+from tallymark.journal.postgresql.errors import LeadLost, WentBack
 from tallymark.journal.postgresql.home import PostgresqlHome
 from tallymark.journal.postgresql.leadership import Leadership
 from tallymark.server import supervisor
@@ -43,13 +43,18 @@ class Lead:
     """The lead of a journal, in one epoch."""
 
     def __init__(
-        self, config: Config, replay: Replay, keeper: Keeper, lost: asyncio.Future[LeadLost]
+        self,
+        config: Config,
+        replay: Replay,
+        keeper: Keeper,
+        lost: asyncio.Future[LeadLost | WentBack],
     ) -> None:
         self._config = config
         self.replay = replay
         self.keeper = keeper
         self.lost = lost
-        """Future that gets the error when another broker has the lead."""
+        """Future that gets the error when another broker has the lead, or the database lacks what
+        this one wrote."""
 
     @property
     def epoch(self) -> int:
@@ -57,7 +62,9 @@ class Lead:
 
     def home(self) -> Home:
         """Return the journal's home, for this epoch."""
-        return PostgresqlHome(self._config.journal, self._config.journal_id, self.epoch)
+        made = PostgresqlHome(self._config.journal, self._config.journal_id, self.epoch)
+        self.keeper.check = made.check
+        return made
 
     def lead(self, node: Node) -> None:
         """Tell a node when it no longer leads."""
@@ -113,9 +120,9 @@ async def _lead(
     stop: asyncio.Future[int],
 ) -> Lead:
     loop = asyncio.get_running_loop()
-    lost: asyncio.Future[LeadLost] = loop.create_future()
+    lost: asyncio.Future[LeadLost | WentBack] = loop.create_future()
 
-    def on_lost(error: LeadLost) -> None:
+    def on_lost(error: LeadLost | WentBack) -> None:
         loop.call_soon_threadsafe(_resolve, lost, error)
 
     def on_handover() -> None:

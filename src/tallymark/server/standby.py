@@ -20,8 +20,8 @@ from typing import Final, final
 
 import psycopg
 
-from tallymark.journal.postgresql.connection import Doubtful
-from tallymark.journal.postgresql.errors import REMEDY, AnotherLeads, LeadLost
+from tallymark.journal.postgresql.connection import Connection, Doubtful
+from tallymark.journal.postgresql.errors import REMEDY, AnotherLeads, LeadLost, WentBack
 from tallymark.journal.postgresql.leadership import Leadership
 from tallymark.journal.postgresql.lease import (
     HANDOVER,
@@ -231,7 +231,7 @@ class Keeper:
         self,
         leadership: Leadership,
         epoch: int,
-        on_lost: Callable[[LeadLost], None],
+        on_lost: Callable[[LeadLost | WentBack], None],
         on_handover: Callable[[], None],
     ) -> None:
         """leadership: of this thread alone. on_lost, on_handover: called from the thread, once."""
@@ -243,6 +243,9 @@ class Keeper:
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
         self.renewed_at = time.monotonic()
         """Monotonic time, in seconds, at which the last renewal that succeeded was begun."""
+        self.check: Callable[[Connection], None] = _nothing_written
+        """Checks, on a new connection, that the database has what this leader wrote."""
+        self._checked: Connection | None = None
 
     @property
     def is_valid(self) -> bool:
@@ -271,7 +274,8 @@ class Keeper:
             began = time.monotonic()
             try:
                 lease = self._leadership.renew(self.epoch)
-            except LeadLost as error:
+                self._check()
+            except (LeadLost, WentBack) as error:
                 self._on_lost(error)
                 return
             except psycopg.Error as error:
@@ -281,3 +285,14 @@ class Keeper:
             if lease.request == HANDOVER and not is_asked:
                 is_asked = True
                 self._on_handover()
+
+    def _check(self) -> None:
+        """Check, once per connection, what was written before. Raises WentBack, psycopg.Error."""
+        connection = self._leadership.connected()
+        if connection is not self._checked:
+            self.check(connection)
+            self._checked = connection
+
+
+def _nothing_written(connection: Connection) -> None:
+    """Check nothing: the journal's home is not there yet."""

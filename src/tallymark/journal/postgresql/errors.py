@@ -30,6 +30,20 @@ class LeadLost(OSError):
         """Epoch of the journal now."""
 
 
+@final
+class WentBack(OSError):
+    """The database lacks what it has said to be safe: it failed over to a server that was behind,
+    or was restored to an earlier point."""
+
+    def __init__(self, lacking: str) -> None:
+        super().__init__(
+            errno.ESTALE,
+            f"the database went back: it lacks {lacking}, whose commit it had confirmed, so it has "
+            "failed over to a server that was behind. Nothing is written past the gap. Have the "
+            "URL lead to a server that was not behind, and start again",
+        )
+
+
 class NotUsable(Exception):
     """The journal in the database cannot be led or followed from here; the text says why."""
 

@@ -6,7 +6,8 @@ holds the lock: one that is frozen does not hold up its successor. What has more
 compares the epoch last, together with its commit.
 
 An append whose outcome is unknown is made again, with the same position. Where it is found, the
-fence alone is committed after it, and makes it safe (connection.py).
+fence alone is committed after it, and makes it safe (connection.py). On a new connection what was
+safe before must be there (proofs.py).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tallymark.journal.postgresql.connection import Connection, Link, Waiting
 from tallymark.journal.postgresql.errors import LeadLost, OtherBytes
 from tallymark.journal.postgresql.insert import Insert
 from tallymark.journal.postgresql.marks import Mark, read_marks, write_marks
+from tallymark.journal.postgresql.proofs import Proofs
 from tallymark.journal.postgresql.teller import Teller
 from tallymark.stored.layout import HEADER, header_at
 from tallymark.stored.segment import parsed_name
@@ -45,6 +47,9 @@ class PostgresqlHome:
         self._appending = Link(url)
         self._putting = Link(url)
         self._waiting = Waiting()
+        self._proofs = Proofs(journal)
+        self._proven: Connection | None = None
+        """Connection of `put` on which the proofs were looked up."""
         self._teller = Teller(url, journal)
         self._insert: Insert | None = None
         """Insert into the segment that was appended to last."""
@@ -63,6 +68,11 @@ class PostgresqlHome:
         """Return for how long the oldest change has been waiting for the database, seconds."""
         return self._waiting.waits_s
 
+    def check(self, connection: Connection) -> None:
+        """Check on a new connection that the database has what was safe before. From any thread.
+        Raises WentBack, psycopg.Error."""
+        self._proofs.check(connection)
+
     def end(self) -> None:
         self._waiting.end()
         self._teller.end()
@@ -78,7 +88,7 @@ class PostgresqlHome:
 
     def append(self, segment: int, offset: int, buffers: list[bytes]) -> None:
         """Append whole blocks to a segment, which has `offset` bytes. Raises LeadLost, OtherBytes,
-        Stopped."""
+        WentBack, Stopped."""
         cut = rows_of(segment << 32 | offset, b"".join(buffers))
         rows = [(position, schema.row_checksum(data), data) for position, data in cut]
 
@@ -88,6 +98,7 @@ class PostgresqlHome:
                 self._append_row(insert, *row, is_doubtful)
 
         self._waiting.until_safe(self._appending, work)
+        self._proofs.appended(rows[-1][0], self.epoch, rows[-1][1])
         self._note(*rows[-1])
         self._teller.tell()
 
@@ -100,12 +111,14 @@ class PostgresqlHome:
             self._rows[self._name] = Mark(offset, offset + len(data), self.epoch, crc)
 
     def _insert_into(self, connection: Connection, segment: int) -> Insert:
-        """Return the insert into a segment, whose table is made if need be."""
+        """Return the insert into a segment, whose table is made if need be. Raises WentBack."""
         known = self._insert
         if known is not None and known.connection is connection:
             if known.segment == segment:
                 return known
             known.close()
+        else:
+            self._proofs.check(connection)
         schema.make_partition(connection, self._journal, segment)
         self._insert = Insert(connection, self._journal, self.epoch, segment)
         return self._insert
@@ -140,12 +153,25 @@ class PostgresqlHome:
 
     def put(self, folder: Path, names: Sequence[str], gone: Sequence[str]) -> None:
         """Keep these files of the folder as they are now, and let go of others, all at once. A
-        segment among them replaces what was written of it before. Raises LeadLost, Stopped."""
+        segment among them replaces what was written of it before. Raises LeadLost, WentBack,
+        Stopped."""
+        with self._proofs.changing():
+            self._put(folder, names, gone)
+
+    def _put(self, folder: Path, names: Sequence[str], gone: Sequence[str]) -> None:
+        sums: dict[str, list[int]] = {}
+        rewritten: list[tuple[int, int, int]] = []
 
         def work(connection: Connection, is_doubtful: bool) -> None:
+            if connection is not self._proven:
+                self._proofs.check(connection)
+                self._proven = connection
             connection.execute("BEGIN")
             for name in names:
-                self._put_one(connection, folder, name)
+                if _segment_of(name):
+                    rewritten.append(self._rewrite(connection, folder, name))
+                else:
+                    sums[name] = self._put_one(connection, folder, name)
             connection.execute(
                 "DELETE FROM tallymark.file WHERE journal = %s AND name = ANY(%s)",
                 (self._journal, [name for name in gone if name not in names]),
@@ -153,6 +179,9 @@ class PostgresqlHome:
             self._commit(connection)
 
         self._waiting.until_safe(self._putting, work)
+        self._proofs.changed(sums, [name for name in gone if name not in sums])
+        for row in rewritten[-1:]:
+            self._proofs.appended(*row)
         if any(_segment_of(name) for name in gone):
             self._waiting.until_safe(self._putting, self._drop_dead)
         self._mark(folder)
@@ -176,22 +205,26 @@ class PostgresqlHome:
             connection.execute("ROLLBACK")
             raise self._lead_lost(connection) from None
 
-    def _put_one(self, connection: Connection, folder: Path, name: str) -> None:
-        segment = _segment_of(name)
-        if segment is not None:
-            self._rewrite(connection, segment[0], (folder / name).read_bytes())
-            return
+    def _put_one(self, connection: Connection, folder: Path, name: str) -> list[int]:
+        """Put a file, and return the checksums of its parts."""
+        sums = []
         key = (self._journal, name)
         connection.execute("DELETE FROM tallymark.file WHERE journal = %s AND name = %s", key)
         with (folder / name).open("rb") as file, connection.cursor() as cursor:
             for part, data in enumerate(_parts(file)):
+                sums.append(schema.checksum(data))
                 cursor.execute(
                     "INSERT INTO tallymark.file VALUES (%s, %s, %s, %s, %b)",
-                    (*key, part, schema.checksum(data), data),
+                    (*key, part, sums[-1], data),
                 )
+        return sums
 
-    def _rewrite(self, connection: Connection, segment: int, data: bytes) -> None:
-        """Make the rows of a segment say this; those that do already stay."""
+    def _rewrite(self, connection: Connection, folder: Path, name: str) -> tuple[int, int, int]:
+        """Make the rows of a segment say what its file does; those that do already stay. Return
+        position, epoch and checksum of the last row."""
+        named = _segment_of(name)
+        assert named is not None, "a segment's name"
+        segment, data = named[0], (folder / name).read_bytes()
         schema.make_partition(connection, self._journal, segment)
         table = schema.partition(self._journal, segment)
         kept = 0
@@ -212,6 +245,12 @@ class PostgresqlHome:
         for position, joined in rows_of(start, data[kept:]):
             insert.row(position, schema.row_checksum(joined), joined)
         insert.close()
+        last = connection.execute(
+            sql.SQL("SELECT position, epoch, crc FROM {} ORDER BY position DESC LIMIT 1")
+            .format(table)
+        ).fetchone()  # fmt: skip
+        assert last is not None, "a segment that is repaired has a seal"
+        return last[0], last[1], last[2]
 
     def _drop_dead(self, connection: Connection, is_doubtful: bool) -> None:
         """Drop the partitions of segments that have a ledger. Readers of blocks, say a backup of
