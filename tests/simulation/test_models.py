@@ -255,6 +255,24 @@ def test_what_nobody_committed_is_seen_by_nobody(history: History) -> None:
         history.delivered(history.connected("c", 1), "q", "t", b"t ", False)
 
 
+def test_a_transaction_of_which_somebody_got_a_message_is_whole(history: History) -> None:
+    for n in range(2):
+        history.publishes(Published(f"t{n}", ("q",), b"t ", 0, "p.1", n, work="tx"))
+    history.works["tx"] = "unknown"
+    history.check_end()
+    history.delivered(history.connected("c", 1), "q", "t0", b"t ", False)  # and never again
+    with pytest.raises(Violated, match="half a transaction: tx, 0 of 2"):
+        history.check_end()
+
+
+def test_a_failed_delivery_is_counted_for_ever(history: History) -> None:
+    first, second, third = (history.connected("drain q", 1) for _ in range(3))
+    history.answers(history.delivered(first, "q", "q0", b"q0 ", False, failures=0), "fail")
+    with pytest.raises(Violated, match=r"failure forgotten: q0 .* failed 1 times, not 0"):
+        history.delivered(second, "q", "q0", b"q0 ", True, failures=0)
+    history.delivered(third, "q", "q0", b"q0 ", True, failures=1)
+
+
 def test_an_answer_is_whole_when_its_body_is() -> None:
     sized = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc"
     assert answer_in(sized) == (200, {"content-length": "3"}, b"abc")

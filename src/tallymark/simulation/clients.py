@@ -328,7 +328,9 @@ class Clients:
         if is_worker:
             self.history.permissions.delivered(WORKER, name)
         self.history.note(f"{line.client} got {name} from {queue}{' again' * is_flagged}")
-        return self.history.delivered(line, queue, name, body, is_flagged)
+        return self.history.delivered(
+            line, queue, name, body, is_flagged, failures=message.delivery_count
+        )
 
     async def _answer(self, plan: ConsumerPlan, message: Any, delivery: Delivered) -> None:
         drawn = self.world.random.random()

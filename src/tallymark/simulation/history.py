@@ -113,6 +113,8 @@ class History:
         """Number of the broker's life to which somebody connected last."""
         self.moved: dict[str, set[str]] = defaultdict(set)
         """Names of the messages that shovels have moved, by the queue that they were in."""
+        self._counting = {one.name for one in plan.consumers if one.protocol == "amqp"}
+        """Names of the consumers that are told how often each message has failed."""
         self._credits = {one.name: one.credit for one in plan.consumers if one.timeout_ms is None}
         self._has_clock_steps = any(one.kind == CLOCK for one in plan.faults)
         self.published: dict[str, Published] = {}
@@ -178,9 +180,11 @@ class History:
         body: bytes,
         is_flagged: bool,
         is_leased: bool = False,
+        failures: int | None = None,
     ) -> Delivered:
         """Check a delivery, and note it. is_leased: it was taken at some time before, from when on
-        no limit of its queue is for it. Raises Violated."""
+        no limit of its queue is for it. failures: failed deliveries before this one, as the broker
+        says; None: nothing. Raises Violated."""
         now = self._world.now_ns
         message = self.published.get(name)
         where = f"{name} from {queue} to {line.client}"
@@ -218,6 +222,7 @@ class History:
         if (not before and not is_flagged) or line.client.startswith(DRAIN):
             self._check_order(line, queue, message, where)
         self._check_credit(line, queue, where)
+        self._check_failures(line, queue, before, failures, where)
         if not is_leased:
             self._check_limits(line, queue, message, before, where)
         if queue != home:
@@ -262,6 +267,19 @@ class History:
             failed = sum(one.outcome == "fail" and self._took_effect(one) for one in before)
             if failed > plan.delivery_limit:
                 raise Violated(f"beyond its limit: {where}, which failed {failed} times")
+
+    def _check_failures(
+        self, line: Line, queue: str, before: list[Delivered], said: int | None, where: str
+    ) -> None:
+        """Check that no failed delivery is forgotten, not over a restart either."""
+        plan = self.queues.get(queue)
+        if said is None or plan is None or plan.is_cycle:  # what comes back in a cycle is new
+            return
+        if line.client not in self._counting and not line.client.startswith(DRAIN):
+            return
+        failed = sum(one.outcome == "fail" and self._took_effect(one) for one in before)
+        if said < failed:
+            raise Violated(f"failure forgotten: {where} failed {failed} times, not {said}")
 
     def _check_deferral(self, before: list[Delivered], where: str) -> None:
         """Check that a message which was put off comes no earlier."""
@@ -357,6 +375,8 @@ class History:
     def check_end(self) -> None:
         """Check what must be so when every queue was emptied. Raises Violated."""
         parts: dict[str, list[bool]] = defaultdict(list)
+        shown: set[str] = set()
+        """Transactions of which somebody got a message: the disk knew them."""
         for message in self.published.values():
             found = [self._is_found(message.name, queue) for queue in message.queues]
             is_due = self.is_due(message)
@@ -367,8 +387,10 @@ class History:
                     raise Violated(f"lost: {message.name}, confirmed, from {queue}")
                 if message.work and not self._may_drop(queue):
                     parts[message.work].append(is_found)
+                    if self.deliveries.get((queue, message.name)):
+                        shown.add(message.work)
         for work, all_found in parts.items():
-            if any(all_found) and not all(all_found):
+            if (any(all_found) or work in shown) and not all(all_found):
                 raise Violated(f"half a transaction: {work}, {sum(all_found)} of {len(all_found)}")
 
     def _is_found(self, name: str, queue: str) -> bool:

@@ -28,6 +28,10 @@ class Ended(Exception):
     """This driver has come to its end."""
 
 
+class Fenced(Ended):
+    """Another driver has attached since."""
+
+
 @dataclass
 class Query:
     """A query: its checkpoint and its table, which outlive its drivers."""
@@ -98,8 +102,27 @@ class _Driver:
 
     async def work(self) -> bool:
         """Work until all is done, and return True. Raises Ended, OSError, Violated."""
-        query = self._query
         await self._attach()
+        try:
+            return await self._go_on()
+        except Fenced:
+            await self._insist()
+            raise
+
+    async def _insist(self) -> None:
+        """Ask for one thing more, as a driver does that does not know yet. Raises Ended."""
+        query = self._query
+        start = query.start_of(len(query.planned))
+        operation, wanted = self._random.choice([
+            ("settle", {"epoch": query.epoch, "end": start}),
+            ("lease", {"epoch": query.epoch, "start": start, "max_rows": 1, "wait_ms": 0}),
+            ("begin", {"epoch": query.epoch, "start": start, "end": start}),
+        ])  # fmt: skip
+        await self._ask("POST", operation, wanted)
+
+    async def _go_on(self) -> bool:
+        """Run batch after batch, and return True when all is done."""
+        query = self._query
         while True:
             number = len(query.planned)
             if number and number - 1 not in query.table:
@@ -158,7 +181,7 @@ class _Driver:
         if error.status != FENCED:
             return Violated(f"{self._name}: {operation} was refused: {error}")
         self._model.refused(self._fence)
-        return Ended("fenced")
+        return Fenced("fenced")
 
     async def _attach(self) -> None:
         query = self._query

@@ -29,6 +29,8 @@ from tests.simulation.bugs.registry import (
     has_deferrals,
     has_own_ttl,
     has_repeats,
+    has_seen_transactions,
+    has_shared,
     has_timeouts,
     has_times_and_clock_steps,
     has_ttl,
@@ -99,6 +101,21 @@ def _() -> None:
 @mutant("credit never comes back")
 def _() -> None:
     Settlement.free_credit = lambda self, session, consumer, n: None  # type: ignore[method-assign]
+
+
+@mutant("freed credit to the first queue only", has_shared)
+def _() -> None:
+    def make(share_out: Any) -> Any:
+        def to_first(self: Any) -> Any:
+            for session in self._agenda.offers:
+                for consumer in list(session.line.values()):
+                    if consumer.id != min(session.line):
+                        session.step_out(consumer)
+            return share_out(self)
+
+        return to_first
+
+    replaced(Dispatcher, "_share_out", make)
 
 
 @mutant("time to live ignored", has_ttl)
@@ -227,7 +244,7 @@ def _() -> None:
     replaced(Consumer, "__init__", make)
 
 
-@mutant("half a transaction visible")
+@mutant("half a transaction visible", has_seen_transactions)
 def _() -> None:
     def at_once(self: Agenda, queue: Any, first: Any, kept: bool, is_moved: bool) -> None:
         if is_moved or (kept and self._syncs_first(queue)):

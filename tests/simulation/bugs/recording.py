@@ -11,6 +11,7 @@ from tallymark.engine.upkeep import Upkeep
 from tallymark.stored import records
 from tests.simulation.bugs.registry import (
     has_deferrals,
+    has_failures,
     has_ttl,
     mutant,
     not_restored,
@@ -29,7 +30,7 @@ def _() -> None:
     without_records(records.MARK)
 
 
-@mutant("return not recorded")
+@mutant("return not recorded", has_failures)
 def _() -> None:
     without_records(records.RETURNED)
 

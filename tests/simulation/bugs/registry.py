@@ -12,7 +12,7 @@ from tallymark.engine.ledger import Ledger
 from tallymark.engine.restore import Restorer
 from tallymark.journal.files import Files
 from tallymark.journal.writer import Writer
-from tallymark.simulation.plan import CLOCK, POWER_IN_SYNC, RIGHTS, Plan
+from tallymark.simulation.plan import CLOCK, KILL, POWER_IN_SYNC, RIGHTS, STOP, Plan
 
 Patch = Callable[[], None]
 MUTANTS: Final[dict[str, Patch]] = {}
@@ -119,6 +119,29 @@ def has_timeouts(plan: Plan) -> bool:
 
 def has_shovels(plan: Plan) -> bool:
     return bool(plan.shovels)
+
+
+def has_failures(plan: Plan) -> bool:
+    """Return whether messages fail, and the broker ends."""
+    has_ends = any("power" in one.kind or one.kind in (KILL, STOP) for one in plan.faults)
+    return has_ends and any(one.fail and one.protocol != "nsq" for one in plan.consumers)
+
+
+def has_seen_transactions(plan: Plan) -> bool:
+    """Return whether somebody may see a transaction before the power goes."""
+    seen = {one.name for one in plan.queues if not one.may_drop}
+    seen &= {one.queue for one in plan.consumers}
+    is_seen = any(
+        one.transactional and one.batch > 1 and (seen if one.target == "*" else
+                                                 seen & {one.target, one.second})
+        for one in plan.publishers
+    )  # fmt: skip
+    is_cut = any("power cut" in one.kind for one in plan.faults)
+    return is_seen and is_cut and plan.deliver_after == "written"
+
+
+def has_shared(plan: Plan) -> bool:
+    return any(one.protocol == "amqp091" for one in plan.shared)
 
 
 def is_cut_in_a_sync(plan: Plan) -> bool:
