@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tallymark.whatif.changes import ChangeRefused, changes_of, check_queues, read_changes
+from tallymark.whatif.changes import ChangeRefused, changes_of, read_changes
 from tallymark.whatif.recording import Answers
 from tallymark.whatif.settings import said_of
 
@@ -81,29 +81,3 @@ def test_answers_are_found_by_ranges_of_message_ids() -> None:
     assert list(answers.find(8, 30)) == [(-1, 2), (0, 10), (-1, 10), (1, 5), (-1, 3)]
     assert list(answers.find(12, 2)) == [(0, 2)]
     assert list(answers.find(35, 2)) == [(-1, 2)]
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        {"queue": [{"name": "order", "max-length": 3}]},
-        {"remove-queue": [{"name": "order"}]},
-        {"bind": [{"queue": "order", "exchange": "shop"}]},
-        {"consumers": [{"queue": "order", "times": 2}]},
-    ],
-    ids=lambda said: next(iter(said)),
-)
-def test_a_queue_that_was_not_there_is_refused_with_the_nearest_name(
-    said: dict[str, object],
-) -> None:
-    [change] = changes_of("change", said)
-    known = {("/", "orders"), ("/", "mail"), ("shop", "order")}
-    with pytest.raises(ChangeRefused, match=r"order: the ledger has no .* expected orders$"):
-        check_queues(change, known)
-    check_queues(change, {*known, ("/", "order")})
-
-
-def test_a_new_queue_may_be_bound_and_consumed_from() -> None:
-    said = {"new-queue": [{"name": "audit"}], "bind": [{"queue": "audit", "exchange": "shop"}]}
-    [change] = changes_of("change", said)
-    check_queues(change, ())

@@ -20,7 +20,7 @@ definition = { message-ttl = 30000 }
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -307,7 +307,7 @@ class _Fields:
             if name not in QUEUE_CHECKS:
                 raise ChangeRefused(
                     f"{self.where}: {key} is no argument of a queue, "
-                    f"expected {_nearest(key, [one.removeprefix('x-') for one in QUEUE_CHECKS])}"
+                    f"expected {nearest(key, [one.removeprefix('x-') for one in QUEUE_CHECKS])}"
                 )
             found[name] = None if value == NONE else value
         self.left.clear()
@@ -318,30 +318,11 @@ class _Fields:
             raise ChangeRefused(f"{self.where}: {next(iter(self.left))} is not known here")
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
     """Return the known names that are most like one, else some of them, as text."""
     names = sorted(known)
     found = get_close_matches(name, names, 3) or names[:8]
-    return " or ".join(found) if found else "none: there are no queues"
-
-
-def check_queues(change: Change, known: Collection[tuple[str, str]]) -> None:
-    """Raise ChangeRefused for a queue that is said to be there and is not: nothing would differ,
-    and the answer would be yes. known: virtual hosts and names of the queues of a recording."""
-    there = {*known, *((one.vhost, one.name) for one in change.new_queues)}
-    said = [
-        *(("queue", one.vhost, one.name) for one in change.queues),
-        *(("remove-queue", one.vhost, one.name) for one in change.removed),
-        *(("bind" if one.adds else "unbind", one.vhost, one.queue) for one in change.bindings),
-        *(("consumers", one.vhost, one.queue) for one in change.consumers),
-    ]
-    for section, vhost, name in said:
-        if (vhost, name) not in there:
-            here = [queue for host, queue in there if host == vhost]
-            raise ChangeRefused(
-                f"[[{section}]] {name}: the ledger has no durable queue of that name in vhost "
-                f"'{vhost}', expected {_nearest(name, here)}"
-            )
+    return " or ".join(found) if found else "none: there are none"
 
 
 def _length(value: object) -> int:

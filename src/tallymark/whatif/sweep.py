@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tallymark import __version__
 from tallymark.whatif import comparison
-from tallymark.whatif.changes import AS_IT_WAS, Change, check_queues, read_changes
+from tallymark.whatif.acting import check_acts, known_of
+from tallymark.whatif.changes import AS_IT_WAS, Change, read_changes
 from tallymark.whatif.figures import compare_fates, figures_of
 from tallymark.whatif.reading import read_recording
 from tallymark.whatif.recording import FOREVER, Recording
@@ -134,9 +135,9 @@ class Sweep:
 
     def _checked(self, changes: Sequence[Change]) -> list[Change]:
         """Return the world as it was and the changes. Raises ChangeRefused."""
-        queues = {name[:2] for name in self.recording.fates}
+        known = known_of(self.recording)
         for one in changes:
-            check_queues(one, queues)
+            check_acts(one, known)
         return [AS_IT_WAS, *changes]
 
     def results(self, wanted: Sequence[Change]) -> list[Result]:

@@ -1,0 +1,119 @@
+"""Changes that can act on nothing are refused: the answer would be yes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from tallymark.whatif.acting import Known, check_acts, known_of
+from tallymark.whatif.changes import ChangeRefused, changes_of
+from tests.whatif.test_worlds import plain
+
+BEGIN, END = 1_795_176_000_000, 1_795_179_600_000
+KNOWN = Known(
+    frozenset({("/", "orders"), ("/", "mail"), ("shop", "order")}),
+    frozenset({("/", ""), ("/", "shop"), ("/", "amq.topic"), ("shop", "market")}),
+    frozenset({("/", "orders")}),
+    frozenset({("/", "shop", "order.new"), ("/", "", "mail")}),
+    frozenset({("/", "limits")}),
+    frozenset({"kind"}),
+    (BEGIN, END),
+)
+
+
+def at(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"queue": [{"name": "order", "max-length": 3}]}, "order: .* expected orders$"),
+        ({"remove-queue": [{"name": "order"}]}, "order: .* expected orders$"),
+        ({"bind": [{"queue": "order", "exchange": "shop"}]}, "order: .* expected orders$"),
+        ({"consumers": [{"queue": "order", "times": 2}]}, "order: .* expected orders$"),
+        ({"bind": [{"queue": "orders", "exchange": "shp"}]}, "exchange shp .* expected shop$"),
+        ({"unbind": [{"queue": "orders", "exchange": "market"}]}, "no durable exchange market"),
+        (
+            {"bind": [{"queue": "mail", "exchange": "shop", "arguments": {"knd": 1}}]},
+            "the header knd was not read, expected kind",
+        ),
+        ({"consumers": [{"queue": "mail", "times": 2}]}, "no consumers .* expected orders$"),
+        (
+            {"policy": [{"name": "p", "pattern": "^ordrs$", "definition": {"max-length": 3}}]},
+            r"the pattern \^ordrs\$ applies to no .* expected one for orders$",
+        ),
+        (
+            {"policy": [{"name": "p", "apply-to": "streams", "definition": {"message-ttl": 3}}]},
+            "message-ttl has no effect on streams",
+        ),
+        (
+            {"policy": [{"name": "p", "definition": {"max-lenght": 3}}]},
+            r"\[\[policy\]\] p: .*max-lenght",
+        ),
+        ({"policy": [{"name": "limit"}]}, "no policy .* to take away, expected limits"),
+        ({"publishers": [{"exchange": "amq.topic", "rate": 2}]}, "nothing was published to"),
+        (
+            {"publishers": [{"exchange": "shop", "key": "order.nw", "rate": 2}]},
+            "with the key order.nw, expected order.new$",
+        ),
+        ({"publishers": [{"vhost": "shop", "rate": 2}]}, "nothing was published in vhost 'shop'"),
+        (
+            {"from": at(END + 1000), "queue": [{"name": "orders", "max-length": 3}]},
+            "from is 2026-11-20T13:00:01Z, expected a time between 2026-11-20T12:00:00Z and "
+            "2026-11-20T13:00:00Z",
+        ),
+        ({"restart": [{"at": at(BEGIN - 1000)}]}, "restart.*: at is 2026-11-20T11:59:59Z"),
+        (
+            {"consumers": [{"queue": "orders", "away": {"from": at(END + 1), "for": "1h"}}]},
+            "away from is",
+        ),
+        (
+            {"consumers": [{"queue": "orders", "away": {"from": at(BEGIN - 9000), "for": "9s"}}]},
+            "away from is",
+        ),
+        ({"consumers": [{"queue": "orders", "late": "2h"}]}, "late is 7200 s, expected less than"),
+    ],
+)
+def test_what_would_change_nothing_is_refused_with_the_nearest_names(
+    said: dict[str, object], expected: str
+) -> None:
+    [change] = changes_of("change", said)
+    with pytest.raises(ChangeRefused, match=expected):
+        check_acts(change, KNOWN)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"new-queue": [{"name": "audit"}], "bind": [{"queue": "audit", "exchange": "shop"}]},
+        {"bind": [{"queue": "mail", "exchange": "amq.topic", "arguments": {"kind": "x"}}]},
+        {"policy": [{"name": "p", "pattern": "^ord", "definition": {"max-length": 3}}]},
+        {"policy": [{"name": "limits"}]},
+        {"publishers": [{"exchange": "shop", "key": "order.new", "rate": 2}]},
+        {"publishers": [{"rate": 2}]},
+        {"from": at(BEGIN - 1000), "queue": [{"name": "orders", "max-length": 3}]},
+        {"consumers": [{"queue": "orders", "away": {"from": at(BEGIN - 9000), "for": "1h"}}]},
+        {"restart": [{"at": at(END)}]},
+    ],
+)
+def test_what_can_act_is_taken(said: dict[str, object]) -> None:
+    [change] = changes_of("change", said)
+    check_acts(change, KNOWN)
+
+
+def test_a_policy_applies_to_a_queue_that_the_change_declares() -> None:
+    policy = {"name": "p", "pattern": "^audit$", "definition": {"max-length": 3}}
+    [change] = changes_of("change", {"new-queue": [{"name": "audit"}], "policy": [policy]})
+    check_acts(change, KNOWN)
+
+
+def test_what_there_was_is_known_of_a_recording() -> None:
+    recording = plain()
+    known = known_of(recording)
+    assert known.queues == {("/", "orders"), ("/", "parked")}
+    assert known.consumed == {("/", "orders")}
+    assert known.routes == {("/", "", "orders")}
+    assert ("/", "amq.topic") in known.exchanges
+    assert known.stretch == (recording.begin_ms, recording.end_ms)
