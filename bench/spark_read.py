@@ -176,7 +176,9 @@ def read_all(frame: DataFrame, way: Way, folder: Path, count: int) -> int:
     writer = frame.writeStream.format(way.sink).option("checkpointLocation", str(folder / "check"))
     if way.sink == "parquet":
         writer = writer.option("path", str(folder / "table"))
-    query = writer.trigger(availableNow=True).start()
+    from tallymark.spark.starting import begin
+
+    query = begin(writer.trigger(availableNow=True).start)
     query.awaitTermination()
     # Spark keeps the last hundred.
     return sum(int(progress["numInputRows"]) for progress in query.recentProgress)
@@ -215,6 +217,9 @@ def main() -> None:
     parser.add_argument(
         "--rows-per-batch", type=int, default=0, help="0: 1,000,000, a stream's default"
     )
+    parser.add_argument(
+        "--conf", nargs="*", default=[], metavar="NAME=VALUE", help="settings of the Spark session"
+    )
     parser.add_argument("--only", nargs="*", default=[way.name for way in WAYS])
     options = parser.parse_args()
     options.messages -= options.messages % CHUNK
@@ -230,7 +235,10 @@ def main() -> None:
         def refill(way: Way) -> None:
             fill(broker.port, way.source, way.headers, options.messages)
 
-        spark = build_session(f"local[{options.partitions}]", "tallymark bench", silent=True)
+        settings = dict(one.split("=", 1) for one in options.conf)
+        spark = build_session(
+            f"local[{options.partitions}]", "tallymark bench", silent=True, settings=settings
+        )
         try:
             for way in ways:
                 if way.source == "stream" and way.headers not in filled:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import pika
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -24,6 +26,10 @@ from tallymark.wire.amqp091.fields import (
 from tallymark.wire.amqp091.frames import property_section
 from tallymark.wire.amqp091.kernel import scan_publishes
 from tallymark.wire.amqp091.properties import decode_properties
+from tests.support.process import BrokerProcess
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 EVERY: dict[str, Any] = {
     "truth": True,
@@ -148,3 +154,37 @@ def test_the_width_of_whole_numbers_is_checked_as_they_are_written() -> None:
     for kind in INTEGERS:
         with pytest.raises(ValueError, match="does not fit"):
             encode_table({"n": field_value(kind, str(1 << 64))})
+
+
+PUBLISHED: dict[str, Any] = {
+    "n": 7, "big": 1 << 40, "yes": True, "text": "caf\u00e9", "raw": b"\0\xff", "void": None,
+    "price": Decimal("12.50"), "at": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+    "list": [1, "two", True], "table": {"a": 1},
+}  # fmt: skip
+
+
+@pytest.mark.spark
+def test_spark_publishes_headers_again_with_the_types_that_it_read(
+    spark: SparkSession, broker: BrokerProcess
+) -> None:
+    with pika.BlockingConnection(pika.ConnectionParameters(port=broker.amqp_port)) as link:
+        channel = link.channel()
+        for queue in ("typed.in", "typed.out"):
+            channel.queue_declare(queue, durable=True)
+        matched = {"x-match": "all", "n": 7, "yes": True}  # not the texts "7" and "true"
+        channel.queue_bind("typed.out", "amq.headers", arguments=matched)
+        channel.confirm_delivery()
+        properties = pika.BasicProperties(delivery_mode=2, headers=PUBLISHED)
+        channel.basic_publish("", "typed.in", b"", properties)
+        rows = (
+            spark.read.format("tallymark").option("url", broker.url).option("queue", "typed.in")
+            .option("columns", "*, typed_headers").load()
+        )  # fmt: skip
+        kinds = rows.selectExpr("transform_values(typed_headers, (name, said) -> said.type) AS t")
+        assert kinds.collect()[0].t["n"] == "int32"
+        writer = rows.write.format("tallymark").option("url", broker.url)
+        writer.option("exchange", "amq.headers").option("routingKey", "").mode("append").save()
+        method, found, _ = channel.basic_get("typed.out", auto_ack=True)
+        assert method is not None
+        assert found.headers == PUBLISHED
+        assert all(isinstance(found.headers[name], type(PUBLISHED[name])) for name in PUBLISHED)

@@ -16,6 +16,8 @@ from pyspark.sql import SparkSession
 from tallymark.spark.client import Endpoint
 from tallymark.spark.command import cause
 from tallymark.spark.land import land
+from tallymark.spark.options import SourceOptions
+from tallymark.spark.source import QueueBrowser, Span
 from tests.spark import both
 from tests.spark.rig import (
     SUBSCRIPTION,
@@ -87,6 +89,23 @@ def test_an_old_checkpoint_cannot_settle_a_new_subscription(
 def test_a_queue_that_is_not_there_is_named(spark: SparkSession, broker: BrokerProcess) -> None:
     with pytest.raises(Exception, match="no queue 'nowhere' in vhost '/'"):
         browse(spark, broker, "nowhere").collect()
+
+
+def test_a_frame_sees_what_was_there_when_it_was_first_used(
+    spark: SparkSession, broker: BrokerProcess
+) -> None:
+    publish(broker, "looked-at", 0, 3)
+    frame = browse(spark, broker, "looked-at")
+    publish(broker, "looked-at", 3, 1)
+    assert frame.count() == 4
+    publish(broker, "looked-at", 4, 1)
+    assert (frame.count(), browse(spark, broker, "looked-at").count()) == (4, 5)
+
+
+def test_a_plan_that_is_not_held_any_more_is_told(broker: BrokerProcess) -> None:
+    reader = QueueBrowser(SourceOptions.parse({"url": broker.url, "queue": "looked-at"}))
+    with pytest.raises(LookupError, match=r"'looked-at': the messages that this DataFrame .* Load"):
+        list(reader.read(Span(0, 1, "given-up")))
 
 
 def test_a_browse_sees_all_and_takes_nothing(spark: SparkSession, broker: BrokerProcess) -> None:

@@ -13,6 +13,7 @@ for ever. Nothing else settles: stopping, failing and disconnecting mean nothing
 
 from __future__ import annotations
 
+import http.client
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,7 +32,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from tallymark.spark.admission import Admission, Tail
-from tallymark.spark.client import Client, Json, api_path
+from tallymark.spark.client import BrokerRefused, Client, Json, api_path
 from tallymark.spark.formats.format_options import REJECT
 from tallymark.spark.options import SUBSCRIPTION_BYTES, SUBSCRIPTION_ROWS, SourceOptions
 from tallymark.spark.reading import ANSWER_BYTES, limits, shared_client
@@ -416,7 +417,9 @@ def read_leased(
 
 
 def read_browsed(options: SourceOptions, span: Span, path: str) -> Iterator[pa.RecordBatch]:
-    """The rows of a span of a browse plan, READ_ROWS at a time. Raises LookupError as above."""
+    """The rows of a span of a browse plan, READ_ROWS at a time. Raises LookupError as above, and
+    where the broker has given the plan up: Spark asks for the partitions of a DataFrame once, so
+    that its later actions read what its first one planned."""
     from tallymark.spark.decode import decode_answer
     from tallymark.spark.formats.shaping import shape_of
 
@@ -427,7 +430,17 @@ def read_browsed(options: SourceOptions, span: Span, path: str) -> Iterator[pa.R
     for low in range(span.first, span.end, READ_ROWS):
         high = min(low + READ_ROWS, span.end)
         at = low
-        answer = client.get(path, {"from": low, "to": high})
+        try:
+            answer = client.get(path, {"from": low, "to": high})
+        except BrokerRefused as refusal:
+            if refusal.status != http.client.NOT_FOUND:
+                raise
+            raise LookupError(
+                f"queue {options.queue!r}: the messages that this DataFrame or view saw when it "
+                "was first used are not held any more, since nobody read them for ten minutes or "
+                "the broker was started anew. Load it again (SQL: CREATE OR REPLACE) to see what "
+                "is there now"
+            ) from refusal
         for found in decode_answer(answer, options.shown, options.read_columns):
             at += found.batch.num_rows
             yield shape(found.batch).batch
