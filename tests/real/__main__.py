@@ -123,7 +123,7 @@ class Round:
             consumers=tuple(replace(one, is_worker=False) for one in plan.consumers),
             queues=tuple(replace(one, is_managed=False) for one in plan.queues),
             subscriptions=(), sinks=(), streams=(), operators=(), shovels=(),
-            shared=(),
+            shared=(), slow=(),
         )  # fmt: skip
         self.disk = disk
         self.seen: Counter[str] = Counter()

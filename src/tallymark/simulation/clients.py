@@ -23,12 +23,13 @@ from tallymark.simulation.history import DRAIN, Delivered, History, Line, Publis
 from tallymark.simulation.loop import SimulatedLoop
 from tallymark.simulation.models.permissions import READ
 from tallymark.simulation.network import End, Network
-from tallymark.simulation.plan import ConsumerPlan, Plan, PublisherPlan
+from tallymark.simulation.plan import ConsumerPlan, Plan, PublisherPlan, SlowPlan
 from tallymark.simulation.process import AMQP, Broker
 from tallymark.simulation.threads import Process
 from tallymark.simulation.world import SECOND_NS, World
 
 FANOUT: Final = "fan"
+TOPICS: Final = "topics"
 WORKER: Final = "worker"
 """User whose rights change. Passwords are as the names."""
 GUEST: Final = "guest"
@@ -148,6 +149,8 @@ class Clients:
 
         async def work(session: Session, line: Line) -> None:
             await session.declare_exchange(FANOUT, "fanout")
+            if self.plan.slow:
+                await session.declare_exchange(TOPICS, "topic")
             for queue in self.plan.queues:
                 if queue.dead_letters:
                     await session.declare_queue(queue.dead, arguments=queue.dead_arguments)
@@ -158,6 +161,8 @@ class Clients:
             for shared in self.plan.shared:
                 for name in shared.queues:
                     await session.declare_queue(name)
+            for slow in self.plan.slow:
+                await declare_subscription(session, slow)
             for stream in self.plan.streams:
                 await session.declare_queue(stream.name, type="stream", arguments=stream.arguments)
             done.append(True)
@@ -170,6 +175,8 @@ class Clients:
     async def publish(self, plan: PublisherPlan) -> None:
         """Publish until told to end."""
         address = f"/exchanges/{FANOUT}" if plan.target == "*" else f"/queues/{plan.target}"
+        if plan.key:
+            address = f"/exchanges/{TOPICS}/{plan.key}"
         before: list[Published] = []
         life = 0
         """Life of the broker in which they were published."""
@@ -288,8 +295,10 @@ class Clients:
         receiver: Any,
         line: Line,
         before_answer: Callable[[], None] | None = None,
+        hurries: bool = False,
     ) -> None:
-        """Take what comes until told to end, and answer each message after a while."""
+        """Take what comes until told to end, and answer each message after a while. hurries: after
+        a short one, once nobody publishes any more."""
         random = self.world.random
         held: list[tuple[int, Any, Delivered]] = []
         while self.consuming or held:
@@ -299,7 +308,8 @@ class Clients:
                 pass
             else:
                 delivery = self.delivered(plan.queue, message, line, plan.is_worker)
-                until = self.world.now_ns + int(random.expovariate(1 / (plan.hold_s + 1e-6)) * 1e9)
+                hold_s = plan.hold_s if self.publishing or not hurries else 0.0
+                until = self.world.now_ns + int(random.expovariate(1 / (hold_s + 1e-6)) * 1e9)
                 held.append((until, message, delivery))
                 if random.random() < plan.vanish:
                     self.history.note(f"{plan.name} vanishes")
@@ -402,6 +412,15 @@ class Clients:
             is_empty.append(True)
 
         await self.steadily(f"{DRAIN}{queue}", "amqp", lambda: not is_empty, work)
+
+
+async def declare_subscription(session: Session, plan: SlowPlan) -> None:
+    """Declare those queues of a subscription to a topic that outlive its consumer."""
+    if plan.has_letters:
+        await session.declare_queue(plan.dead)
+    if plan.is_durable:
+        await session.declare_queue(plan.name, arguments=plan.arguments)
+        await session.bind_queue(plan.name, TOPICS, f"slow.{plan.name}")
 
 
 class _Ending:

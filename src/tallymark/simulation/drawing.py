@@ -13,6 +13,7 @@ from tallymark.simulation.disk import Faults
 from tallymark.simulation.network import Weather
 from tallymark.simulation.plan import (
     CYCLE_MS,
+    DELETE,
     FAULTS,
     FEATURES,
     FULL,
@@ -31,6 +32,7 @@ from tallymark.simulation.plan import (
     RIGHTS,
     ROGUES,
     ROT,
+    SLOW_POLICIES,
     TWICE,
     ConsumerPlan,
     FaultPlan,
@@ -42,6 +44,7 @@ from tallymark.simulation.plan import (
     SharedPlan,
     ShovelPlan,
     SinkPlan,
+    SlowPlan,
     StreamPlan,
     SubscriptionPlan,
 )
@@ -86,7 +89,33 @@ def draw(seed: int) -> Plan:
     )  # fmt: skip
     plan = _with_shovels(_over_http(plan))
     plan = _with_times(_with_archives(_with_timeouts(_with_repeats(plan))))
-    return _with_rot(_with_shared(plan))
+    return _with_rot(_with_slow(_with_shared(plan)))
+
+
+def _with_slow(plan: Plan) -> Plan:
+    """Draw subscriptions to topics that may be too slow: none in most worlds."""
+    random = Random(f"slow {plan.seed}")
+    if not _is_on(random, 0.15):
+        return plan
+    slow = tuple(_slow(f"slow{n}", random) for n in range(random.choice([1, 1, 2])))
+    return replace(plan, slow=slow)
+
+
+def _slow(name: str, random: Random) -> SlowPlan:
+    policy = random.choice([DELETE, DELETE, *SLOW_POLICIES])
+    count, depth = random.choice([1, 5, 20, 100]), random.choice([100, 3000])
+    limit = random.choice(["count", "count", "depth", "age", "rate"])
+    return SlowPlan(
+        name, random.choice(PROTOCOLS), policy, is_durable=_is_on(random, 0.5),
+        deletes_persistent=_is_on(random, 0.3), is_link_alone=_is_on(random, 0.3),
+        count=count if limit == "count" else None, depth=depth if limit == "depth" else None,
+        age_ms=random.choice([100, 1000]) if limit == "age" else None,
+        rate=random.choice([5.0, 100.0]) if limit == "rate" else None,
+        delay_ms=random.choice([100, 1000]), credit=random.choice([1, 5, 50]),
+        hold_s=random.choice([0.0, 0.1, 1.0]), publishes_over=random.choice(PROTOCOLS),
+        batch=random.choice([1, 5, 20]), pause_s=random.choice([0.05, 0.3]),
+        size=random.choice([20, 300]),
+    )  # fmt: skip
 
 
 def _with_shared(plan: Plan) -> Plan:

@@ -12,6 +12,7 @@ from typing import Final
 
 from tallymark.simulation.models.credit import Shared
 from tallymark.simulation.models.permissions import Permissions
+from tallymark.simulation.models.slow import Slow
 from tallymark.simulation.plan import CLOCK, FULL, NSQ_QUEUE, Plan, QueuePlan
 from tallymark.simulation.violated import Violated
 from tallymark.simulation.world import SECOND_NS, World
@@ -86,6 +87,7 @@ class Delivered:
     due_ns: int = 0
     """Time until which it is put off, by its answer."""
     queue: str = ""
+    name: str = ""
     is_certain: bool | None = None
     """True once the broker says that the answer took effect, False until then; None: time
     tells."""
@@ -108,6 +110,10 @@ class History:
         stalls = plan.disk.stall or plan.weather.stall
         self.is_slow = bool(stalls) or any(one.kind == FULL for one in plan.faults)
         self.certain_ns = CERTAIN_NS if self.is_slow else SOON_NS
+        self.slow = {one.name: Slow(world, one, self.certain_ns) for one in plan.slow}
+        self.queues.update(
+            {one.name: QueuePlan(one.name, dead_letters=one.has_letters) for one in plan.slow}
+        )
         self.late_ns = LATE_NS
         self._life = 0
         """Number of the broker's life to which somebody connected last."""
@@ -159,6 +165,9 @@ class History:
         """Note that a message is sent."""
         message.life = message.life or self._life
         self.published[message.name] = message
+        for queue in message.queues:
+            if queue in self.slow:
+                self.slow[queue].sent(message.name, len(message.body))
 
     def confirmed(self, name: str) -> None:
         """Note that the broker says that it has a message safely."""
@@ -166,6 +175,8 @@ class History:
         for queue in self.published[name].queues:
             if queue in self.untouched and (queue, name) not in self.deliveries:
                 self.untouched[queue].add(name)
+            if queue in self.slow:
+                self.slow[queue].confirmed(name)
 
     def refused(self, name: str) -> None:
         """Note that the broker does not take a message."""
@@ -199,7 +210,7 @@ class History:
             how = self.works[message.work]
             raise Violated(f"{how}: {where} was published in {message.work}")
         before = self.deliveries[queue, name]
-        delivery = Delivered(now, line, is_flagged, queue=queue)
+        delivery = Delivered(now, line, is_flagged, queue=queue, name=name)
         if queue in self.untouched:
             self.untouched[queue].discard(name)
         if self.is_damaged:
@@ -302,6 +313,8 @@ class History:
         delivery.line.held -= 1
         if delivery.line.shared is not None:
             delivery.line.shared.answered(delivery.queue)
+        if delivery.queue in self.slow:
+            self.slow[delivery.queue].answered(delivery.name)
         delivery.answered_ns = self._world.now_ns
         delivery.work = work
 
@@ -366,11 +379,16 @@ class History:
             return delivery.is_certain
         return self._is_held(delivery) or self._lived_on_ns(delivery) > self.certain_ns
 
+    def is_up(self, line: Line) -> bool:
+        """Return whether a connection, and its broker, are there as far as the world knows."""
+        return line.down_ns == NEVER and line.life not in self.life_ended_ns
+
     def _is_held(self, delivery: Delivered) -> bool:
         """Return whether connection and broker are still those of this delivery: nobody else gets
         the message, before it is settled and after."""
-        is_up = delivery.line.down_ns == NEVER and delivery.line.life not in self.life_ended_ns
-        return is_up and (delivery.outcome != "" or self._world.now_ns < delivery.void_ns)
+        return self.is_up(delivery.line) and (
+            delivery.outcome != "" or self._world.now_ns < delivery.void_ns
+        )
 
     def check_end(self) -> None:
         """Check what must be so when every queue was emptied. Raises Violated."""
@@ -383,7 +401,9 @@ class History:
             if message.refused and any(found) and len(found) == 1:
                 raise Violated(f"refused, and there: {message.name}")
             for queue, is_found in zip(message.queues, found, strict=True):
-                if is_due and not is_found and not self._may_drop(queue):
+                if queue in self.slow:
+                    self._check_slow(message, queue, is_due and not is_found)
+                elif is_due and not is_found and not self._may_drop(queue):
                     raise Violated(f"lost: {message.name}, confirmed, from {queue}")
                 if message.work and not self._may_drop(queue):
                     parts[message.work].append(is_found)
@@ -392,6 +412,17 @@ class History:
         for work, all_found in parts.items():
             if (any(all_found) or work in shown) and not all(all_found):
                 raise Violated(f"half a transaction: {work}, {sum(all_found)} of {len(all_found)}")
+
+    def _check_slow(self, message: Published, queue: str, is_missing: bool) -> None:
+        """Check that a message left a subscription without a consumer only where it may."""
+        slow = self.slow[queue]
+        has_died = (f"{queue}.dead", message.name) in self.deliveries
+        if slow.may_be_gone(message.at_ns):
+            is_missing &= slow.plan.is_durable and slow.plan.has_letters
+        elif has_died:
+            raise Violated(f"dead letter: {message.name} of {queue}, which was within its limits")
+        if is_missing:
+            raise Violated(f"lost: {message.name}, confirmed, from {queue}")
 
     def _is_found(self, name: str, queue: str) -> bool:
         """Return whether somebody has settled a message of a queue, or its dead letter."""

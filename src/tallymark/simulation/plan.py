@@ -47,6 +47,10 @@ NEVER_READS, NEVER_SETTLES, BABBLES, STORMS, SILENT = ROGUES = (
     "never reads", "never settles", "babbles", "storms", "is silent",
 )  # fmt: skip
 """Kinds of bad clients."""
+DELETE, DROP_OLDEST, DEAD_LETTER, FLOW, NOTIFY = SLOW_POLICIES = (
+    "delete", "drop-oldest", "dead-letter", "flow", "notify",
+)  # fmt: skip
+"""What is done about a subscription that is too slow."""
 FEATURES: Final = ("ttl", "length", "limit", "priorities", "single", "dead", "tx", "fanout")
 """Names of what a seed switches on or off."""
 
@@ -142,6 +146,9 @@ class PublisherPlan:
     """Name of another queue, to which each other message of a transaction goes; empty: none."""
     is_worker: bool = False
     """True if it works under the name of the user whose rights change."""
+    key: str = ""
+    """Routing key by which the exchange of topics leads to its target; empty: it publishes to the
+    queue."""
     repeats: float = 0.0
     """Chance that it publishes the last batch again, to a queue that takes each message once."""
     ttl_ms: int | None = None
@@ -313,6 +320,79 @@ class SharedPlan:
 
 
 @dataclass(frozen=True)
+class SlowPlan:
+    """A subscription to a topic that may be too slow, and what is done about it then."""
+
+    name: str
+    """Of its queue."""
+    protocol: str
+    policy: str = DELETE
+    is_durable: bool = False
+    deletes_persistent: bool = False
+    is_link_alone: bool = False
+    """True if its link is ended, where there are links, and not its session."""
+    count: int | None = None
+    depth: int | None = None
+    age_ms: int | None = None
+    rate: float | None = None
+    delay_ms: int = 200
+    """Time between two looks."""
+    credit: int = 5
+    hold_s: float = 0.2
+    """Mean time that its client takes for a message while others publish."""
+    publishes_over: str = "amqp"
+    batch: int = 5
+    pause_s: float = 0.1
+    size: int = 100
+
+    @property
+    def dead(self) -> str:
+        """Name of the queue for its dead letters."""
+        return f"{self.name}.dead"
+
+    @property
+    def has_letters(self) -> bool:
+        return self.policy == DEAD_LETTER
+
+    @property
+    def arguments(self) -> dict[str, object]:
+        if not self.has_letters:
+            return {}
+        return {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": self.dead}
+
+    @property
+    def may_be_closed(self) -> bool:
+        """Return whether its client may be told that it is too slow."""
+        return self.policy == DELETE and (not self.is_durable or self.deletes_persistent)
+
+    @property
+    def section(self) -> dict[str, object]:
+        """Its part of the configuration."""
+        limits = {
+            "message_count": self.count, "depth": self.depth, "rate": self.rate,
+            "message_age": None if self.age_ms is None else f"{self.age_ms}ms",
+        }  # fmt: skip
+        found: dict[str, object] = {name: one for name, one in limits.items() if one is not None}
+        if self.policy == DELETE:
+            found["options"] = {
+                "delete-persistent": self.deletes_persistent,
+                "scope": "link" if self.is_link_alone else "session",
+            }
+        return {"name": self.name, "policy": self.policy, **found}
+
+    @property
+    def publisher(self) -> PublisherPlan:
+        return PublisherPlan(
+            f"{self.name}.p", self.publishes_over, self.name, self.batch, self.pause_s, self.size,
+            key=f"slow.{self.name}",
+        )  # fmt: skip
+
+    @property
+    def consumer(self) -> ConsumerPlan:
+        return ConsumerPlan(f"{self.name}.c", self.protocol, self.name, self.credit, self.hold_s)
+
+
+@dataclass(frozen=True)
 class FaultPlan:
     """A fault and its time."""
 
@@ -342,6 +422,7 @@ class Plan:
     rogues: tuple[RoguePlan, ...] = ()
     shovels: tuple[ShovelPlan, ...] = ()
     shared: tuple[SharedPlan, ...] = ()
+    slow: tuple[SlowPlan, ...] = ()
     has_ledger: bool = False
     """True if the ledger is balanced after each end of the broker."""
     faults: tuple[FaultPlan, ...] = ()

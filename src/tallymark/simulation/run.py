@@ -19,6 +19,7 @@ from tallymark.engine.queue import Queue
 from tallymark.journal.verify import verify
 from tallymark.server import logs
 from tallymark.server.config.settings import Config
+from tallymark.server.config.slow_consumers import SlowSettings, parse
 from tallymark.simulation import states
 from tallymark.simulation.clients import Clients
 from tallymark.simulation.disk import Faults
@@ -55,6 +56,7 @@ from tallymark.simulation.shared import SharedConsumers
 from tallymark.simulation.shovels import Mover
 from tallymark.simulation.sinks import Writer
 from tallymark.simulation.streams import StreamReaders
+from tallymark.simulation.subscribers import Subscriber
 from tallymark.simulation.world import NEVER_NS, SECOND_NS, Stuck, World
 
 CLOCK_STEP_S: Final = 900
@@ -152,6 +154,17 @@ def play(seed: int) -> Result:
     return result
 
 
+def _slow_consumers(plan: Plan) -> SlowSettings:
+    """Return what the configuration says of slow consumers."""
+    if not plan.slow:
+        return SlowSettings()
+    delay_ms = min(one.delay_ms for one in plan.slow)
+    return parse(
+        {"delay": delay_ms, "timeunit": "milliseconds",
+         "queues": [one.section for one in plan.slow]}
+    )  # fmt: skip
+
+
 class Over(Exception):
     """The world ends here, and all is well."""
 
@@ -167,6 +180,7 @@ class _Run:
             data_dir=folder, nsq=True, sync=plan.sync, deliver_after=plan.deliver_after,
             segment_size=plan.segment_size, checkpoint_every=plan.checkpoint_every,
             max_memory=plan.max_memory, heartbeat_s=4, disk_free_limit=0,
+            slow_consumers=_slow_consumers(plan),
         )  # fmt: skip
         self.broker = Broker(world, self.network, folder, config)
         self.network.overhears = AMQP  # who declares the queues: that can be said again
@@ -176,6 +190,7 @@ class _Run:
         self.has_nsq = any(one.protocol == "nsq" for one in plan.publishers)
         self._shovels = [Mover(self.clients, one) for one in plan.shovels]
         self._streams = [StreamReaders(self.clients, one) for one in plan.streams]
+        self._subscribers = [Subscriber(self.clients, one) for one in plan.slow]
         self._due = list(plan.faults)
         self._full_until_ns = 0
         self._faults_from = 0
@@ -227,18 +242,20 @@ class _Run:
         self._until(lambda: all(one.done() for one in ready), "the topology is declared", False)
         began_ns = self.world.now_ns
         self._faults_from = began_ns
-        shared = self.plan.shared
-        for publisher in (
-            *self.plan.publishers,
-            *(its for one in shared for its in one.publishers),
-        ):
+        publishers = [*self.plan.publishers]
+        for group in self.plan.shared:
+            publishers += group.publishers
+        publishers += [one.publisher for one in self.plan.slow]
+        for publisher in publishers:
             by = self.nsq if publisher.protocol == "nsq" else clients
             clients.begin(by.publish(publisher))
         for consumer in self.plan.consumers:
             by = self.nsq if consumer.protocol == "nsq" else clients
             clients.begin(by.consume(consumer))
-        for group in shared:
-            clients.begin(SharedConsumers(clients, group).consume())
+        for shared in self.plan.shared:
+            clients.begin(SharedConsumers(clients, shared).consume())
+        for slow in self._subscribers:
+            clients.begin(slow.consume())
         for subscription in self.plan.subscriptions:
             readers = Readers(clients, subscription)
             clients.begin(readers.read(subscription.name, False))
@@ -470,6 +487,7 @@ class _Run:
         names += [name for one in self.plan.shared for name in one.queues]
         tasks = [clients.begin(clients.drain(name)) for name in names]
         tasks += [clients.begin(mover.drain()) for mover in self._shovels]
+        tasks += [clients.begin(slow.drain()) for slow in self._subscribers]
         if self.has_nsq:
             last = ConsumerPlan("drain nsq", "nsq", NSQ_QUEUE, credit=50, hold_s=0.0)
             # After a step of the clock, what was deferred before it and a crash may be late by it.

@@ -10,7 +10,7 @@ from typing import Final
 
 from tallymark.engine.broker import Broker
 from tallymark.simulation.disk import Disk
-from tallymark.simulation.plan import ROGUES
+from tallymark.simulation.plan import ROGUES, SLOW_POLICIES
 from tallymark.stored import records
 
 STATES: Final = {
@@ -74,6 +74,16 @@ STATES: Final = {
     "shared credit goes round over amqp091": "a queue waited for it while another one was served",
     "shared credit goes round over amqp": "the same, where a session's window is what they share",
     "shared credit changed": "another limit was set while they consume",
+    # Slow consumers.
+    **{
+        f"slow consumer found, policy {policy}": "a subscription was above one of its limits"
+        for policy in SLOW_POLICIES
+    },
+    "slow consumer closed": "its client was told that it is too slow",
+    "slow consumer subscribed anew": "on the same connection",
+    "slow consumer left alone": "it is durable, and may not be deleted",
+    "publishers held for a slow consumer": "those of a subscription above its limits",
+    "message dropped for a slow consumer": "the oldest of its subscription",
     # Bad clients.
     **{f"rogue {kind}": f"a client that {kind}" for kind in ROGUES},
     # Shovels.
@@ -122,6 +132,7 @@ _DROPS: Final = {
     records.DROPPED_EXPIRED: "message expired",
     records.DROPPED_MAXLEN: "message dropped for length",
     records.DROPPED_DELIVERY_LIMIT: "message beyond its delivery limit",
+    records.DROPPED_SLOW_CONSUMER: "message dropped for a slow consumer",
     records.DROPPED_CYCLE: "dead letter cut out of a cycle",
     records.DROPPED_DUPLICATE: "message passed over",
 }
