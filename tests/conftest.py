@@ -40,6 +40,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = sorted(wanted, key=_rank)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show what tests that passed have to say (record_property "said"): which seeds they drew."""
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == "said":
+                terminalreporter.write_line(f"{report.nodeid}: {value}")
+
+
 def _rank(item: pytest.Item) -> tuple[int, bool]:
     place = next((n for n, start in enumerate(FIRST) if item.nodeid.startswith(start)), len(FIRST))
     return place, not needs_session(_file_of(item.nodeid))

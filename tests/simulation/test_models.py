@@ -175,6 +175,12 @@ class TestStreams:
         with pytest.raises(Violated, match="out of order"):
             model.check_end(0, 2)
 
+    def test_an_answer_is_never_silently_shorter(self, history: History) -> None:
+        rows = [(1, "log1", b"log1 ")]
+        Stream(history, LOG, is_numbered=True).read(0, 2, rows)
+        with pytest.raises(Violated, match="0 to 2 was read as 1 messages"):
+            Stream(history, LOG).read(0, 2, rows)
+
     def test_without_retention_nothing_goes(self, history: History) -> None:
         with pytest.raises(Violated, match="may lose"):
             Stream(history, LOG).begins_at(1, "reader", 1)

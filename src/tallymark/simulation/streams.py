@@ -24,7 +24,9 @@ class StreamReaders:
         self._clients = clients
         self.plan = plan
         self._random = clients.world.random
-        self._model = Stream(clients.history, plan)
+        publishers = [one for one in clients.plan.publishers if one.target == plan.name]
+        is_numbered = any(one.is_numbered for one in publishers)
+        self._model = Stream(clients.history, plan, is_numbered)
         self._path = f"/api/tallymark/streams/%2F/{plan.name}"
 
     async def read(self, name: str) -> None:

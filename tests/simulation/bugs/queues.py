@@ -18,6 +18,7 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.queue_parts import Deduplication
 from tallymark.engine.session import Consumer
 from tallymark.engine.settlement import Settlement
+from tallymark.engine.slow.actions import SlowSubscription
 from tallymark.engine.state import Agenda
 from tallymark.engine.topology import Targets
 from tallymark.engine.transactions import Transactions
@@ -27,6 +28,7 @@ from tallymark.units import UNLIMITED
 from tests.simulation.bugs.registry import (
     has_cycles,
     has_deferrals,
+    has_durable_slow,
     has_own_ttl,
     has_repeats,
     has_seen_transactions,
@@ -116,6 +118,11 @@ def _() -> None:
         return to_first
 
     replaced(Dispatcher, "_share_out", make)
+
+
+@mutant("slow consumer closed that is durable", has_durable_slow)
+def _() -> None:
+    SlowSubscription.is_durable = property(lambda self: False)  # type: ignore[assignment,method-assign]
 
 
 @mutant("time to live ignored", has_ttl)

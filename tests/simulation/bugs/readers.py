@@ -39,8 +39,8 @@ def without_fence(handler: str) -> None:
 
     def make(check: Any) -> Any:
         def lax(self: Any, fence: int) -> None:
-            callers = {sys._getframe(depth).f_code.co_name for depth in (1, 2)}
-            if handler not in callers:
+            callers = [sys._getframe(1), sys._getframe(2)]  # a comprehension has a frame, too
+            if handler not in [frame.f_code.co_name for frame in callers]:
                 check(self, fence)
 
         return lax

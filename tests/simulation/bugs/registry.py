@@ -12,7 +12,7 @@ from tallymark.engine.ledger import Ledger
 from tallymark.engine.restore import Restorer
 from tallymark.journal.files import Files
 from tallymark.journal.writer import Writer
-from tallymark.simulation.plan import CLOCK, KILL, POWER_IN_SYNC, RIGHTS, STOP, Plan
+from tallymark.simulation.plan import CLOCK, DELETE, KILL, POWER_IN_SYNC, RIGHTS, STOP, Plan
 
 Patch = Callable[[], None]
 MUTANTS: Final[dict[str, Patch]] = {}
@@ -142,6 +142,12 @@ def has_seen_transactions(plan: Plan) -> bool:
 
 def has_shared(plan: Plan) -> bool:
     return any(one.protocol == "amqp091" for one in plan.shared)
+
+
+def has_durable_slow(plan: Plan) -> bool:
+    return any(
+        one.policy == DELETE and one.is_durable and not one.deletes_persistent for one in plan.slow
+    )
 
 
 def is_cut_in_a_sync(plan: Plan) -> bool:

@@ -9,8 +9,10 @@ from tallymark.simulation.plan import StreamPlan
 class Stream:
     """Model of one stream."""
 
-    def __init__(self, history: History, plan: StreamPlan) -> None:
+    def __init__(self, history: History, plan: StreamPlan, is_numbered: bool = False) -> None:
+        """is_numbered: publishers number their messages, and what they repeat leaves a gap."""
         self._history = history
+        self._is_numbered = is_numbered
         self._plan = plan
         self._names: dict[int, str] = {}
         """Names of messages by offset."""
@@ -50,6 +52,8 @@ class Stream:
 
     def read(self, low: int, high: int, rows: list[tuple[int, str, bytes]]) -> None:
         """Check what was read of a range: offset, name, body. Raises Violated."""
+        if not self._is_numbered and len(rows) != high - low:
+            raise self._fail(f"{low} to {high} was read as {len(rows)} messages")
         last = low - 1
         for offset, name, body in rows:
             if not last < offset < high:
