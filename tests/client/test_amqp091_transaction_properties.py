@@ -38,7 +38,7 @@ from tests.support.amqp10_tx_broker import TxBroker
 from tests.support.long import longer, sized
 from tests.support.virtual_loop import VirtualLoop, run
 
-SEEDS = sized(50, 500, 5_000)
+SEEDS = sized(50, 100, 5_000)
 BLOCK = 25
 
 
