@@ -180,9 +180,8 @@ def progress_record(consumer: Consumer, event: int, now_ms: EngineMs) -> Record:
         "connection": connection.name,
         "user": connection.user,
         **figures(consumer, now_ms),
+        **_terms(consumer),
     }
-    if event in (records.CONSUMER_STARTED, records.CONSUMER_CREDIT):
-        about.update(_terms(consumer))
     consumer.told = consumer.progress
     return consumer_record(consumer.queue.id, consumer.id, event, consumer.pace.done, about)
 

@@ -33,7 +33,7 @@ virtual host's."""
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What there was in a recording."""
+    """Names and times of a recording."""
 
     queues: frozenset[Place]
     exchanges: frozenset[Place] = frozenset()

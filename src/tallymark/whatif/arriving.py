@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from tallymark.stored import layout, records
+from tallymark.whatif.beginning import Initial
 from tallymark.whatif.past import Past
 from tallymark.whatif.recording import Publishes
 from tallymark.whatif.rows import (
@@ -89,6 +90,32 @@ class Arrivals:
                 self._prioritise(row)
             self._name(row)
         return first_id, self._made.sizes[at : at + count]
+
+    def has(self, row: Row) -> bool:
+        """Return whether the bytes of a row's messages are in the ledger that is read."""
+        return row[PAYLOAD] in self._payloads
+
+    def enter_initial(
+        self, past: Past, row: Row, initial: Sequence[Initial]
+    ) -> tuple[int, array[int]]:
+        """Add messages that were there when the ledger begins, as enter does."""
+        first_id = self._anonymous - len(initial) + 1
+        self._anonymous -= len(initial)
+        lo = 0
+        for hi in range(1, len(initial) + 1):
+            one = initial[lo]
+            alike = (one.arrived_ms, one.persistent)
+            if hi < len(initial) and (initial[hi].arrived_ms, initial[hi].persistent) == alike:
+                continue
+            some = initial[lo:hi]
+            priorities = {i: each.priority for i, each in enumerate(some) if each.priority}
+            if priorities:
+                self._made.priorities[first_id + lo] = priorities
+            arrived = one.arrived_ms if one.arrived_ms >= 0 else row[TIME]
+            sizes = array("I", [each.size for each in some])
+            self._publish_to(past, first_id + lo, sizes, arrived, one.persistent)
+            lo = hi
+        return first_id, array("I", [one.size for one in initial])
 
     def enter_unstored(self, past: Past, row: Row) -> tuple[int, array[int]]:
         """Add messages of which only their number is stored, as enter does."""
@@ -210,9 +237,6 @@ class Arrivals:
         """Add messages whose bytes, and with them their routes, are not stored: they are published
         to the queue that they entered."""
         made = self._made
-        start = len(made.sizes)
-        made.sizes.extend(bytes(row[COUNT]))
-        made.bodies.extend(bytes(row[COUNT]))
         if self._is_refused(row):
             made.ids[first_id] = dict.fromkeys(
                 range(row[COUNT]), self._last_seen.get(row[QUEUE], "")
@@ -222,16 +246,26 @@ class Arrivals:
             self._last_seen[row[QUEUE]] = known[row[COUNT] - 1]
         if row[REASON]:
             made.priorities[first_id] = dict.fromkeys(range(row[COUNT]), row[REASON])
+        self._publish_to(past, first_id, array("I", bytes(4 * row[COUNT])), row[TIME], False)
+
+    def _publish_to(
+        self, past: Past, first_id: int, sizes: array[int], arrived_ms: int, persistent: bool
+    ) -> None:
+        """Add messages that are published to a queue."""
+        made = self._made
+        start = len(made.sizes)
+        made.sizes.extend(sizes)
+        made.bodies.extend(sizes)
         made.time_ms.append(self._here.time_ms)
         made.order.append(self._here.order)
         made.first_id.append(first_id)
-        made.arrived_ms.append(row[TIME])
+        made.arrived_ms.append(arrived_ms)
         made.vhost.append(past.name[0])
         made.place.append(self._place(b"", past.name[1].encode()))
         made.known.append(-1)
-        made.persistent.append(0)
+        made.persistent.append(persistent)
         made.start.append(start)
-        made.count.append(row[COUNT])
+        made.count.append(len(sizes))
 
 
 def _text(name: bytes) -> str:

@@ -112,6 +112,11 @@ class Past:
         """Return the id of a message."""
         return self.fates.ids[sequence - self.fates.base]
 
+    def sizes_of(self, sequence: int, count: int) -> array[int]:
+        """Return the sizes of messages, 0 where they are not known."""
+        at = sequence - self.fates.base
+        return self.fates.size[at : at + count]
+
     def entered_at(self, sequence: int) -> int:
         """Return when a message entered, ms."""
         return self.fates.entered_ms[sequence - self.fates.base]

@@ -13,6 +13,7 @@ from typing import Any, Final
 from tallymark.stored import records
 from tallymark.stored.annotations import Annotations
 from tallymark.whatif.arriving import Arrivals
+from tallymark.whatif.beginning import Beginning, Initial, Renumbered
 from tallymark.whatif.fates import Fates, QueueName, fate_of
 from tallymark.whatif.past import Past
 from tallymark.whatif.recording import (
@@ -59,7 +60,6 @@ from tallymark.whatif.rows import (
     KIND,
     OTHER,
     OWNER,
-    PAYLOAD,
     QUEUE,
     REASON,
     TIME,
@@ -108,16 +108,31 @@ def read_recording(
     LedgerIncomplete, NoTable, NotEnough."""
     source = source_of(ledger) if isinstance(ledger, Path) else ledger
     reader = Reader(headers)
-    if not source.is_whole:
-        raise NotEnough(
-            f"{source.name}: the ledger begins with segment {source.first}, expected 1: what "
-            "the broker held then is not known. A longer ledger_retention keeps more"
-        )
+    beginning = None if source.is_whole else _beginning(source)
+    if beginning is not None:
+        reader.begin(beginning, beginning.block(source.first << 32))
     for block in source.blocks():
         if block.rows[-1][TIME] > until_ms:
             break
-        reader.read(block)
+        reader.read(block if beginning is None else Renumbered(block, beginning))
     return reader.finish()
+
+
+def _beginning(source: Source) -> Beginning:
+    """Return what the broker had where a ledger begins. Raises NotEnough: there is no checkpoint at
+    its end, from which it follows."""
+    found, has_state = Beginning(), False
+    for block in source.blocks():
+        found.read(block)
+    for state in source.state():
+        found.read_state(state)
+        has_state = True
+    if not has_state:
+        raise NotEnough(
+            f"{source.name}: the ledger begins with segment {source.first}, expected 1, and has no "
+            "checkpoint at its end: what the broker held at the beginning does not follow"
+        )
+    return found
 
 
 class Reader:
@@ -154,6 +169,9 @@ class Reader:
         """Consumers of these that were stopped: their clients hear of it behind the block."""
         self._moved: dict[int, dict[QueueName, None]] = {}
         """Queues that messages of another entered in this block, by that one's id."""
+        self._initial: dict[tuple[int, int], Initial] = {}
+        """Messages that were there, while the beginning is read."""
+        self._lease_shift: dict[int, int] = {}
         self._kinds = {
             records.PAYLOAD: self._arrivals.payload,
             records.ENTERED: self._entered,
@@ -174,6 +192,15 @@ class Reader:
             records.CONSUMER: self._consumer,
             records.SLOW: self._slow,
         }
+
+    def begin(self, beginning: Beginning, block: Told) -> None:
+        """Read what was there in front of the ledger."""
+        self._initial = beginning.messages
+        self._lease_shift = beginning.lease_shift
+        self.read(block)
+        self._initial = {}
+        for what, count in beginning.lacks.items():
+            self._lack(what, count)
 
     def read(self, block: Told) -> None:
         """Read the rows of one block."""
@@ -276,7 +303,13 @@ class Reader:
         blob = self._here.blob(row)
         known = Annotations.from_bytes(blob) if blob else None
         source, stay = self._pasts.get(row[OWNER]), attempt_of(known, past.name[1], 0)
-        if row[PAYLOAD] >= 0 and not row[FLAGS] & records.TRANSIENT:
+        if source is not None and source.id_of(row[OTHER]) < 0:
+            first_id, sizes = source.id_of(row[OTHER]), source.sizes_of(row[OTHER], row[COUNT])
+            stay = past.stays_of(first_id) * DELIVERIES
+        elif self._initial:
+            initial = [self._initial[row[QUEUE], i] for i in range(1, row[COUNT] + 1)]
+            first_id, sizes = self._arrivals.enter_initial(past, row, initial)
+        elif self._arrivals.has(row) and not row[FLAGS] & records.TRANSIENT:
             first_id, sizes = self._arrivals.enter(past, row)
         elif source is not None:
             first_id, sizes = source.id_of(row[OTHER]), array("I", bytes(4 * row[COUNT]))
@@ -410,7 +443,9 @@ class Reader:
         self._input(FLOOR, (row[OWNER], row[OTHER]))
 
     def _verdicts(self, row: Row) -> None:
-        self._input(JUDGE, (row[OWNER], [tuple(one) for one in json.loads(self._here.blob(row))]))
+        shift = self._lease_shift.get(row[OWNER], 0)
+        said = json.loads(self._here.blob(row))
+        self._input(JUDGE, (row[OWNER], [(one[0] - shift, one[1], one[2]) for one in said]))
 
     def _grant(self, past: Past, row: Row) -> None:
         """Note the credit that a consumer must have had, and how long it had let pass."""

@@ -41,7 +41,7 @@ from tallymark.spark.ledger import (
     plan,
 )
 from tallymark.stored import records
-from tallymark.whatif.rows import AT, FromFile, Headers, Row, named_headers
+from tallymark.whatif.rows import AT, KIND, FromFile, Headers, Row, named_headers
 from tallymark.wire.amqp091.fields import decode_table, encode_table
 
 if TYPE_CHECKING:
@@ -140,8 +140,7 @@ def _added(found: Sequence[Block], one: Stretch, names: frozenset[str]) -> list[
         told = FromFile(block)
         synced += [told.synced] * len(told.rows)
         for row in told.rows:
-            is_payload = row[0] == records.PAYLOAD and one.part.source == JOURNAL
-            _add(cells, told, row if is_payload else None, names)
+            _add(cells, told, row if row[KIND] == records.PAYLOAD else None, names)
     codes = [block.rows["reason"] for block in found]
     count = len(synced)
     return [
