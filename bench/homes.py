@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.brokers import Running, scratch, tallymark
 from bench.loadgen import CHANNELS, build
 from bench.scenarios import EACH, SOME
-from tests.support.postgresql import MISSING, Cluster, find_postgresql
-from tests.support.process import cpu_seconds
+from tests.support.postgresql import MISSING, Cluster, Server, find_postgresql
+from tests.support.process import cpu_seconds, ended_cpu_seconds
 
 HOMES = ("local", "postgresql")
 ROWS = {
@@ -48,12 +48,25 @@ class Servers:
         self._cluster = cluster
 
     def cpu_s(self) -> float:
-        """User and system time of the processes that are there."""
-        return sum(cpu_seconds(pid) for one in self._cluster.servers for pid in one.pids())
+        """User and system time of their processes, also of those that have ended."""
+        return sum(map(server_cpu_s, self._cluster.servers))
 
     def wal_bytes(self) -> int:
         asked = "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')"
         return int(self._cluster.primary.run(asked))
+
+
+def server_cpu_s(server: Server) -> float:
+    """User and system time of a server. What a process had that has ended is with the postmaster,
+    from the moment in which it is gone: one that goes while this reads is read again."""
+    while True:
+        pids = server.pids()
+        try:
+            used = sum(map(cpu_seconds, pids)) + ended_cpu_seconds(server.pid)
+        except FileNotFoundError:
+            continue
+        if server.pids() == pids:
+            return used
 
 
 def measured(

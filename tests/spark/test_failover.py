@@ -1,4 +1,5 @@
-"""One query over a list of hosts, while the leader is killed and another broker takes over."""
+"""Reads from a standby, and one query over a list of hosts, while the leader is killed and another
+broker takes over."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from tallymark.stored.segment import parsed_checkpoint
 from tests.cluster.brokers import Broker, Brokers
 from tests.support import forked
 from tests.support.long import long
@@ -28,7 +30,8 @@ HALF = 500
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     with Cluster() as servers:
         folder = tmp_path_factory.mktemp("failover")
-        with Brokers(folder, servers, 2, lease="10m", heartbeat_s="0") as made:
+        flags = {"lease": "10m", "heartbeat_s": "0", "checkpoint_every": "1MiB"}
+        with Brokers(folder, servers, 2, **flags) as made:
             yield made
 
 
@@ -63,6 +66,46 @@ def landed(spark: SparkSession, query: StreamingQuery, folder: Path) -> list[int
     if not list((folder / "_spark_metadata").glob("[0-9]*")):
         return []  # what is there of the first batch does not count yet
     return sorted(int(row.message_id) for row in spark.read.parquet(str(folder)).collect())
+
+
+def checkpoint(broker: Broker) -> int:
+    """Return the position of the newest checkpoint in a broker's folder, 0 for none."""
+    return max(parsed_checkpoint(path.name) or 0 for path in broker.data_dir.iterdir())
+
+
+def ledger(spark: SparkSession, broker: Broker, upto: int) -> list[str]:
+    rows = spark.read.format("tallymark").options(ledger=str(broker.data_dir), upto=str(upto))
+    return sorted(map(str, rows.load().collect()))
+
+
+def test_a_table_and_the_ledger_are_read_from_the_standby(
+    spark: SparkSession, brokers: Brokers
+) -> None:
+    """What a standby gives is what the leader does: a queue, with both hosts in one URL and the
+    standby first, and every row of the journal from its folder."""
+    leader = brokers.leader()
+    standby = next(one for one in brokers.all if one is not leader)
+    with pika.BlockingConnection(pika.ConnectionParameters(port=leader.amqp_port)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("table", durable=True)
+        kept = pika.BasicProperties(delivery_mode=2)
+        for number in range(HALF):
+            channel.basic_publish("", "table", f"{number:04096}".encode(), kept)
+        for _ in range(HALF // 2):
+            method, _, _ = channel.basic_get("table")
+            channel.basic_ack(method.delivery_tag)
+    left = [f"{number:04096}".encode() for number in range(HALF // 2, HALF)]
+    ports = standby.http_port, leader.http_port
+    for hosts in (ports, ports[:1]):
+        url = "http://" + ",".join(f"127.0.0.1:{port}" for port in hosts)
+        read = spark.read.format("tallymark").options(url=url, queue="table").load()
+        assert [bytes(row.body) for row in read.orderBy("sequence").collect()] == left
+    until(lambda: 0 < checkpoint(leader) == checkpoint(standby))
+    upto = checkpoint(leader)
+    rows = ledger(spark, leader, upto)
+    assert len(rows) > HALF
+    assert ledger(spark, standby, upto) == rows
 
 
 def test_a_query_goes_on_with_the_next_leader_and_a_stream_is_read_from_the_standby(

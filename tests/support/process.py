@@ -42,6 +42,12 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
+def ended_cpu_seconds(pid: int) -> float:
+    """User and system time of those below a process that have ended, and that it has waited for."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[13]) + int(fields[14])) / TICKS
+
+
 class BrokerDied(Exception):
     """The broker ended instead of becoming ready, or within a call; shows its stderr."""
 
