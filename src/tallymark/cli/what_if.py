@@ -123,15 +123,15 @@ def _answer(
             print()
             print("\n".join(comparison.world_lines(one)))
     if to is not None:
-        to.write_text(page.html(results, changes_title(results)), "utf-8")
+        to.write_text(page.html(results, changes_title(results), sweep.recording.lacks), "utf-8")
         tell(f"written: {to}")
     if not all(one["verdict"]["good"] for one in results[1:]):
         raise typer.Exit(NOT_GOOD)
 
 
 def changes_title(results: list[dict[str, object]]) -> str:
-    """Return the title of the page."""
-    return str(results[1]["name"]) if len(results) == 2 else "What would have happened"
+    """Return what the page asks; "": several things."""
+    return str(results[1]["name"]) if len(results) == 2 else ""
 
 
 def add_to(app: typer.Typer) -> None:
