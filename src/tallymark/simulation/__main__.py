@@ -27,6 +27,8 @@ from tallymark.simulation.states import STATES
 T = TypeVar("T")
 SEEDS_A_PROCESS: Final = 200
 """Worlds after which a process is replaced: what an abandoned broker held stays in it."""
+PROGRESS_S: Final = 30.0
+"""Time between two lines of progress, seconds."""
 EACH: Final = 2
 """Seeds of a corpus for each state."""
 
@@ -109,8 +111,8 @@ def _written(corpus: Path, reached: dict[str, list[object]]) -> None:
 
 
 def _many(work: Callable[[T], Result], seeds: Iterable[T], asked: argparse.Namespace) -> int:
-    """Play all on all cores, and print what fails."""
-    began = time.perf_counter()
+    """Play all on all cores, and print what fails; progress goes to stderr."""
+    began = told = time.perf_counter()
     seen: Counter[str] = Counter()
     reached: defaultdict[str, list[object]] = defaultdict(list)
     done = failed = 0
@@ -140,9 +142,10 @@ def _many(work: Callable[[T], Result], seeds: Iterable[T], asked: argparse.Names
             if result.failure:
                 failed += 1
                 print(_line(seed, result), flush=True)
-    seconds = time.perf_counter() - began
-    print(f"{done} worlds, {failed} failed, {seconds:.0f} s: {done * 3600 / seconds:.0f} an hour, "
-          f"{simulated_s / seconds:.1f} simulated seconds a second")  # fmt: skip
+            if time.perf_counter() - told > PROGRESS_S:
+                told = time.perf_counter()
+                print(_count(done, failed, told - began, simulated_s), file=sys.stderr, flush=True)
+    print(_count(done, failed, time.perf_counter() - began, simulated_s))
     print("reached:", ", ".join(f"{name} {seen[name]}" for name in STATES if seen[name]))
     missing = [name for name in STATES if not seen[name]]
     if missing:
@@ -150,6 +153,11 @@ def _many(work: Callable[[T], Result], seeds: Iterable[T], asked: argparse.Names
     if asked.renew:
         _written(asked.renew, reached)
     return 1 if failed or (asked.corpus and missing) else 0
+
+
+def _count(done: int, failed: int, seconds: float, simulated_s: float) -> str:
+    pace = f"{done * 3600 / seconds:.0f} an hour, {simulated_s / seconds:.1f} simulated seconds"
+    return f"{done} worlds, {failed} failed, {seconds:.0f} s: {pace} a second"
 
 
 def _line(seed: object, result: Result) -> str:
