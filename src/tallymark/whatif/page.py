@@ -28,7 +28,7 @@ def html(
     ledger, with counts."""
     base = results[0]
     title = f"What if {question}?" if question else "What would have happened"
-    body = "".join(_world(base, one, len(results) > 2) for one in results[1:])
+    body = "".join(_world(base, one, not question) for one in results[1:])
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
