@@ -12,7 +12,7 @@ import pytest
 from tests.engine.race_model import Race
 from tests.support.long import longer, sized
 
-INTERLEAVINGS = sized(2_000, 20_000, 1_000_000)
+INTERLEAVINGS = sized(2_000, 10_000, 1_000_000)
 PARTS = 10
 STEPS = 14
 
