@@ -285,6 +285,17 @@ def test_localhost_is_the_families_that_the_machine_has(
             listening.Bound(replace(config, host=(nowhere,)), run.Certificates(config), held)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux names congestion controls")
+def test_http_on_this_machine_is_not_paced(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as held:
+        config = Config(data_dir=tmp_path, amqp_port=0, http_port=0)
+        [bound, *_] = listening.Bound(config, run.Certificates(config), held).http
+        bound.listen()
+        with socket.create_connection(bound.getsockname()), bound.accept()[0] as accepted:
+            used = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+            assert used.rstrip(b"\0") == b"reno"
+
+
 def test_memory_stays_within_its_budget_under_a_backlog(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data", max_memory="16MiB") as broker:
         connection = connect(broker)
