@@ -243,8 +243,9 @@ class Keeper:
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
         self.renewed_at = time.monotonic()
         """Monotonic time, in seconds, at which the last renewal that succeeded was begun."""
-        self.check: Callable[[Connection], None] = _nothing_written
-        """Checks, on a new connection, that the database has what this leader wrote."""
+        self.check: Callable[[Connection], bool] = _nothing_written
+        """Checks, on a new connection, that the database has what this leader wrote; False: not
+        yet, and the lease is renewed meanwhile."""
         self._checked: Connection | None = None
 
     @property
@@ -289,10 +290,10 @@ class Keeper:
     def _check(self) -> None:
         """Check, once per connection, what was written before. Raises WentBack, psycopg.Error."""
         connection = self._leadership.connected()
-        if connection is not self._checked:
-            self.check(connection)
+        if connection is not self._checked and self.check(connection):
             self._checked = connection
 
 
-def _nothing_written(connection: Connection) -> None:
+def _nothing_written(connection: Connection) -> bool:
     """Check nothing: the journal's home is not there yet."""
+    return True

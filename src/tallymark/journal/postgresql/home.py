@@ -68,10 +68,11 @@ class PostgresqlHome:
         """Return for how long the oldest change has been waiting for the database, seconds."""
         return self._waiting.waits_s
 
-    def check(self, connection: Connection) -> None:
+    def check(self, connection: Connection) -> bool:
         """Check on a new connection that the database has what was safe before. From any thread.
-        Raises WentBack, psycopg.Error."""
-        self._proofs.check(connection)
+        False: it could not be looked up yet, since files are being changed. Raises WentBack,
+        psycopg.Error."""
+        return self._proofs.check_soon(connection)
 
     def end(self) -> None:
         self._waiting.end()

@@ -62,6 +62,17 @@ class Proofs:
         if self._row is not None and self._row[0] >> 32 in dead:
             self._row = None
 
+    def check_soon(self, connection: Connection) -> bool:
+        """Look the proofs up, as check does, unless files are being changed: that may take as long
+        as the database is away. False: not looked up. Raises WentBack, psycopg.Error."""
+        if not self._changing.acquire(blocking=False):
+            return False
+        try:
+            self.check(connection)
+        finally:
+            self._changing.release()
+        return True
+
     def check(self, connection: Connection) -> None:
         """Look the proofs up in what is visible. Raises WentBack, psycopg.Error."""
         with self._changing:
