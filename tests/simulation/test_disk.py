@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from itertools import pairwise
 from pathlib import Path
@@ -105,3 +106,51 @@ def test_a_disk_that_is_full_says_so(tmp_path: Path) -> None:
     disk.files.fallocate(fd, 0, 900)
     with pytest.raises(OSError, match="No space left"):
         disk.files.fallocate(fd, 900, 200)
+
+
+def test_a_disk_that_lies_keeps_what_it_had_and_forgets_the_rest(tmp_path: Path) -> None:
+    disk = disk_on(tmp_path / "disk")
+    files = disk.files
+    fd = files.open(str(disk.folder / "a"), os.O_CREAT | os.O_RDWR)
+    files.write_all(fd, [b"one"], 0)
+    files.fdatasync(fd)
+    files.sync_folder(disk.folder)
+    disk.is_lying = True
+    files.write_all(fd, [b"two"], 3)
+    files.fdatasync(fd)
+    contents = {image["a"] for image in images(disk, tmp_path)}
+    assert contents == {b"one", b"onetwo"}
+
+
+def test_reads_fail_for_a_while(tmp_path: Path) -> None:
+    disk = disk_on(tmp_path / "disk")
+    files, world = disk.files, World(1)
+    fd = files.open(str(disk.folder / "a"), os.O_CREAT | os.O_RDWR)
+    files.write_all(fd, [b"one"], 0)
+    disk.unreadable_until_ns = world.now_ns + 1
+    failed: list[int | None] = []
+    for _ in range(40):
+        try:
+            assert files.pread(fd, 3, 0) == b"one"
+        except OSError as error:
+            failed.append(error.errno)
+    assert set(failed) == {errno.EIO}
+    assert disk.failed_reads == len(failed) < 40
+    disk.unreadable_until_ns = 0
+    assert files.pread(fd, 3, 0) == b"one"
+
+
+def test_a_process_without_files_has_those_that_were_set_aside(tmp_path: Path) -> None:
+    disk = disk_on(tmp_path / "disk")
+    files, world = disk.files, World(1)
+    files.set_aside(2)
+    held = [files.open(str(disk.folder / "a"), os.O_CREAT | os.O_RDWR)]
+    disk.take_files(world.now_ns + 1)
+    held += [files.open(str(disk.folder / "a"), os.O_RDWR) for _ in range(2)]
+    assert files.is_short
+    assert disk.refused_opens == 2
+    assert not files.restore()
+    for fd in held:
+        os.close(fd)
+    assert files.restore()
+    files.give_back()

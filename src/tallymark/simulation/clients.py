@@ -23,7 +23,14 @@ from tallymark.simulation.history import DRAIN, Delivered, History, Line, Publis
 from tallymark.simulation.loop import SimulatedLoop
 from tallymark.simulation.models.permissions import READ
 from tallymark.simulation.network import End, Network
-from tallymark.simulation.plan import ConsumerPlan, Plan, PublisherPlan, SlowPlan
+from tallymark.simulation.plan import (
+    HALF_OPEN,
+    ONE_WAY,
+    ConsumerPlan,
+    Plan,
+    PublisherPlan,
+    SlowPlan,
+)
 from tallymark.simulation.process import AMQP, Broker
 from tallymark.simulation.threads import Process
 from tallymark.simulation.world import SECOND_NS, World
@@ -34,6 +41,10 @@ WORKER: Final = "worker"
 """User whose rights change. Passwords are as the names."""
 GUEST: Final = "guest"
 IDLE_MS: Final = 4000
+SILENT_S: Final = 3
+UNHEARD: Final = (HALF_OPEN, ONE_WAY)
+UNHEARD_S: Final = 12
+"""Three heartbeats of the broker."""
 WINDOW: Final = 5000
 """Transfer frames that a session over AMQP 1.0 takes at once."""
 GONE: Final = (ClientError, OSError, TimeoutError)
@@ -394,13 +405,16 @@ class Clients:
     # -- the end
 
     async def drain(self, queue: str) -> None:
-        """Take everything that a queue has, until it has nothing for a while."""
+        """Take everything that a queue has, until it has nothing for a while: longer than the
+        broker takes to see that a consumer is gone which could not say so."""
         is_empty: list[bool] = []
+        has_unheard = any(one.kind in UNHEARD for one in self.plan.faults)
+        silent_ns = (UNHEARD_S if has_unheard else SILENT_S) * SECOND_NS
 
         async def work(session: Session, line: Line) -> None:
             async with session.receiver(f"/queues/{queue}", credit=50) as receiver:
                 silent_since = self.world.now_ns
-                while self.world.now_ns - silent_since < 3 * SECOND_NS:
+                while self.world.now_ns - silent_since < silent_ns:
                     try:
                         message = await receiver.receive(timeout=1)
                     except TimedOut:

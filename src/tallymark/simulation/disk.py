@@ -10,6 +10,7 @@ What is not done through journal.files.Files (settings, users) is on the disk at
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -74,6 +75,17 @@ class Disk:
         self.full_until_ns = 0
         """Time until which there is no room but for `full_bytes` in all."""
         self.full_bytes = 0
+        self.unreadable_until_ns = 0
+        """Time until which half of the reads of bodies fail."""
+        self.failed_reads = 0
+        self.most_open = ENDLESS
+        """Files that the process may have open until `no_files_until_ns`."""
+        self.no_files_until_ns = 0
+        self.refused_opens = 0
+        self.is_lying = False
+        """True when syncs do nothing, and say that they did."""
+        self._open_files: dict[int, tuple[int, int]] = {}
+        """Files that were opened, by descriptor: some of them may be closed again."""
         self.fetches = 0
         """Reads of the loop's thread so far: bodies that had left memory."""
         self._process = process
@@ -140,12 +152,16 @@ class Disk:
         return chance > 0 and self._random.random() < chance
 
     def _open(self, path: str, flags: int, mode: int) -> int:
+        if self._process.world.now_ns < self.no_files_until_ns and self._count() >= self.most_open:
+            self.refused_opens += 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         name = os.path.basename(path)
         is_new = flags & os.O_CREAT and not os.path.exists(path)
         if is_new:
             self._begin(0.0)
         fd = os.open(path, flags, mode)
         facts = os.fstat(fd)
+        self._open_files[fd] = facts.st_dev, facts.st_ino
         if not stat.S_ISREG(facts.st_mode):
             return fd
         self._known.add(name)
@@ -168,7 +184,26 @@ class Disk:
         self._inodes[facts.st_ino].pending.append((offset, data))
         return os.pwrite(fd, data, offset)
 
+    def _count(self) -> int:
+        """Return how many files the process has open."""
+        count = 0
+        for fd, file in list(self._open_files.items()):
+            with contextlib.suppress(OSError):
+                facts = os.fstat(fd)
+                if (facts.st_dev, facts.st_ino) == file:
+                    count += 1
+                    continue
+            del self._open_files[fd]
+        return count
+
+    def take_files(self, until_ns: int) -> None:
+        """Let the process have no more files open than it has now, until that time."""
+        self.most_open, self.no_files_until_ns = self._count(), until_ns
+
     def _pread(self, fd: int, size: int, offset: int) -> bytes:
+        if self._process.world.now_ns < self.unreadable_until_ns and self._chance(0.5):
+            self.failed_reads += 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         if self._process.running is None:
             self.fetches += 1
         return os.pread(fd, size, offset)
@@ -189,6 +224,8 @@ class Disk:
             if file is not None:  # the pages count as clean and are not on the disk
                 file.pending = file.pending[covered:]
             raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if self.is_lying:
+            return
         if file is None:
             for change in self._changes[:covered]:
                 _change(self._names, change)

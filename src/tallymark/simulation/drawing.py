@@ -19,7 +19,9 @@ from tallymark.simulation.plan import (
     FULL,
     KIB,
     KINDS,
+    LIES,
     LOOK,
+    NO_FILES,
     NSQ_QUEUE,
     ONE_WAY,
     POLICY,
@@ -34,6 +36,7 @@ from tallymark.simulation.plan import (
     ROT,
     SLOW_POLICIES,
     TWICE,
+    UNREADABLE,
     ConsumerPlan,
     FaultPlan,
     ManagementPlan,
@@ -89,7 +92,34 @@ def draw(seed: int) -> Plan:
     )  # fmt: skip
     plan = _with_shovels(_over_http(plan))
     plan = _with_times(_with_archives(_with_timeouts(_with_repeats(plan))))
-    return _with_rot(_with_slow(_with_shared(plan)))
+    return _with_outages(_with_rot(_with_slow(_with_shared(plan))))
+
+
+def _with_outages(plan: Plan) -> Plan:
+    """Draw files that cannot be opened, bodies that cannot be read, and syncs that lie."""
+    random = Random(f"outages {plan.seed}")
+
+    def at_s() -> float:
+        return round(random.uniform(0.3, plan.duration_s), 4)
+
+    faults = [*plan.faults]
+    if _is_on(random, 0.06):
+        faults.append(FaultPlan(at_s(), NO_FILES, "files"))
+    # Their readers rely on what was stored, or on its order.
+    is_plain = not (plan.subscriptions or plan.sinks or plan.streams or plan.operators)
+    is_plain &= not (plan.shovels or plan.shared or plan.slow)
+    if is_plain and _is_on(random, 0.12):
+        faults += [FaultPlan(at_s(), UNREADABLE, f"reads{n}") for n in range(2)]
+        plan = replace(
+            plan,
+            unreadable=random.choice(["skip", "pause"]),
+            max_memory=random.choice([1, 64]) * KIB,
+        )
+    if is_plain and _is_on(random, 0.06):
+        first, last = sorted((at_s(), at_s()))
+        faults.append(FaultPlan(first, LIES, "lies"))
+        faults.append(FaultPlan(last, random.choice([POWER, POWER_IN_FILES]), "truth"))
+    return replace(plan, faults=tuple(sorted(faults, key=lambda one: one.at_s)))
 
 
 def _with_slow(plan: Plan) -> Plan:
@@ -111,9 +141,9 @@ def _slow(name: str, random: Random) -> SlowPlan:
         count=count if limit == "count" else None, depth=depth if limit == "depth" else None,
         age_ms=random.choice([100, 1000]) if limit == "age" else None,
         rate=random.choice([5.0, 100.0]) if limit == "rate" else None,
-        delay_ms=random.choice([100, 1000]), credit=random.choice([1, 5, 50]),
-        hold_s=random.choice([0.0, 0.1, 1.0]), publishes_over=random.choice(PROTOCOLS),
-        batch=random.choice([1, 5, 20]), pause_s=random.choice([0.05, 0.3]),
+        delay_ms=random.choice([100, 1000]), credit=random.choice([1, 1, 5, 50]),
+        hold_s=random.choice([0.0, 0.5, 3.0]), publishes_over=random.choice(PROTOCOLS),
+        batch=random.choice([1, 5, 20]), pause_s=random.choice([0.05, 0.2]),
         size=random.choice([20, 300]),
     )  # fmt: skip
 

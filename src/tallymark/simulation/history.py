@@ -13,7 +13,15 @@ from typing import Final
 from tallymark.simulation.models.credit import Shared
 from tallymark.simulation.models.permissions import Permissions
 from tallymark.simulation.models.slow import Slow
-from tallymark.simulation.plan import CLOCK, FULL, NSQ_QUEUE, Plan, QueuePlan
+from tallymark.simulation.plan import (
+    CLOCK,
+    FULL,
+    NO_FILES,
+    NSQ_QUEUE,
+    UNREADABLE,
+    Plan,
+    QueuePlan,
+)
 from tallymark.simulation.violated import Violated
 from tallymark.simulation.world import SECOND_NS, World
 
@@ -108,7 +116,10 @@ class History:
         self._streams = {one.name for one in plan.streams}
         """Names of streams, which have a model of their own."""
         stalls = plan.disk.stall or plan.weather.stall
-        self.is_slow = bool(stalls) or any(one.kind == FULL for one in plan.faults)
+        kinds = {one.kind for one in plan.faults}
+        self.is_slow = bool(stalls) or bool(kinds & {FULL, NO_FILES, UNREADABLE})
+        self._skips = UNREADABLE in kinds and plan.unreadable == "skip"
+        """True if queues go on without what they cannot read, which comes later."""
         self.certain_ns = CERTAIN_NS if self.is_slow else SOON_NS
         self.slow = {one.name: Slow(world, one, self.certain_ns) for one in plan.slow}
         self.queues.update(
@@ -243,7 +254,7 @@ class History:
 
     def _check_order(self, line: Line, queue: str, message: Published, where: str) -> None:
         plan = self.queues.get(queue)
-        if plan is None or plan.priorities is not None:
+        if plan is None or plan.priorities is not None or self._skips:
             return
         key = (queue, message.line)
         last = line.last_first.get(key, -1)

@@ -34,6 +34,12 @@ ONE_WAY: Final = "one way"
 """An end of a connection hears nothing any more."""
 CYCLE_MS: Final = 300
 """Time to live of each queue in a cycle, ms."""
+NO_FILES: Final = "no files"
+"""The process can open no more files for a second than it has open."""
+UNREADABLE: Final = "reads fail"
+"""Half of the reads of bodies fail for a second."""
+LIES: Final = "syncs lie"
+"""From now on syncs do nothing, and say that all is well; a power cut tells."""
 ROT: Final = "bits turned"
 """Bits of what is stored turn while the broker is down; the world ends with what comes of it."""
 TWICE: Final = 0.3
@@ -50,7 +56,7 @@ NEVER_READS, NEVER_SETTLES, BABBLES, STORMS, SILENT = ROGUES = (
 DELETE, DROP_OLDEST, DEAD_LETTER, FLOW, NOTIFY = SLOW_POLICIES = (
     "delete", "drop-oldest", "dead-letter", "flow", "notify",
 )  # fmt: skip
-"""What is done about a subscription that is too slow."""
+"""Policies for a subscription that is too slow."""
 FEATURES: Final = ("ttl", "length", "limit", "priorities", "single", "dead", "tx", "fanout")
 """Names of what a seed switches on or off."""
 
@@ -321,10 +327,10 @@ class SharedPlan:
 
 @dataclass(frozen=True)
 class SlowPlan:
-    """A subscription to a topic that may be too slow, and what is done about it then."""
+    """Subscription to a topic that may be too slow, and what is done about it then."""
 
     name: str
-    """Of its queue."""
+    """Name of its queue."""
     protocol: str
     policy: str = DELETE
     is_durable: bool = False
@@ -409,6 +415,8 @@ class Plan:
     duration_s: float
     sync: str = "commit"
     deliver_after: str = "written"
+    unreadable: str = "skip"
+    """Treatment of messages that cannot be read: skip, pause."""
     segment_size: int = 32 * KIB
     checkpoint_every: int = 64 * KIB
     max_memory: int = 128 * KIB * KIB

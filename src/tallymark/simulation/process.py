@@ -61,6 +61,8 @@ class Broker:
         self._stop: asyncio.Future[int] | None = None
         self.fetches = 0
         """Bodies that were read back from the disk, of lives that are over."""
+        self.failed_reads = 0
+        self.refused_opens = 0
         self._rounds = 0
         self._graves: list[object] = []
         """Tasks and nodes of ended processes: what they left undone is not to be finished."""
@@ -198,6 +200,8 @@ class Broker:
         if self.disk is not None:
             self.disk_calls.append(self.disk.calls)
             self.fetches += self.disk.fetches
+            self.failed_reads += self.disk.failed_reads
+            self.refused_opens += self.disk.refused_opens
             self.disk.files.give_back()
         self.process = self._loop = self.node = self._task = self._stop = None
         if node is not None:

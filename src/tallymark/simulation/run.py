@@ -29,6 +29,7 @@ from tallymark.simulation.management import Operator
 from tallymark.simulation.models.ledger import check_ledger
 from tallymark.simulation.network import Network, Weather
 from tallymark.simulation.nsq import NsqClients
+from tallymark.simulation.outages import OUTAGES, begin, end, read_again
 from tallymark.simulation.plan import (
     CLOCK,
     CUT,
@@ -179,8 +180,8 @@ class _Run:
         config = Config(
             data_dir=folder, nsq=True, sync=plan.sync, deliver_after=plan.deliver_after,
             segment_size=plan.segment_size, checkpoint_every=plan.checkpoint_every,
-            max_memory=plan.max_memory, heartbeat_s=4, disk_free_limit=0,
-            slow_consumers=_slow_consumers(plan),
+            max_memory=plan.max_memory, unreadable=plan.unreadable, heartbeat_s=4,
+            disk_free_limit=0, slow_consumers=_slow_consumers(plan),
         )  # fmt: skip
         self.broker = Broker(world, self.network, folder, config)
         self.network.overhears = AMQP  # who declares the queues: that can be said again
@@ -218,8 +219,13 @@ class _Run:
             history.seen.add("segment sealed")
         if self.broker.process is not None:
             self.broker.kill()
-        if self.broker.fetches:
-            history.seen.add("message back from disk")
+        for is_so, name in (
+            (self.broker.fetches, "message back from disk"),
+            (self.broker.failed_reads, "message could not be read"),
+            (self.broker.refused_opens, "file could not be opened"),
+        ):
+            if is_so:
+                history.seen.add(name)
         result = Result(
             self.plan, failure, world.now_s - 1000, len(history.published),
             sum(map(len, history.deliveries.values())), self.broker.life, self.broker.disk_calls,
@@ -278,6 +284,8 @@ class _Run:
         self._until(lambda: self.world.now_ns >= end_ns, "the time is over")
         self._heal()
         clients.publishing = False
+        again = clients.begin(read_again(clients))
+        self._until(again.done, "what could not be read is read again")
         self._let_them_work()
         clients.consuming = False
         self._until(lambda: all(one.done() for one in clients.tasks), "the clients are done")
@@ -377,7 +385,12 @@ class _Run:
             self.history.seen.update(states.of_disk(self.broker.disk))
         self.history.seen.add("power cut")
         self.history.life_ended(self.broker.life)
+        is_lying = self.broker.disk is not None and self.broker.disk.is_lying
         self.broker.power_cut()
+        if is_lying:
+            self._look_at_damage("after syncs that lied")
+            self.history.seen.add("power cut after syncs that lied")
+            raise Over
         if self.plan.sync != "commit":
             self._look_at_what_is_left()
 
@@ -395,12 +408,19 @@ class _Run:
     def _rot(self) -> None:
         """Turn bits of what is stored while the broker is down, and let it serve or refuse to: no
         client gets what was never published. Raises Over."""
-        broker, history, world = self.broker, self.history, self.world
+        broker, history = self.broker, self.history
         history.life_ended(broker.life)
         broker.kill()
+        history.note(f"bits turned: {turn_bits(broker.data_dir, self.world.random)}")
+        self._look_at_damage("on turned bits", is_sound=False)
+        raise Over
+
+    def _look_at_damage(self, how: str, is_sound: bool = True) -> None:
+        """Let the broker serve what it is left with, or refuse to. is_sound: what it serves, and
+        leaves behind, is sound."""
+        broker, history, world = self.broker, self.history, self.world
         self._heal()
         history.is_damaged = True
-        history.note(f"bits turned: {turn_bits(broker.data_dir, world.random)}")
         broker.start()
         end_ns = world.now_ns + ROT_S * SECOND_NS
         while world.now_ns < end_ns and not broker.has_ended:
@@ -410,9 +430,12 @@ class _Run:
                 raise Violated(world.failures[0])
         reason = broker.end_of_task()
         if reason and not reason.startswith(REFUSED):
-            raise Violated(f"the broker ended on turned bits: {reason}")
-        history.seen.add("refused to start on turned bits" if reason else "served on turned bits")
-        raise Over
+            raise Violated(f"the broker ended {how}: {reason}")
+        history.note(f"broker {'refused to start' if reason else 'served'} {how}: {reason}")
+        history.seen.add(f"{'refused to start' if reason else 'served'} {how}")
+        if is_sound and not reason:
+            self._stop_and_verify()
+            check_ledger(broker.data_dir)
 
     def _look_before_the_end(self) -> None:
         """Note in which interesting states the broker is when it ends."""
@@ -447,6 +470,9 @@ class _Run:
             broker.stop()
         elif fault.kind == ROT:
             self._rot()
+        elif fault.kind in OUTAGES:
+            if broker.disk is not None:
+                begin(fault.kind, broker.disk, self.world.now_ns)
         elif fault.kind == FULL:
             if broker.disk is not None:
                 self._full_until_ns = self.world.now_ns + int(FULL_S * SECOND_NS)
@@ -478,6 +504,7 @@ class _Run:
             self.broker.disk.faults = self.broker.faults
             self.broker.disk.crashes_in_sync = False
             self.broker.disk.crash_among_files = 0
+            end(self.broker.disk)
         self.network.weather = Weather()
 
     def _drain(self) -> None:

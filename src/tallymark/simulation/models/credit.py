@@ -28,7 +28,7 @@ STRETCHES: Final = 4
 
 @dataclass
 class _Stretch:
-    """A time in which a queue had messages, and its consumer could take some, without a break."""
+    """Time in which a queue had messages, and its consumer could take some, without a break."""
 
     since_ns: int
     silent_ns: int
@@ -36,7 +36,7 @@ class _Stretch:
     given: Counter[str] = field(default_factory=Counter)
     """Messages of each queue that were given to consumers in the whole time."""
     passed_over: Counter[str] = field(default_factory=Counter)
-    """Those given since this one was given nothing."""
+    """Messages given since this one was given nothing."""
 
 
 class Shared:
