@@ -4,21 +4,39 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 from array import array
 from pathlib import Path
 
 import pytest
 
+from tallymark import is_compiled
 from tallymark.engine.message import PACKED, Pack, Payload
 from tallymark.engine.record import Record
 from tallymark.journal.files import Files
 from tallymark.journal.journal import BytesLost
 from tallymark.journal.verify import verify
-from tallymark.stored.layout import FORMAT, WHOLE
+from tallymark.stored.layout import FORMAT, WHOLE, crc32c
 from tallymark.stored.records import ENTERED, PAYLOAD
 from tests.journal.builders import ROUTE, TIME, Disk, entering, payload, settling
 
 CELLS = [b"the first message", b"the second one", b"a third"]
+
+
+def test_short_checksums_in_c_are_those_of_the_library() -> None:
+    """Where the package is compiled, for a processor that has an instruction for them."""
+    if not is_compiled():
+        pytest.skip("not compiled: there is no checksum in C")
+    from tallymark.journal import native
+
+    if not hasattr(native, "crc32c"):
+        pytest.skip("this processor has no instruction for CRC-32C that native.c knows")
+    chance = random.Random(7)
+    for size in [*range(70), 255, 1000, 1024, 5000]:
+        data = chance.randbytes(size)
+        assert native.crc32c(data) == crc32c(data), size
+    with pytest.raises(TypeError, match="data is of bytearray, expected bytes"):
+        native.crc32c(bytearray(8))  # type: ignore[arg-type]
 
 
 def file_of(disk: Disk, position: int) -> Path:

@@ -202,17 +202,38 @@ class Broker:
         self.dispatcher.pump()
         if self.transactions.unrecorded:
             self.transactions.record_staged()
-        settling = self.agenda.settling
-        if settling:
-            for queue in settling:
-                self.settlement.record_settled(queue)
-            settling.clear()
+        if self.agenda.settling:
+            self._record_settled()
         self.marks.look_around()
         effects: list[Effect] = []
         if self.effects:
             effects += self.effects
             self.effects.clear()
         return effects
+
+    def record_settled(self) -> bool:
+        """Record what was settled since the last turn, as a turn does, if all else can wait for the
+        next one: nobody is to be handed or told anything, and nobody waits for the disk. False: a
+        turn is needed, and nothing was recorded."""
+        agenda = self.agenda
+        if (
+            not agenda.settling
+            or self.effects
+            or self.dispatcher.has_work()
+            or self.durability.is_awaited()
+            or self.transactions.unrecorded
+            or self.pending.waiting
+            or self.store.is_behind
+        ):
+            return False
+        self._record_settled()
+        return True
+
+    def _record_settled(self) -> None:
+        settling = self.agenda.settling
+        for queue in settling:
+            self.settlement.record_settled(queue)
+        settling.clear()
 
     def next_due(self) -> EngineMs:
         """Return when a turn is due without any event; engine time, ms. deadlines.NEVER: never."""

@@ -334,13 +334,20 @@ class Clients(Served):
         bridge.receive(data, monotonic_ms, broker.clock.now_ms)
         if broker.publishing.published != published:
             self._published(client, broker.publishing.published - published, len(data))
-        turns.is_on_time = True
-        self.touch(client)
+        elif not self.replies.written and turns.put_off():
+            self._look_after(client)
+            return
+        if not client.touched:
+            client.touched = True
+            self._touched.append(client)
         if bridge.is_behind:  # at once: the transport would read on, for as long as there is more
             client.read_or_not()
         if turns.unwritten_bytes > turns.most_unwritten:
+            turns.is_on_time = True
             turns.turn_now()
             client.let_others()
+        else:
+            turns.was_read()
 
     def _published(self, client: Client, count: int, size: int) -> None:
         if not client.publishing:
@@ -435,18 +442,22 @@ class Clients(Served):
         touched, self._touched = self._touched, []
         for client in touched:
             client.touched = False
-            bridge = client.bridge
-            try:
-                _flush(client, bridge)
-            except Exception as error:
-                client.broken(error)
-            if bridge not in self._by_bridge:
-                continue
-            due_ms = bridge.next_deadline()
-            armed = client.armed
-            if due_ms is not None and (armed is None or due_ms < armed.due_ms):
-                self.deadlines.arm(client, due_ms)
-            weigh(client, bridge, self.buffers)
+            self._look_after(client)
+
+    def _look_after(self, client: Client) -> None:
+        """Write a client's output, and act on the results."""
+        bridge = client.bridge
+        try:
+            _flush(client, bridge)
+        except Exception as error:
+            client.broken(error)
+        if bridge not in self._by_bridge:
+            return
+        due_ms = bridge.next_deadline()
+        armed = client.armed
+        if due_ms is not None and (armed is None or due_ms < armed.due_ms):
+            self.deadlines.arm(client, due_ms)
+        weigh(client, bridge, self.buffers)
 
     def hold_for(self, bridge: Bridge, queue: Queue, held: bool) -> None:
         """Hold a publisher back for the sake of a queue whose consumer is slow, or no more."""

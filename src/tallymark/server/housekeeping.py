@@ -87,6 +87,9 @@ class Housekeeping(Upkeep):
         self._clean_timer = turns.loop.call_later(CLEAN_S, self._clean_again)
         self._closed = False
         self._has_home = turns.journal.has_home
+        self._max_memory = turns.config.max_memory
+        self._active = alarms.active
+        """The set of alarms that are on, and the limit of memory: looked up once, not each turn."""
         self.step_s = STEP_S
         """Seconds between two steps of cleaning."""
         self.steps = 0
@@ -143,10 +146,10 @@ class Housekeeping(Upkeep):
 
     def after_turn(self, now: EngineMs) -> None:
         """Release memory that is no longer needed, after the turn's effects were carried out."""
-        turns, buffers, alarms = self._turns, self._buffers, self._alarms
+        turns, buffers = self._turns, self._buffers
         broker, journal = turns.broker, turns.journal
         store = broker.store
-        most = turns.config.max_memory
+        most = self._max_memory
         buffered = buffers.total
         if buffered > buffers.most or buffers.is_scarce:
             buffered = buffers.look()
@@ -159,13 +162,13 @@ class Housekeeping(Upkeep):
             store.released.clear()
         # Twice the budget: what is not yet written cannot be let go of, and what is pinned neither.
         is_short = store.resident_bytes + buffered > 2 * most
-        if is_short != ("memory" in alarms.active):
+        if is_short != ("memory" in self._active):
             self._set("memory", is_short)
         if not journal.accepts_payloads:
             self._set("disk", True)
         if journal.lacks_files:
             self._set("files", True)
-        if self._has_committed or alarms.is_behind:
+        if self._has_committed:
             self._look_at_pending()
 
     def _look_at_pending(self) -> None:
@@ -175,7 +178,6 @@ class Housekeeping(Upkeep):
         journal = turns.journal
         pending_bytes = journal.pending_bytes
         awaits_home = self._has_home and journal.durable < journal.end
-        self._has_committed = pending_bytes > 0 or awaits_home
         if awaits_home:
             self._arm(ALARM_CHECK_S)
         limit = turns.config.max_pending
@@ -186,6 +188,7 @@ class Housekeeping(Upkeep):
             self._arm(SHORT_CHECK_S)
         if behind != alarms.is_behind:
             alarms.fall_behind(behind)
+        self._has_committed = pending_bytes > 0 or awaits_home or behind
 
     def checkpoint(self, now: EngineMs, clean: bool = False) -> bool:
         """Write the engine's state as of the journal's end; False: one is still being written.
@@ -313,6 +316,7 @@ class Housekeeping(Upkeep):
 
     def limits_changed(self) -> None:
         """Apply a configuration that was read again."""
+        self._max_memory = self._turns.config.max_memory
         self._check_disk()
 
     # -- memory, disk and files run low

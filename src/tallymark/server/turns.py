@@ -9,9 +9,11 @@ happens once per *turn*, for everything that was read since the last one:
     carry out   each effect goes to the bridge of its client
     flush       each client that has output gets one write
 
-A sync between two turns has the last three steps of its own. A turn follows its read at once.
-Records that nobody waits for (settlements, mostly) linger a moment to share a later block and its
-sync, which halves the work of trickle traffic. Without anything to do there is no turn.
+A sync between two turns has the last three steps of its own. A turn comes with the next round of
+the loop, and what is read until then shares it; where reads come one at a time, at once
+(rhythm.py). Records that nobody waits for (settlements, mostly) linger a moment to share a later
+block and its sync, which halves the work of trickle traffic. A read that brought nothing else needs
+no turn of its own. Without anything to do there is no turn.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ from tallymark.server.clock import CLOCKS, MS_NS, both_ms
 from tallymark.server.config.settings import Config
 from tallymark.server.logs import log_of
 from tallymark.server.polls import LongPolls
+from tallymark.server.rhythm import Rhythm
 from tallymark.units import EngineMs, Position, WallMs
 from tallymark.wire.line import MonotonicMs
 
@@ -176,6 +179,8 @@ class Turns:
         publishes."""
         self._told_ns = 0
         """Monotonic time that the engine was told last, in nanoseconds."""
+        self._told_ms = MonotonicMs(-1)
+        """Milliseconds of that time, as the engine has them."""
         self._clock = broker.clock
         self._jumps = broker.clock.jumps
         """Number of clock jumps that the log has reported."""
@@ -183,6 +188,7 @@ class Turns:
         """Milliseconds by which wall time was ahead of monotonic time at the last look."""
         self.is_due = False
         """True if a turn is scheduled."""
+        self._rhythm = Rhythm()
         self._call_soon = loop.call_soon
         self._turn_of_loop = self._turn
         """The two as the loop takes them: looked up once, and not for each turn."""
@@ -205,9 +211,12 @@ class Turns:
         """Tell the engine the time, before a command; return monotonic milliseconds. A jump of the
         wall clock is logged."""
         # wall_ms() and now_ms(), but for two calls per read and turn.
-        wall = WallMs(CLOCKS.wall_ns() // MS_NS)
         self._told_ns = told_ns = CLOCKS.monotonic_ns()
         monotonic_ms = MonotonicMs((told_ns + CLOCKS.alignment_ns) // MS_NS)
+        if monotonic_ms == self._told_ms:
+            return monotonic_ms  # in which wall time is the same, but for a jump: seen in the next
+        self._told_ms = monotonic_ms
+        wall = WallMs(CLOCKS.wall_ns() // MS_NS)
         apart = wall - monotonic_ms
         if apart != self._apart:
             if not -SUSPICIOUS_MS <= apart - self._apart <= SUSPICIOUS_MS:
@@ -239,6 +248,26 @@ class Turns:
             self.is_due = True
             self._call_soon(self._turn_of_loop)
 
+    def was_read(self) -> None:
+        """Have a turn for what was just read: with the next round of the loop, or at once where
+        reads come one at a time."""
+        self.is_on_time = True
+        if self._rhythm.may_follow(self.is_due):
+            self.turn_now()
+        else:
+            self.schedule()
+
+    def put_off(self) -> bool:
+        """Let what was just read, settlements, wait for the next turn, for LINGER_S at most. False:
+        it takes a turn of its own."""
+        broker = self.broker
+        if self.is_due or self._has_ended or self.polls.streams or self.polls.queues:
+            return False
+        due_ms = broker.next_due()
+        if due_ms < self._alarm_ms or due_ms <= self._clock.now_ms or not broker.record_settled():
+            return False
+        return bool(broker.ledger.rows) and self._may_linger()
+
     def turn_now(self) -> None:
         """Have a turn at once, so that its effects are carried out before anything else happens."""
         self.is_due = True
@@ -260,6 +289,7 @@ class Turns:
         if not self.is_due:
             return
         self.is_due = False
+        self._rhythm.turn()
         if self._has_ended or self.failed.done():
             return
         try:
