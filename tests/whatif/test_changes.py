@@ -9,7 +9,7 @@ import pytest
 
 from tallymark.whatif.changes import ChangeRefused, changes_of, read_changes
 from tallymark.whatif.recording import Answers
-from tallymark.whatif.settings import said_of
+from tallymark.whatif.settings import name_of, said_of
 
 
 def test_a_range_is_a_world_for_each_value_and_two_are_for_each_pair(tmp_path: Path) -> None:
@@ -69,6 +69,7 @@ def test_settings_of_a_command_line_are_a_change() -> None:
         "x-max-length": 10, "x-overflow": "reject-publish",
     }  # fmt: skip
     assert worlds[1].arguments_of("/", "a.b") == {"x-message-ttl": 2}
+    assert name_of(given[1:]) == "orders.overflow=reject-publish, a.b.message-ttl"
     with pytest.raises(ChangeRefused, match=r"expected QUEUE\.ARGUMENT=VALUE"):
         said_of(["orders"])
 

@@ -64,14 +64,14 @@ def what_if(
     require("numpy", "pyarrow", extra="spark")
     from tallymark.whatif.changes import ChangeRefused, changes_of, moment_of, read_changes
     from tallymark.whatif.recording import FOREVER
-    from tallymark.whatif.settings import said_of
+    from tallymark.whatif.settings import name_of, said_of
 
     if not change and not set_:
         fail("expected --change FILE or --set QUEUE.ARGUMENT=VALUE", USAGE)
     try:
         changes = [world for path in change or () for world in read_changes(path)]
         if set_:
-            changes += changes_of(", ".join(set_), said_of(set_))
+            changes += changes_of(name_of(set_), said_of(set_))
         stretch = (
             moment_of("--since", since) if since else 0,
             moment_of("--until", until) if until else FOREVER,

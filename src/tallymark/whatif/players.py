@@ -66,7 +66,9 @@ class Learned:
 
     def __init__(self, recording: Recording, seed: int) -> None:
         self._answers = recording.answers
-        self._random = Random(seed)
+        self._seed = seed
+        self._randoms: dict[QueueName, Random] = {}
+        """Draws of each queue, which do not depend on what others drew."""
         self._lines: dict[tuple[QueueName, int, int], list[int]] = defaultdict(list)
         """Lines of the answers of one owner, by queue, attempt and owner."""
         for (queue, attempt), answers in recording.answers.items():
@@ -122,16 +124,19 @@ class Learned:
     ) -> tuple[Answers | None, int]:
         """Return an answer that this consumer gave, in this queue at this attempt if it ever gave
         one, else the nearest that there is."""
+        random = self._randoms.get(queue)
+        if random is None:
+            random = self._randoms[queue] = Random(f"{self._seed} {queue}")
         delivery = attempt % DELIVERIES
         nearest = (attempt, delivery, attempt - delivery, 0)
         for tried in nearest:
             lines = self._lines.get((queue, tried, player.owner))
             if lines:
-                return self._answers[queue, tried], self._random.choice(lines)
+                return self._answers[queue, tried], random.choice(lines)
         for tried in nearest:
             lines = self._lines.get((queue, tried, ANYBODY))
             if lines:
-                return self._answers[queue, tried], self._random.choice(lines)
+                return self._answers[queue, tried], random.choice(lines)
         return None, 0
 
 

@@ -22,6 +22,13 @@ def said_of(texts: Sequence[str]) -> dict[str, object]:
     return {"queue": list(queues.values())}
 
 
+def name_of(texts: Sequence[str]) -> str:
+    """Return the name of the change that these are; its worlds' names have the values of ranges."""
+    return ", ".join(
+        text.partition("=")[0] if text.partition("=")[2].startswith("[") else text for text in texts
+    )
+
+
 def _value(text: str) -> object:
     """Return a number, truth, list or text as TOML has it; what is none of these is text."""
     try:

@@ -21,7 +21,8 @@ from tallymark import __version__
 from tallymark.whatif import comparison
 from tallymark.whatif.acting import check_acts, known_of
 from tallymark.whatif.changes import AS_IT_WAS, Change, read_changes
-from tallymark.whatif.figures import compare_fates, figures_of
+from tallymark.whatif.figures import compare_fates, figures_of, shown
+from tallymark.whatif.parts import Parts, Place
 from tallymark.whatif.reading import read_recording
 from tallymark.whatif.recording import FOREVER, Recording
 from tallymark.whatif.sources import Source, frame_source, source_of
@@ -32,13 +33,31 @@ if TYPE_CHECKING:
 
 RECORDING: Final = "recording.pickle"
 Result = dict[str, Any]
+Part = tuple[int, int]
+"""Number of a part of a world, and of how many."""
+WHOLE: Final = (0, 1)
+Task = tuple[str, Change, Part]
+"""Path of the result, the world, and which part of it."""
 Progress = Callable[[str], None]
 
 
-def run_world(recording: Recording, change: Change, seed: int, since_ms: int = 0) -> Result:
-    """Run one world and return its figures, from a time on."""
+def run_world(
+    recording: Recording, change: Change, seed: int, since_ms: int = 0, part: Part = WHOLE
+) -> Result:
+    """Run one world, or a part of it, and return its figures, from a time on."""
+    number, count = part
+    queues: frozenset[Place] | None = None
+    if count > 1:
+        parts = Parts(recording, [change])
+        queues = parts.put_together(count)[number]
+        recording = parts.recording(queues, not number)
     outcome = World(recording, change, seed).run()
-    told = {name: fates.since(since_ms) for name, fates in outcome.fates.items()}
+    # All definitions are told to all parts: each has all queues.
+    told = {
+        name: fates.since(since_ms)
+        for name, fates in outcome.fates.items()
+        if queues is None or name[:2] in queues
+    }
     begin_ms = min(max(recording.begin_ms, since_ms), recording.end_ms)
     result: Result = {
         "name": change.name,
@@ -52,6 +71,27 @@ def run_world(recording: Recording, change: Change, seed: int, since_ms: int = 0
     }
     if change == AS_IT_WAS:
         result["faithfulness"] = compare_fates(recording.fates, outcome.fates)
+    return result
+
+
+def merged(found: Sequence[Result], order: Sequence[str]) -> Result:
+    """Return the result of a world from those of its parts. order: names of all queues."""
+    first = found[0]
+    places = {name: i for i, name in enumerate(order)}
+    result = {**first}
+    for key in ("drawn", "delivered", "published", "unroutable"):
+        result[key] = sum(one[key] for one in found)
+    for key in ("queues", "drawn_by_queue", "timed_out"):
+        result[key] = dict(sorted(item for one in found for item in one[key].items()))
+    if "faithfulness" in first:
+        said = [one["faithfulness"] for one in found]
+        queues = [queue for one in said for queue in one["queues"]]
+        queues.sort(key=lambda queue: places[queue["queue"]])
+        result["faithfulness"] = {
+            **said[0], "queues": queues,
+            **{key: sum(one[key] for one in said) for key in ("messages", "same", "near")},
+            "is_exact": all(one["is_exact"] for one in said),
+        }  # fmt: skip
     return result
 
 
@@ -87,27 +127,53 @@ class Sweep:
         wanted = self._checked(changes)
         left = [one for one in wanted if not self._file(one).exists()]
         progress(f"{len(wanted)} worlds, {len(wanted) - len(left)} of them done before")
-        if workers <= 1 or len(left) == 1:
+        tasks = self._tasks(left, workers)
+        if workers <= 1 or len(tasks) == 1:
             for number, change in enumerate(left, 1):
                 self.one(change)
                 progress(f"{number} of {len(left)}: {change.name}")
-        elif left:
+        elif tasks:
             with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-                tasks = {
-                    pool.submit(
-                        _task,
-                        str(self._path),
-                        str(self._file(one)),
-                        one,
-                        self._seed,
-                        self._since_ms,
-                    ): one
-                    for one in left
+                given = {
+                    pool.submit(_task, str(self._path), *task, self._seed, self._since_ms): task
+                    for task in tasks
                 }
-                for number, task in enumerate(as_completed(tasks), 1):
+                for number, task in enumerate(as_completed(given), 1):
                     task.result()
-                    progress(f"{number} of {len(left)}: {tasks[task].name}")
+                    progress(f"{number} of {len(tasks)}: {_called(given[task])}")
+            self._merge(left, workers)
         return self.results(wanted)
+
+    def _tasks(self, left: Sequence[Change], workers: int) -> list[Task]:
+        """Return what is to be run of these worlds: whole ones, or parts of them where there are
+        more workers than worlds."""
+        tasks: list[Task] = []
+        for change in left:
+            count = self._split(change, left, workers)
+            for number in range(count):
+                path = self._file(change, (number, count))
+                if not path.exists():
+                    tasks.append((str(path.absolute()), change, (number, count)))
+        return tasks
+
+    def _split(self, change: Change, left: Sequence[Change], workers: int) -> int:
+        """Return into how many parts a world is divided."""
+        wanted = -(-workers // len(left))
+        if wanted == 1:
+            return 1
+        return min(wanted, len(Parts(self.recording, [change]).queues))
+
+    def _merge(self, left: Sequence[Change], workers: int) -> None:
+        """Make one result of the parts of each world."""
+        order = [shown(name) for name in sorted(self.recording.fates)]
+        for change in left:
+            count = self._split(change, left, workers)
+            if count > 1:
+                paths = [self._file(change, (number, count)) for number in range(count)]
+                found = [json.loads(path.read_bytes()) for path in paths]
+                _write(self._file(change), json.dumps(merged(found, order)).encode())
+                for path in paths:
+                    path.unlink()
 
     def one(self, change: Change) -> None:
         """Run one world here, and write its result."""
@@ -115,22 +181,27 @@ class Sweep:
         _write(self._file(change), json.dumps(result).encode())
 
     def run_in_spark(self, spark: SparkSession, changes: Sequence[Change]) -> DataFrame:
-        """Run the worlds as tasks of Spark, one each, and return a DataFrame of one row for each
-        world and queue. The work folder must be seen by all executors under its path."""
+        """Run the worlds as tasks of Spark, one each, or one for each part of a world where there
+        are more processors than worlds, and return a DataFrame of one row for each world and
+        queue. The work folder must be seen by all executors under its path."""
         wanted = self._checked(changes)
         path, seed, since_ms = str(self._path.absolute()), self._seed, self._since_ms
-        tasks = [(str(self._file(one).absolute()), one) for one in wanted]
+        left = [one for one in wanted if not self._file(one).exists()]
+        # Spark Connect has no context, and does not say.
+        has_context = hasattr(spark, "sparkContext")
+        cores = spark.sparkContext.defaultParallelism if has_context else os.cpu_count() or 1
+        tasks = self._tasks(left, cores)
 
         def run(batches: Iterator[Any]) -> Iterator[Any]:
             for batch in batches:
                 for number in batch["id"]:
-                    target, change = tasks[int(number)]
-                    if not Path(target).exists():
-                        _task(path, target, change, seed, since_ms)
+                    _task(path, *tasks[int(number)], seed, since_ms)
                 yield batch
 
-        worlds = spark.range(0, len(tasks), 1, len(tasks))
-        worlds.mapInPandas(run, "id bigint").count()
+        if tasks:
+            worlds = spark.range(0, len(tasks), 1, len(tasks))
+            worlds.mapInPandas(run, "id bigint").count()
+            self._merge(left, cores)
         return spark.createDataFrame(list(rows_of(self.results(wanted))), DDL)
 
     def _checked(self, changes: Sequence[Change]) -> list[Change]:
@@ -149,8 +220,10 @@ class Sweep:
             one["verdict"] = comparison.verdict(base, one["queues"], exactly)
         return found
 
-    def _file(self, change: Change) -> Path:
+    def _file(self, change: Change, part: Part = WHOLE) -> Path:
         said = f"{__version__} {self._stamp} {self._since_ms} {self._seed} {change!r}"
+        if part[1] > 1:
+            said += f" part {part}"
         return self._work / f"{blake2b(said.encode(), digest_size=12).hexdigest()}.json"
 
 
@@ -218,11 +291,18 @@ def _flat(told: dict[str, Any] | None) -> dict[str, int]:
     }
 
 
-def _task(recording: str, target: str, change: Change, seed: int, since_ms: int) -> None:
-    """Run one world in a process that knows nothing yet."""
+def _task(
+    recording: str, target: str, change: Change, part: Part, seed: int, since_ms: int
+) -> None:
+    """Run one world, or a part of it, in a process that knows nothing yet."""
     with open(recording, "rb") as file:
         _, told = pickle.load(file)
-    _write(Path(target), json.dumps(run_world(told, change, seed, since_ms)).encode())
+    _write(Path(target), json.dumps(run_world(told, change, seed, since_ms, part)).encode())
+
+
+def _called(task: Task) -> str:
+    _, change, (number, count) = task
+    return change.name if count == 1 else f"{change.name}, part {number + 1} of {count}"
 
 
 def _write(path: Path, data: bytes) -> None:

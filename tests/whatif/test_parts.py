@@ -1,0 +1,87 @@
+"""Worlds that are played part by part: what comes out is what comes out of the whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.day_of_traffic import Day, Plan
+from tallymark.whatif.changes import AS_IT_WAS, Change, changes_of
+from tallymark.whatif.figures import shown
+from tallymark.whatif.parts import Parts
+from tallymark.whatif.reading import read_recording
+from tallymark.whatif.recording import Recording
+from tallymark.whatif.sources import source_of
+from tallymark.whatif.sweep import Sweep, merged, run_world
+from tests.support.long import sized
+from tests.whatif.test_worlds import plain
+
+TRANSITIONS = sized(1, 1, 60_000)
+CHANGES: dict[str, dict[str, Any]] = {
+    "a limit": {"queue": [{"name": "mail", "max-length": 3}]},
+    "drawn times": {"consumers": [{"queue": "bill", "times": 2, "speed": 0.5}]},
+    "more messages": {"publishers": [{"rate": 1.5}]},
+    "a connection": {"bind": [{"queue": "table", "exchange": "letters", "key": "#"}]},
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("day")
+    Day(folder, Plan(TRANSITIONS, segment_bytes=1 << 20, is_awake=True)).run()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recording(data: Path) -> Recording:
+    return read_recording(data)
+
+
+def named(recording: Recording, *changes: Change) -> list[set[str]]:
+    return [{name for _, name in part} for part in Parts(recording, changes).queues]
+
+
+@pytest.mark.longer(ci=False)
+@pytest.mark.parametrize("name", ["as it was", *CHANGES])
+def test_the_parts_of_a_world_are_the_world(name: str, recording: Recording) -> None:
+    change = AS_IT_WAS if name == "as it was" else next(changes_of(name, CHANGES[name]))
+    count = len(Parts(recording, [change]).queues)
+    assert count > 3
+    found = [run_world(recording, change, 1, 0, (number, count)) for number in range(count)]
+    order = [shown(queue) for queue in sorted(recording.fates)]
+    whole = run_world(recording, change, 1)
+    assert merged(found, order) == whole
+    two = [run_world(recording, change, 1, 0, (number, 2)) for number in range(2)]
+    assert merged(two, order) == whole, "put together"
+
+
+@pytest.mark.longer(ci=False)
+def test_a_sweep_of_parts_is_one_of_worlds(data: Path, tmp_path: Path) -> None:
+    changes = list(changes_of("x", CHANGES["a limit"]))
+    told: list[str] = []
+    whole = Sweep(source_of(data), tmp_path / "whole").run(changes, 1, told.append)
+    parts = Sweep(source_of(data), tmp_path / "parts").run(changes, 4, told.append)
+    assert parts == whole
+    assert any("part 2 of 2" in text for text in told)
+    left = sorted(path.suffix for path in (tmp_path / "parts").iterdir())
+    assert left == [".json", ".json", ".pickle"], "the parts' results are put together"
+
+
+@pytest.mark.longer(ci=False)
+def test_what_touches_is_one_part(recording: Recording) -> None:
+    parts = named(recording)
+    together = next(part for part in parts if "work" in part)
+    assert "retry" in together, "by a dead-letter exchange"
+    assert {"events:billing", "events:archive"} <= next(p for p in parts if "events:billing" in p)
+    [change] = changes_of("x", {"queue": [{"name": "table", "dead-letter-exchange": "letters"}]})
+    joined = named(recording, change)
+    assert any({"table", "parked"} <= part for part in joined)
+    assert not any({"table", "parked"} <= part for part in parts)
+
+
+def test_letters_without_a_key_may_get_to_any_queue() -> None:
+    [change] = changes_of("x", {"queue": [{"name": "orders", "dead-letter-routing-key": "none"}]})
+    assert named(plain()) == [{"orders", "parked"}]
+    assert named(plain(), change) == [{"orders", "parked"}]
