@@ -25,7 +25,10 @@ _INT8: Final = 20
 _BYTEA: Final = 17
 _TYPES: Final = [_INT8, _INT8, _INT8, _INT8, _BYTEA]
 """Numbers of the types of its values: journal, epoch, position, crc, bytes."""
-_FORMATS: Final = [Format.BINARY] * len(_TYPES)
+_BINARY: Final = int(Format.BINARY)
+_DONE: Final = int(ExecStatus.COMMAND_OK)
+"""As plain numbers: to look up a member of an enumeration costs a call of Python's."""
+_FORMATS: Final = [_BINARY] * len(_TYPES)
 _STATEMENT: Final = (
     "WITH held AS (" + schema.held("$1", "$2") + ") "
     "INSERT INTO {} (journal, position, epoch, crc, bytes) "
@@ -53,8 +56,8 @@ class Insert:
         """Insert a row. False: the lead is not held, or there is a row at its position. Raises
         psycopg.Error."""
         values = [self._journal, self._epoch, _LONG.pack(position), _LONG.pack(crc), data]
-        done = self.connection.pgconn.exec_prepared(self._name, values, _FORMATS, Format.BINARY)
-        if done.status != ExecStatus.COMMAND_OK:
+        done = self.connection.pgconn.exec_prepared(self._name, values, _FORMATS, _BINARY)
+        if done.status != _DONE:
             raise error_from_result(done)
         return bool(done.command_tuples)
 
