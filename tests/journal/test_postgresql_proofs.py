@@ -9,7 +9,7 @@ import pytest
 
 from tallymark.journal.postgresql import schema
 from tallymark.journal.postgresql.connection import connect
-from tallymark.journal.postgresql.errors import WentBack
+from tallymark.journal.postgresql.errors import LeadLost, WentBack
 from tallymark.journal.postgresql.home import PostgresqlHome
 from tallymark.stored.segment import ledger_name, segment_name
 from tests.journal.test_postgresql_home import SALT, block
@@ -93,6 +93,25 @@ def test_files_are_not_changed_behind_one_that_was_lost(behind: Behind) -> None:
     with pytest.raises(WentBack, match=lacks):
         home.append(1, 64, [block(1)])
     assert behind.positions() == [1 << 32]
+
+
+def test_a_server_that_knows_nothing_of_a_leader_is_not_written_to(behind: Behind) -> None:
+    behind.home.append(1, 0, [block(0)])
+    leader = PostgresqlHome(behind.cluster.url(), JOURNAL, 1)
+
+    def lead() -> None:
+        behind.cluster.primary.run("UPDATE tallymark.leader SET epoch = 1")
+        leader.append(2, 0, [block(0, segment=2)])
+
+    behind.fail_over(lead)
+    with pytest.raises(WentBack):
+        leader.append(2, 64, [block(1, segment=2)])
+    unproven = PostgresqlHome(behind.cluster.url(), JOURNAL, 1)
+    with pytest.raises(LeadLost, match="the database went back: journal 1 is in epoch 0"):
+        unproven.append(2, 0, [block(0, segment=2)])
+    assert behind.positions() == [1 << 32]
+    for home in (leader, unproven):
+        home.close()
 
 
 def test_a_server_that_has_everything_is_gone_on_with(behind: Behind) -> None:

@@ -19,11 +19,17 @@ class LeadLost(OSError):
     """Another broker has the lead: nothing that this one writes can be committed any more."""
 
     def __init__(self, journal: int, epoch: int, found: int) -> None:
-        super().__init__(
-            errno.EPERM,
+        text = (
             f"another broker leads journal {journal}: it is in epoch {found}, and this broker's "
-            f"lead was epoch {epoch}. Nothing was confirmed since; clients find the other one",
+            f"lead was epoch {epoch}. Nothing was confirmed since; clients find the other one"
         )
+        if found < epoch:
+            text = (
+                f"the database went back: journal {journal} is in epoch {found}, and this broker "
+                f"leads it since epoch {epoch}. What it confirmed is not there: have the URL lead "
+                "to a server that was not behind"
+            )
+        super().__init__(errno.EPERM, text)
         self.epoch = epoch
         """Epoch in which this broker led."""
         self.found = found
