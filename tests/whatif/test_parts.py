@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from tallymark.whatif.recording import Recording
 from tallymark.whatif.sources import source_of
 from tallymark.whatif.sweep import Sweep, merged, run_world
 from tests.support.long import sized
+from tests.support.patience import until
 from tests.whatif.test_worlds import plain
 
 TRANSITIONS = sized(1, 1, 60_000)
@@ -85,3 +88,22 @@ def test_letters_without_a_key_may_get_to_any_queue() -> None:
     [change] = changes_of("x", {"queue": [{"name": "orders", "dead-letter-routing-key": "none"}]})
     assert named(plain()) == [{"orders", "parked"}]
     assert named(plain(), change) == [{"orders", "parked"}]
+
+
+def test_workers_end_with_the_sweep_that_started_them(tmp_path: Path) -> None:
+    program = tmp_path / "sweep.py"
+    program.write_text(
+        "import os, sys, time\n"
+        "from concurrent.futures import ProcessPoolExecutor\n"
+        "from multiprocessing import get_context\n"
+        "from tallymark.whatif.sweep import _end_with_parent\n"
+        "if __name__ == '__main__':\n"
+        "    with ProcessPoolExecutor(1, get_context('spawn'), _end_with_parent) as pool:\n"
+        "        print(pool.submit(os.getpid).result(), flush=True)\n"
+        "        time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True) as sweep:
+        assert sweep.stdout is not None
+        worker = int(sweep.stdout.readline())
+        sweep.kill()
+    until(lambda: not Path(f"/proc/{worker}").exists(), what="the worker has ended")

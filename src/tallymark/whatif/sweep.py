@@ -12,9 +12,11 @@ import pickle
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from hashlib import blake2b
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
 from tallymark import __version__
@@ -133,7 +135,8 @@ class Sweep:
                 self.one(change)
                 progress(f"{number} of {len(left)}: {change.name}")
         elif tasks:
-            with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+            context = get_context("spawn")
+            with ProcessPoolExecutor(workers, context, _end_with_parent) as pool:
                 given = {
                     pool.submit(_task, str(self._path), *task, self._seed, self._since_ms): task
                     for task in tasks
@@ -298,6 +301,19 @@ def _task(
     with open(recording, "rb") as file:
         _, told = pickle.load(file)
     _write(Path(target), json.dumps(run_world(told, change, seed, since_ms, part)).encode())
+
+
+def _end_with_parent() -> None:
+    """Have this process end when the one that started it does: a sweep that is killed would leave
+    its workers, which wait for more to do."""
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
 
 
 def _called(task: Task) -> str:
