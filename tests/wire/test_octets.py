@@ -14,6 +14,7 @@ from tallymark.wire.octets import (
     alike,
     begins,
     packed,
+    pair,
     place,
     put_place,
     put_u32,
@@ -70,6 +71,12 @@ def test_places_are_the_numbers_of_an_array(values: list[int], data: st.DataObje
     pack = packed(whole, lo, hi)
     assert whole == array("I", values)
     assert [place(pack, i) for i in range(hi + 1 - lo)] == values[lo : hi + 1]
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
+def test_a_pair_is_an_array_of_its_own(first: int, second: int) -> None:
+    one, other = pair(first, second), pair(second, first)
+    assert (one, other) == (array("I", (first, second)), array("I", (second, first)))
 
 
 @pytest.mark.parametrize("at", [1, 4, 5, 1 << 40])

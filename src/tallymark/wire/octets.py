@@ -15,6 +15,7 @@ from mypy_extensions import i32, i64
 
 IS_INTERPRETED: Final = __file__.endswith(".py")
 _IS_LITTLE: Final = sys.byteorder == "little"
+_PAIR: Final = array("I", (0, 0))
 
 
 def begins(raw: bytes, at: i64, key: bytes) -> bool:
@@ -92,8 +93,19 @@ def place(pack: bytes, i: i64) -> i64:
     return i64(read_i32_le(pack, i << 2)) & 0xFFFF_FFFF
 
 
+def pair(first: int, second: int) -> array[int]:
+    """Return an array("I") of two numbers: a copy of one takes a third of the instructions that a
+    new one does."""
+    made = _PAIR[:]
+    made[0] = first
+    made[1] = second
+    return made
+
+
 def unpacked(pack: bytes) -> array[int]:
     """Return an array("I") from numbers of four bytes each, little-endian."""
+    if len(pack) == 8:  # the bounds of a message that comes alone
+        return pair(place(pack, 0), place(pack, 1))
     places = array("I", pack)
     if not _IS_LITTLE:
         places.byteswap()

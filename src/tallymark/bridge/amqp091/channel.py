@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Final, final
 
@@ -181,7 +180,7 @@ class Channel:
         [amqp-0.9.1 queue.declare]."""
         self.confirmed = 0
         """Number of the last publish that was answered together with all before it."""
-        self.refused: deque[tuple[int, int]] = deque()
+        self.refused: list[tuple[int, int]] = []
         """First and last numbers of publishes beyond `confirmed` that got a basic.nack."""
         self.returned = 0
         """Count of messages returned as unroutable."""
@@ -223,15 +222,21 @@ class Channel:
         """Return the number of the last publish up to `upto` that was not refused, and the count of
         such publishes after `confirmed`. Refusals among them are removed."""
         refused = self.refused
-        passed: list[tuple[int, int]] = []
         count = upto - self.confirmed
-        while refused and refused[0][0] <= upto:
-            first, end = refused.popleft()
+        if not refused:
+            return upto, count
+        passed: list[tuple[int, int]] = []
+        at = 0
+        while at < len(refused) and refused[at][0] <= upto:
+            first, end = refused[at]
             if end > upto:
-                refused.appendleft((upto + 1, end))
+                refused[at] = (upto + 1, end)
                 end = upto
+            else:
+                at += 1
             count -= end - first + 1
             passed.append((first, end))
+        del refused[:at]
         last = upto
         while passed and passed[-1][1] == last:
             last = passed.pop()[0] - 1

@@ -8,7 +8,6 @@ the engine's side ends at once, whatever the peer answers and when.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import final
 
@@ -97,7 +96,7 @@ class Lifecycle(AmqpBridge):
         self.client_properties: dict[str, object] = {}
         self._login_mechanism = ""
         self._offered: tuple[str, ...] = ()
-        self._secrets: deque[bytes] = deque()
+        self._secrets: list[bytes] = []
         """Secrets behind the pending one, from the same read."""
         self._capabilities: frozenset[str] = frozenset()
 
@@ -219,7 +218,7 @@ class Lifecycle(AmqpBridge):
     def secret_accepted(self, permissions: Permissions) -> None:
         if self.pending_secret is None:
             return
-        self.pending_secret = self._secrets.popleft() if self._secrets else None
+        self.pending_secret = self._secrets.pop(0) if self._secrets else None
         self.rights_changed(permissions)
         self.wire.send_method(0, ConnectionUpdateSecretOk())
         self.handle_events()

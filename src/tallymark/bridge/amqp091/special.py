@@ -27,6 +27,7 @@ from tallymark.wire.amqp091.properties import (
     is_special_by_reply_to_alone,
     reply_to_at,
 )
+from tallymark.wire.octets import pair
 
 DELAY: Final = "x-delay"
 LONGEST_DELAY_MS: Final = (1 << 32) - 1
@@ -256,4 +257,4 @@ def with_section(
             )
             at += cuts[i + 1] - start - old + 20 + len(section)
             ends.append(at)
-    return b"".join(parts), array("I", ends)
+    return b"".join(parts), pair(0, at) if len(ends) == 2 else array("I", ends)
