@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Sequence
@@ -425,4 +426,32 @@ def test_a_damaged_segment_is_not_stripped_but_reported(disk: Disk, is_first: bo
     others = set(range(1, disk.journal.checkpoint_position >> 32)) - {victim}
     assert others
     assert set(numbers(disk, ".ledger")) == others
+    disk.journal.close()
+
+
+def test_a_segment_with_a_bad_sector_is_not_stripped_and_the_journal_goes_on(
+    tmp_path: Path,
+) -> None:
+    """Its messages are settled: nobody but the cleaner reads it."""
+    files = Files()
+    disk = Disk(tmp_path / "j", files)
+    disk.start()
+    settle(disk, fill(disk, 1, 12))
+    checkpoint(disk, [])
+    disk.finish_cleaning()
+    read, bad = files.pread, disk.segments()[0].stat().st_ino
+
+    def failing(fd: int, size: int, offset: int) -> bytes:
+        if os.fstat(fd).st_ino == bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(fd, size, offset)
+
+    files.pread = failing  # type: ignore[method-assign]
+    path = disk.segments()[0]
+    disk.clean()
+    assert any(f"{path.name} is not stripped: offset 0" in one for one in disk.journal.problems)
+    assert (path.exists(), disk.names(".tmp"), disk.failures) == (True, [], [])
+    settle(disk, fill(disk, 13, 1))
+    disk.wait()
+    assert disk.failures == []
     disk.journal.close()

@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, final
 
+from tallymark.engine.errors import BytesLost
 from tallymark.engine.ledger import expanded
 from tallymark.engine.record import Record
 from tallymark.journal.files import Files
@@ -320,7 +321,7 @@ class Cleaner:
         fd = self._files.open(str(old), os.O_RDONLY)
         try:
             self._files.replace(self._folder, name, _stripped_chunks(Columns(self._files, fd), job))
-        except LayoutError as error:
+        except (BytesLost, LayoutError) as error:
             return Done(job, f"{old.name} is not stripped: {error}")
         finally:
             os.close(fd)
@@ -365,7 +366,8 @@ def _stripped_chunks(columns: Columns, job: Job) -> Iterator[list[bytes]]:
     """Yield the blocks of a segment up to its seal, whose time becomes the job's. Bodies with
     checksums of their own are not read.
 
-    Raises LayoutError: the segment is damaged, as far as its ledger needs it.
+    Raises LayoutError, BytesLost: the segment is damaged, or a sector of it bad, as far as its
+    ledger needs it.
     """
     chunk: list[bytes] = []
     block = 0

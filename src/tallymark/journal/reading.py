@@ -296,13 +296,13 @@ class Columns:
 
     def next(self) -> tuple[Header, bytes] | None:
         """Return the next block's header, and its bytes up to raw, checked; None: there is no sound
-        block. Raises OSError, LayoutError."""
+        block. Raises BytesLost: the disk cannot read it; LayoutError."""
         at = self._at
         header = header_at(self._read(at, HEADER), 0)
         if header is None or header.flags & STRIPPED:
             return None
         if header.version == 1:
-            data = self._files.read_exactly(self._fd, header.length, at)
+            data = self._exactly(at, header.length)
             if not is_whole(data, header):
                 return None
             data = data[: header.raw_at]
@@ -323,7 +323,13 @@ class Columns:
     def _read(self, at: int, size: int) -> bytes:
         begin = at - self._window_at
         if begin < 0 or begin + size > len(self._window):
-            self._window = self._files.read_exactly(self._fd, max(size, self._step), at)
+            self._window = self._exactly(at, max(size, self._step))
             self._window_at = at
             begin = 0
         return self._window[begin : begin + size]
+
+    def _exactly(self, at: int, size: int) -> bytes:
+        try:
+            return self._files.read_exactly(self._fd, size, at)
+        except OSError as error:
+            raise BytesLost(f"offset {at} cannot be read: {error}") from error

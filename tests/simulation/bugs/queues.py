@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tallymark.engine import deadletters, inflight
-from tallymark.engine.account import Account
+from tallymark.engine.account import MOVING, READY, Account
 from tallymark.engine.admission import Admission
 from tallymark.engine.broker import Broker
 from tallymark.engine.clock import Clock
@@ -14,6 +14,7 @@ from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.delivery import Dispatcher
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.inflight import Timeouts
+from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
 from tallymark.engine.queue_parts import Deduplication
 from tallymark.engine.session import Consumer
@@ -29,6 +30,7 @@ from tests.simulation.bugs.registry import (
     has_cycles,
     has_deferrals,
     has_durable_slow,
+    has_failing_reads,
     has_own_ttl,
     has_repeats,
     has_seen_transactions,
@@ -123,6 +125,21 @@ def _() -> None:
 @mutant("slow consumer closed that is durable", has_durable_slow)
 def _() -> None:
     SlowSubscription.is_durable = property(lambda self: False)  # type: ignore[assignment,method-assign]
+
+
+@mutant("account changed before bytes are loaded", has_failing_reads)
+def _() -> None:
+    def make(has_read: Any) -> Any:
+        def changed(self: Any, queue: Any, head: Any) -> bool:
+            queue.account.move(head, READY, MOVING)
+            is_there = bool(has_read(self, queue, head))
+            if is_there:
+                queue.account.move(head, MOVING, READY)
+            return is_there
+
+        return changed
+
+    replaced(Quarantine, "has_read", make)
 
 
 @mutant("time to live ignored", has_ttl)

@@ -12,7 +12,16 @@ from tallymark.engine.ledger import Ledger
 from tallymark.engine.restore import Restorer
 from tallymark.journal.files import Files
 from tallymark.journal.writer import Writer
-from tallymark.simulation.plan import CLOCK, DELETE, KILL, POWER_IN_SYNC, RIGHTS, STOP, Plan
+from tallymark.simulation.plan import (
+    CLOCK,
+    DELETE,
+    KILL,
+    POWER_IN_SYNC,
+    RIGHTS,
+    STOP,
+    UNREADABLE,
+    Plan,
+)
 
 Patch = Callable[[], None]
 MUTANTS: Final[dict[str, Patch]] = {}
@@ -148,6 +157,10 @@ def has_durable_slow(plan: Plan) -> bool:
     return any(
         one.policy == DELETE and one.is_durable and not one.deletes_persistent for one in plan.slow
     )
+
+
+def has_failing_reads(plan: Plan) -> bool:
+    return any(one.kind == UNREADABLE for one in plan.faults)
 
 
 def is_cut_in_a_sync(plan: Plan) -> bool:
