@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spark.rig import python_path, spark_home
+from tests.spark.rig import python_path
 from tests.support.process import BrokerProcess
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", python_path())
-        patch.setenv("SPARK_HOME", str(spark_home(tmp_path_factory.mktemp("spark-home"))))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.delenv("SPARK_HOME", raising=False)
         session = build_session("local[2]", "tallymark tests", brief=True, settings=SMALL)
         yield session
         session.stop()

@@ -35,20 +35,13 @@ def python_path() -> str:
 
 
 def spark_home(folder: Path) -> Path:
-    """A SPARK_HOME of links to the one that is installed, where PySpark is no zip.
-
-    Spark's Python processes import PySpark from a zip, and nothing in it is kept compiled: each of
-    them compiles it anew, for half a second of CPU out of the ten seconds that it has to connect.
-    Nothing else is beside it: a Tallymark that is installed there would be imported before ours.
-    """
+    """A SPARK_HOME of links to the PySpark that is installed (tallymark.spark.home), for a driver
+    that makes its session itself."""
     import pyspark
 
-    installed = Path(pyspark.__file__).parent
-    for name in ("bin", "jars"):
-        (folder / name).symlink_to(installed / name)
-    library = folder / "python/lib/pyspark.zip"
-    library.mkdir(parents=True)
-    (library / "pyspark").symlink_to(installed)
+    from tallymark.spark.home import link_all
+
+    link_all(folder, Path(pyspark.__file__).parent)
     return folder
 
 

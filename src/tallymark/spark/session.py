@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tallymark.spark import register
+from tallymark.spark.home import use_compiled
 from tallymark.spark.java import cache_folder, use_java
 
 if TYPE_CHECKING:
@@ -150,6 +151,8 @@ def build_session(
     """
     address = check_master(master)
     use_java(verbose)
+    if address == LOOPBACK:
+        use_compiled()
     from pyspark.sql import SparkSession
 
     # Workers must be this very Python: the one on PATH may lack the package.
