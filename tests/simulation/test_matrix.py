@@ -31,10 +31,8 @@ print(json.dumps([failure, sorted(kinds)]))
 """
 ELSEWHERE: Final = {
     records.MOVED,  # of segments that are nearly empty, which takes longer than the script
-    records.SLOW,  # told of by a task that looks each second at subscriptions to topics
 }
-"""Kinds that tests of their own have: tests/journal/test_cleaning.py and
-tests/engine/test_slow_actions.py."""
+"""Kinds that tests of their own have: tests/journal/test_cleaning.py."""
 
 
 @long

@@ -142,7 +142,8 @@ def _slow(name: str, random: Random) -> SlowPlan:
         age_ms=random.choice([100, 1000]) if limit == "age" else None,
         rate=random.choice([5.0, 100.0]) if limit == "rate" else None,
         delay_ms=random.choice([100, 1000]), credit=random.choice([1, 1, 5, 50]),
-        hold_s=random.choice([0.0, 0.5, 3.0]), publishes_over=random.choice(PROTOCOLS),
+        hold_s=random.choice([0.0, 0.5, 3.0]),
+        publishes_over=random.choice((*PROTOCOLS, "amqp091")),
         batch=random.choice([1, 5, 20]), pause_s=random.choice([0.05, 0.2]),
         size=random.choice([20, 300]),
     )  # fmt: skip

@@ -13,14 +13,17 @@ from typing import Final
 
 from tallymark.simulation.disk import Faults
 from tallymark.simulation.plan import (
+    DROP_OLDEST,
     KIB,
     NSQ_QUEUE,
     ConsumerPlan,
     Plan,
     PublisherPlan,
     QueuePlan,
+    SharedPlan,
     ShovelPlan,
     SinkPlan,
+    SlowPlan,
     StreamPlan,
     SubscriptionPlan,
 )
@@ -54,6 +57,20 @@ SCRIPT: Final = Plan(
     sinks=(SinkPlan("s0", "leased"),),
     streams=(StreamPlan("t0", max_bytes=8000, is_archived=True),),
     shovels=(ShovelPlan("v0", "once"),),
+    shared=(SharedPlan("u0", "amqp091", count=2, limit=2, batch=2, pause_s=0.2),),
+    slow=(
+        SlowPlan(
+            "w0",
+            "amqp",
+            DROP_OLDEST,
+            is_durable=True,
+            count=3,
+            delay_ms=20,
+            credit=1,
+            hold_s=0.3,
+            batch=4,
+        ),
+    ),
     disk=Faults(short_write=0.1),
 )
 """A world with all of it."""
