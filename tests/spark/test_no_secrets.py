@@ -75,12 +75,14 @@ import urllib.request
 from pathlib import Path
 from pyspark.sql import SparkSession
 from tallymark.spark import register
+from tallymark.spark.home import use_compiled
 from tallymark.spark.java import use_java
 from tallymark.spark.session import LOGGING
 from tallymark.spark.starting import begin
 
 given, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
 use_java()
+use_compiled()
 logging = folder / "log4j2.properties"
 logging.write_text(LOGGING.format(level="info"))
 spark = (

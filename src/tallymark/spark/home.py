@@ -19,7 +19,7 @@ from typing import Final
 from tallymark.spark.java import cache_folder
 
 LINKED: Final = ("bin", "conf", "jars", "sbin")
-"""What Spark looks for in its home, beside Python's modules."""
+"""Folders that Spark looks for in its home, beside Python's modules."""
 PYTHON: Final = Path("python/lib")
 ZIP: Final = "pyspark.zip"
 
