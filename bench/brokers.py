@@ -61,10 +61,15 @@ def free_port() -> int:
 
 @contextmanager
 def tallymark(
-    folder: Path, *flags: str, crash: bool = False, interpreted: bool = False
+    folder: Path,
+    *flags: str,
+    crash: bool = False,
+    interpreted: bool = False,
+    patience_s: float = READY_TIMEOUT_S,
 ) -> Iterator[Running]:
     """`tallymark serve` on `folder` with free ports; stopped with SIGTERM at the end, with
     SIGKILL when a `crash` is wanted. interpreted: from the sources here, not as installed.
+    patience_s: for its start.
 
     Raises:
         BrokerFailed: it did not get ready, or did not end with exit code 0.
@@ -80,7 +85,7 @@ def tallymark(
             command, stdout=subprocess.PIPE, stderr=stderr, env=paths, start_new_session=True
         )
     try:
-        ready = _ready_line(process, log)
+        ready = _ready_line(process, log, patience_s)
         yield Running(
             name="tallymark",
             pid=process.pid,
@@ -100,10 +105,12 @@ def tallymark(
         raise BrokerFailed(f"tallymark ended with {code}, expected 0: {_tail(log)}")
 
 
-def _ready_line(process: subprocess.Popen[bytes], log: Path) -> dict[str, list[object]]:
+def _ready_line(
+    process: subprocess.Popen[bytes], log: Path, patience_s: float
+) -> dict[str, list[object]]:
     assert process.stdout is not None
-    if not select.select([process.stdout], [], [], READY_TIMEOUT_S)[0]:
-        raise BrokerFailed(f"tallymark not ready within {READY_TIMEOUT_S} s: {_tail(log)}")
+    if not select.select([process.stdout], [], [], patience_s)[0]:
+        raise BrokerFailed(f"tallymark not ready within {patience_s} s: {_tail(log)}")
     line = process.stdout.readline()
     if not line:
         raise BrokerFailed(f"tallymark ended with {process.wait()}: {_tail(log)}")

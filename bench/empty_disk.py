@@ -27,6 +27,7 @@ from tests.support.postgresql import MISSING, Cluster, find_postgresql
 from tests.support.process import cpu_seconds
 
 GIB = 1 << 30
+PATIENCE_S = 3600.0
 
 
 def fill(program: Path, port: int, messages: int, size: int) -> None:
@@ -71,7 +72,7 @@ def main() -> None:
         journal = int(cluster.primary.run(asked))
         print(f"{journal / GIB:.2f} GiB of journal, messages of {args.size} bytes", flush=True)
         for what in ("empty disk", "the copy is there"):
-            with tallymark(folder / "second", *home) as broker:
+            with tallymark(folder / "second", *home, patience_s=PATIENCE_S) as broker:
                 print(shown(what, broker, journal), flush=True)
 
 

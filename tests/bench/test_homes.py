@@ -51,7 +51,7 @@ def test_what_a_process_had_that_has_ended_is_counted(tmp_path: Path) -> None:
         used = 0.0
         while used < CHILDREN * SPENT_S / 2:
             before, used = used, server_cpu_s(forks)
-            assert used >= before
+            assert used > before - 0.001  # a sum of fractions
         assert forks.is_done
         assert server_cpu_s(forks) >= CHILDREN * SPENT_S / 2
     finally:

@@ -27,7 +27,7 @@ _TYPES: Final = [_INT8, _INT8, _INT8, _INT8, _BYTEA]
 """Numbers of the types of its values: journal, epoch, position, crc, bytes."""
 _BINARY: Final = int(Format.BINARY)
 _DONE: Final = int(ExecStatus.COMMAND_OK)
-"""As plain numbers: to look up a member of an enumeration costs a call of Python's."""
+"""Plain numbers: to look up a member of an enumeration costs a call of Python's."""
 _FORMATS: Final = [_BINARY] * len(_TYPES)
 _STATEMENT: Final = (
     "WITH held AS (" + schema.held("$1", "$2") + ") "
