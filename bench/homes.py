@@ -63,7 +63,7 @@ def server_cpu_s(server: Server) -> float:
         pids = server.pids()
         try:
             used = sum(map(cpu_seconds, pids)) + ended_cpu_seconds(server.pid)
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             continue
         if server.pids() == pids:
             return used
