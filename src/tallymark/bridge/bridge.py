@@ -323,8 +323,11 @@ class OutputGate:
             return [] if owner is None else owner.said()
         if owner is not None:
             self._hold_back(owner)
-        while gates and gates[0].waits <= 0:
-            self._open += gates.pop(0).chunks
+        passed = 0
+        while passed < len(gates) and gates[passed].waits <= 0:
+            self._open += gates[passed].chunks
+            passed += 1
+        del gates[:passed]
         chunks = self._open
         self._open = []
         return chunks
