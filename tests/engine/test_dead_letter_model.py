@@ -463,7 +463,7 @@ TWO_AT_ONCE = (
 @longer
 @example("in runs", TWO_AT_ONCE, [("publish", "", "b", 1, -1, [], ["c"], True)])
 @settings(
-    max_examples=sized(200, 1000, 20_000),
+    max_examples=sized(200, 500, 20_000),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

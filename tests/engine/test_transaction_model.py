@@ -331,7 +331,7 @@ def play(player: Player, history: list[tuple]) -> Player:
 
 @longer
 @settings(
-    max_examples=sized(150, 1000, 5000),
+    max_examples=sized(150, 500, 5000),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -345,7 +345,7 @@ def test_what_is_seen_is_what_the_rules_say_whatever_the_batching(history: list[
 
 @longer
 @settings(
-    max_examples=sized(100, 1000, 5000),
+    max_examples=sized(100, 500, 5000),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -60,7 +60,7 @@ def test_letters_that_had_to_wait_are_taken_whenever_they_enter_their_queue() ->
 @long
 def test_many_worlds_hold(record_property: Callable[[str, object], None]) -> None:
     """The numbers of the fresh ones, and which states were reached, are in the run's summary."""
-    count, fresh = sized(0, 25, 1000), sized(0, 20, 1000)
+    count, fresh = sized(0, 10, 1000), sized(0, 20, 1000)
     said = simulated("--seeds", str(count), "--fresh", str(fresh), "--jobs", "2")
     record_property("said", said)
     assert f"{count + fresh} worlds, 0 failed" in said

@@ -47,7 +47,7 @@ from tests.support.amqp091 import (
 )
 from tests.support.long import longer, sized
 
-CASES = int(os.environ.get("TALLYMARK_FUZZ_CASES", sized("4000", "40000", "1000000")))
+CASES = int(os.environ.get("TALLYMARK_FUZZ_CASES", sized("4000", "20000", "1000000")))
 SEED = os.environ.get("TALLYMARK_FUZZ_SEED", "tallymark")
 LIMITS = Limits(max_message_bytes=3000, max_unfinished_bytes=5000)
 

@@ -67,7 +67,7 @@ from tallymark.wire.amqp10.types import (
 )
 from tests.support.long import longer, sized
 
-CASES = int(os.environ.get("TALLYMARK_FUZZ_CASES", sized("8000", "80000", "1000000")))
+CASES = int(os.environ.get("TALLYMARK_FUZZ_CASES", sized("8000", "40000", "1000000")))
 SEED = os.environ.get("TALLYMARK_FUZZ_SEED", "tallymark")
 
 VALUES: list[object] = [

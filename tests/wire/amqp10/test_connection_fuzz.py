@@ -75,7 +75,7 @@ from tallymark.wire.amqp10.states import LinkState, SessionState, State
 from tests.support.amqp10_pair import BODY, End
 from tests.support.long import longer, sized
 
-CASES = int(os.environ.get("TALLYMARK_FUZZ_CASES", sized("800", "8000", "1000000")))
+CASES = int(os.environ.get("TALLYMARK_FUZZ_CASES", sized("800", "4000", "1000000")))
 SEED = os.environ.get("TALLYMARK_FUZZ_SEED", "tallymark")
 WIDE = Limits(
     max_frame_size=2000,
