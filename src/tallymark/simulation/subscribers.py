@@ -35,7 +35,9 @@ class Subscriber:
         self._is_new = False
         """True if it was just told that it is too slow, and begins anew."""
         self._long_ns = 0
-        """Time since when its queue has more than it may keep."""
+        """Time since when its queue has more than it may keep, and this message at its head."""
+        self._head = -1
+        """Sequence of that message; -1: none is ready."""
 
     async def consume(self) -> None:
         """Consume until told to end."""
@@ -144,8 +146,10 @@ class Subscriber:
         is_kept_short = plan.policy == DROP_OLDEST or plan.has_letters
         is_long = plan.count is not None and queue.ready + queue.acquired > plan.count
         now = self._clients.world.now_ns
-        if not (is_kept_short and is_long and queue.ready):
-            self._long_ns = now
+        head = queue.head()
+        first = -1 if head is None else int(head.first)
+        if not (is_kept_short and is_long) or first < 0 or first != self._head:
+            self._long_ns, self._head = now, first
         elif now - self._long_ns > plan.delay_ms * MS_NS + SECOND_NS:
             raise Violated(f"{plan.name} has {queue.ready} ready messages, and may keep none")
 
