@@ -37,6 +37,8 @@ class Place:
     session: Session
     consumer: Consumer | None
     queue: QueueName
+    granted: tuple[int, int] = (-1, 0)
+    """Block in which it was last told to ask for messages, and for how many in all."""
 
 
 class Crowd:
@@ -214,14 +216,18 @@ class Crowd:
         clients = self._broker.clients
         return clients.open_session(clients.open_connection(vhost, "what-if", "consumer"))
 
-    def grant(self, owner: int, count: int, upto: int) -> None:
+    def grant(self, owner: int, count: int, upto: int, block: int) -> None:
         """Let a consumer of AMQP 1.0 ask for messages, at the moment at which it was given them: it
-        had asked before, so the mark covered those below `upto`."""
+        had asked before, so the mark covered those below `upto`. What it was given in one block it
+        had asked for together."""
         terms = self._here.get(owner)
         for place in self._places.get(owner, ()):
             consumer = place.consumer
             if consumer is not None and consumer.by_link and terms is not None:
-                most = max(count, terms.window - consumer.unacked)
+                last, asked = place.granted
+                asked = count + (asked if last == block else 0)
+                place.granted = (block, asked)
+                most = max(asked, terms.window - consumer.unacked)
                 _cover(consumer.queue, upto)
                 self._broker.consuming.grant(consumer, min(consumer.limit + count, most), False)
 

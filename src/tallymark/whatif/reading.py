@@ -450,7 +450,8 @@ class Reader:
     def _grant(self, past: Past, row: Row) -> None:
         """Note the credit that a consumer must have had, and how long it had let pass."""
         owner = row[OWNER]
-        self._input(GRANT, (owner, row[COUNT], row[FIRST] + row[COUNT]))
+        upto = row[FIRST] + row[COUNT]
+        self._input(GRANT, (owner, row[COUNT], upto, self._here.block_order))
         since = max(self._last_ms.get(owner, 0), past.entered_at(row[FIRST]))
         if self._last_ms.get(owner, 0) == since:
             self._asked.setdefault(owner, []).append(row[TIME] - since)

@@ -50,7 +50,7 @@ LOOK: Final = 15
 """The broker looked at slow consumers, and acted on one."""
 GRANT: Final = 16
 """A consumer of AMQP 1.0 granted credit that was used at once: (its id, messages, the sequence
-behind them)."""
+behind them, the order of their block)."""
 COVERED: Final = 17
 """A mark was on disk when messages below it were delivered: (its queue's name, the mark)."""
 
