@@ -9,37 +9,21 @@ from typing import Any
 
 import pytest
 
-from bench.day_of_traffic import Day, Plan
 from tallymark.whatif.changes import AS_IT_WAS, Change, changes_of
 from tallymark.whatif.figures import shown
 from tallymark.whatif.parts import Parts
-from tallymark.whatif.reading import read_recording
 from tallymark.whatif.recording import Recording
 from tallymark.whatif.sources import source_of
 from tallymark.whatif.sweep import Sweep, merged, run_world
-from tests.support.long import sized
 from tests.support.patience import until
 from tests.whatif.test_worlds import plain
 
-TRANSITIONS = sized(1, 1, 60_000)
 CHANGES: dict[str, dict[str, Any]] = {
     "a limit": {"queue": [{"name": "mail", "max-length": 3}]},
     "drawn times": {"consumers": [{"queue": "bill", "times": 2, "speed": 0.5}]},
     "more messages": {"publishers": [{"rate": 1.5}]},
     "a connection": {"bind": [{"queue": "table", "exchange": "letters", "key": "#"}]},
 }
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("day")
-    Day(folder, Plan(TRANSITIONS, segment_bytes=1 << 20, is_awake=True)).run()
-    return folder
-
-
-@pytest.fixture(scope="module")
-def recording(data: Path) -> Recording:
-    return read_recording(data)
 
 
 def named(recording: Recording, *changes: Change) -> list[set[str]]:

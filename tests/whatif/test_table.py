@@ -8,26 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bench.day_of_traffic import Day, Plan
 from tallymark.whatif.reading import read_recording
 from tallymark.whatif.recording import Recording
 from tallymark.whatif.sources import table_source
 from tallymark.whatif.table import NoTable, write_delta, write_table
-from tests.support.long import sized
-
-TRANSITIONS = sized(1, 1, 50_000)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("day")
-    Day(folder, Plan(TRANSITIONS, segment_bytes=1 << 20, is_awake=True)).run()
-    return folder
-
-
-@pytest.fixture(scope="module")
-def recording(data: Path) -> Recording:
-    return read_recording(data)
 
 
 @pytest.mark.longer(ci=False)

@@ -21,7 +21,6 @@ from tallymark.stored import records
 from tallymark.whatif.rows import (
     COUNT,
     FIRST,
-    FLAGS,
     KIND,
     LO,
     OTHER,
@@ -90,8 +89,8 @@ class Beginning:
         """Lease sequence before the first one, by the epoch of a subscription."""
         self.lacks: dict[str, int] = {}
         self._touched: dict[int, set[int]] = {}
-        self._held: dict[tuple[int, int], tuple[int, int]] = {}
-        """Consumer that held a message, and how often it was given before."""
+        self._held: dict[tuple[int, int], int] = {}
+        """Consumer that held a message, by queue and sequence."""
         self._ended: dict[tuple[int, int], tuple[int, int, int]] = {}
         self._live: dict[tuple[int, int], Initial] = {}
         self._changes: list[dict[str, Any]] = []
@@ -145,7 +144,7 @@ class Beginning:
             if sequence not in touched:
                 touched.add(sequence)
                 if kind in ANSWERS and owner and _is_answer(row):
-                    self._held[queue, sequence] = owner, 0
+                    self._held[queue, sequence] = owner
             if kind in (records.DROPPED, records.DEAD_LETTERED):
                 self._ended[queue, sequence] = kind, row[REASON], row[TIME]
 
@@ -219,13 +218,13 @@ class Beginning:
         for owner, (queue, blob) in sorted(self._terms.items()):
             came = (records.CONSUMER, 0, records.CONSUMER_STARTED)
             out.add(came, queue, 0, time_ms, 0, owner, blob=blob)
-        for (queue, sequence), (owner, before) in sorted(self._held.items()):
+        for (queue, sequence), owner in sorted(self._held.items()):
             first = self.numbers[queue].of(sequence)
-            out.add((records.ACQUIRED, 0, 0), queue, first, time_ms, 1, owner, before)
+            out.add((records.ACQUIRED, 0, 0), queue, first, time_ms, 1, owner)
         self._lack("messages that were there at the beginning: their times and routes",
                    len(self.messages))  # fmt: skip
         self._lack("messages that were there at the beginning: their sizes", unknown)
-        strangers = {owner for owner, _ in self._held.values()} - set(self._terms)
+        strangers = set(self._held.values()) - set(self._terms)
         self._lack("consumers that were there at the beginning: their credit", len(strangers))
         out.position = position - len(out.rows) - 1
         out.synced = position
@@ -325,14 +324,12 @@ class _Block:
 
     def add(
         self, what: tuple[int, int, int], queue: int, first: int, time_ms: int, count: int = 0,
-        owner: int = 0, other: int = 0, *, blob: bytes = b"",
+        owner: int = 0, *, blob: bytes = b"",
     ) -> None:  # fmt: skip
         """Add a row. what: its kind, flags and reason."""
         at = len(self._blobs)
         self._blobs.append(blob)
-        self.made.append(
-            (*what, 0, queue, first, time_ms, count, 0, owner, other, -1, at, len(blob))
-        )
+        self.made.append((*what, 0, queue, first, time_ms, count, 0, owner, 0, -1, at, len(blob)))
 
     def blob(self, row: Row) -> bytes:
         return self._blobs[row[-2]]
@@ -369,7 +366,7 @@ def _is_answer(row: Row) -> bool:
         )  # fmt: skip
     if kind == records.DEAD_LETTERED:
         return reason == records.DEAD_REJECTED
-    return bool(row[FLAGS] >= 0)
+    return True
 
 
 def _rank(said: dict[str, Any]) -> int:

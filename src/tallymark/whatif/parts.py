@@ -143,16 +143,6 @@ def _rule(found: _Touching, said: Mapping[str, Any], queues: Iterable[Place]) ->
             _arguments(found, vhost, name, definition, "")
 
 
-def _route_further(found: _Touching, recording: Recording, i: int, annotations: bytes) -> None:
-    """Note what a payload with further routing keys connects."""
-    publishes = recording.publishes
-    vhost = publishes.vhost[i]
-    exchange, key = publishes.places[publishes.place[i] if publishes.place[i] >= 0 else
-                                     publishes.own_places[i][0]]  # fmt: skip
-    for more in json.loads(annotations).get("keys", ()):
-        found.touch(_route(vhost, exchange, key), _route(vhost, exchange, more))
-
-
 class Parts:
     """The parts of a recording that none of some changes connects."""
 
