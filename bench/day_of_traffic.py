@@ -577,8 +577,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="an empty data folder")
     parser.add_argument("--transitions", type=int, default=Plan().transitions)
     parser.add_argument("--seed", type=int, default=Plan().seed)
+    parser.add_argument(
+        "--awake", action="store_true", help="a turn whenever one is due, and a sync for each block"
+    )
     given = parser.parse_args()
-    day = Day(given.folder, Plan(given.transitions, given.seed))
+    day = Day(given.folder, Plan(given.transitions, given.seed, is_awake=given.awake))
     told = day.run()
     size = sum(path.stat().st_size for path in given.folder.iterdir()) >> 20
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
