@@ -62,6 +62,18 @@ class Figures:
         pairs = [theirs[run] / ours[run] for run in ours if run in theirs and ours[run] > 0]
         return statistics.median(pairs) if pairs else None
 
+    def on_their_way(self, row: str, broker: str) -> float | None:
+        """How many messages were published and not received yet, at the median: Little's law."""
+        rate, p50_ms = (self.middle(row, broker, key) for key in ("msg_per_s", "p50_ms"))
+        return None if rate is None or p50_ms is None else rate * p50_ms / 1e3
+
+    def _waiting(self, row: Row) -> str:
+        """What stands behind a latency where nothing but the broker sets the publisher's pace."""
+        counts = [self.on_their_way(row.name, broker) for broker in (OURS, PEER)]
+        if row.is_paced or None in counts:
+            return ""
+        return f", with {number(counts[0])} messages on their way, {number(counts[1])} there"
+
     def factor(self) -> tuple[float, str] | None:
         """How many times slower the machine is than that of the limits, and by what."""
         for broker, there in ((FASTEST, LAVINMQ_B_US), (PEER, RABBITMQ_B_US)):
@@ -75,7 +87,7 @@ class Figures:
         if (ratio := self.ratio(row.name, PEER)) is not None and ratio < row.ratio:
             found.append(f"{ratio:.1f} times less than {PEER}, wanted {row.ratio:g}")
         if (late := self.ratio(row.name, PEER, "p99_ms")) is not None and late < 1:
-            found.append(f"p99 {1 / late:.1f} times {PEER}'s")
+            found.append(f"p99 {1 / late:.1f} times {PEER}'s" + self._waiting(row))
         if (ratio := self.ratio(row.name, FASTEST)) is not None:
             limit = 1 / 1.5 if row.name in SYNCED else 1
             if ratio < limit:
@@ -127,9 +139,10 @@ def _cost(figures: Figures, row: Row, broker: str) -> str:
 
 def detail_table(figures: Figures) -> list[str]:
     lines = [
-        "| row | broker | msg/s | p50 ms | p99 ms | confirm p99 ms | peak MiB | runs | others |"
+        "| row | broker | msg/s | p50 ms | p99 ms | on their way | confirm p99 ms | peak MiB |"
+        " runs | others |"
     ]
-    lines.append("|---|---|---|---|---|---|---|---|---|")
+    lines.append("|---|---|---|---|---|---|---|---|---|---|")
     for row in figures.rows:
         for broker in figures.brokers:
             runs = figures.runs.get((row.name, broker), [])
@@ -137,6 +150,7 @@ def detail_table(figures: Figures) -> list[str]:
                 continue
             keys = ("msg_per_s", "p50_ms", "p99_ms", "confirm_p99_ms", "peak_mib")
             cells = [number(figures.middle(row.name, broker, key)) for key in keys]
+            cells.insert(3, number(figures.on_their_way(row.name, broker), 1))
             others = max(run["others_cores"] + run["steal_cores"] for run in runs)
             lines.append(
                 f"| {row.name} | {broker} | {' | '.join(cells)} | {len(runs)} | {others:.2f} |"
@@ -209,6 +223,11 @@ def text(results: dict[str, Any], drawings: list[str]) -> str:
         "*others*: the most cores that neither broker nor generator used in a run of it, another "
         "broker's idling and what the host took included. Where that is not near zero, rates and "
         "latencies tell of the machine.", "",
+        "*on their way*: messages published and not received yet, at the median (rate times p50). "
+        "In a row without a rate, RPC or a window of 1 the publisher sends as fast as the broker "
+        "takes it. There a latency tells how many messages wait, not how long the broker needs for "
+        "one: a broker that takes messages quicker than they are consumed has a longer queue. How "
+        "long it needs tell the rows with a rate.", "",
         *detail_table(figures), "",
         "## The machine meanwhile", "", "Taken before each row.", "",
         *calibration_table(results), "",

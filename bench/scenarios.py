@@ -41,6 +41,13 @@ class Row:
         """What the row's command names it by."""
         return self.name[0]
 
+    @property
+    def is_paced(self) -> bool:
+        """Whether messages are published at a rate, or one by one when the one before is there.
+        Where they are not, a latency tells how many wait, and so how fast the publisher was."""
+        words = self.flags.split()
+        return "--rate" in words or "--rpc" in words or "--confirm-window 1 " in self.flags
+
 
 def _sized(name: str, size: int, window: int, messages: int, quick: int) -> Row:
     flags = f"--size {size} --persistent --durable --confirm-window {window} --prefetch {window}"
@@ -85,6 +92,9 @@ ROWS = (
     Row("l1", "20 consumers of one queue, prefetch 1", 100_000, 20_000,
         "--size 1024 --persistent --durable --confirm-window 1000 --prefetch 1 --ack-every 1"
         " --consumers 20", 3),
+    Row("l1-f", "as l1, 2,000 messages a second", 40_000, 8_000,
+        "--size 1024 --persistent --durable --confirm-window 1000 --prefetch 1 --ack-every 1"
+        " --consumers 20 --rate 2000", 3),
     Row("l20", "20 consumers of one queue, prefetch 100, acknowledged by chance out of 50",
         200_000, 20_000, "--size 1024 --persistent --durable --confirm-window 1000 --prefetch 100"
         " --ack-every 1 --shuffle 50 --consumers 20", 3, 2.8),

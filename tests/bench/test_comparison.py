@@ -44,6 +44,7 @@ def outcome(row: str, broker: str, run: int, cpu_us: float, p99_ms: float = 1) -
         run,
         None,
         messages=1000,
+        msg_per_s=20_000,
         cpu_us=cpu_us,
         cpu_s=1,
         p50_ms=0.1,
@@ -94,9 +95,21 @@ def test_what_is_wanted_and_not_held_is_named() -> None:
     )
     assert figures.misses(row_b()) == [
         "8.1 times less than rabbitmq, wanted 10",
-        "p99 1.5 times rabbitmq's",
+        "p99 1.5 times rabbitmq's, with 2.00 messages on their way, 2.00 there",
         "5.00 us, wanted 1.20",
     ]
+
+
+def test_rows_are_paced_by_a_rate_by_answers_and_by_single_confirms() -> None:
+    paced = {row.name for row in ROWS if row.is_paced}
+    assert paced == {"f", "i1", "i50", "j", "l1-f", "n1", "n64", "p-f"}
+
+
+def test_a_latency_of_a_paced_row_is_not_explained_by_what_waits() -> None:
+    figures = Figures(
+        results(outcome("f", "tallymark", 0, 1.0, 9.0), outcome("f", "rabbitmq", 0, 40.6, 6.0))
+    )
+    assert figures.misses(chosen("f")[0]) == ["p99 1.5 times rabbitmq's"]
 
 
 def test_nothing_is_missed_where_everything_is_held() -> None:

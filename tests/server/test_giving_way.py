@@ -10,42 +10,75 @@ import pytest
 from bench.lean import ACK, TRANSIENT, publish, settle, short
 from bench.stepped import Peer, SteppedBroker
 from tallymark.server.giving_way import (
+    AT_WORK_NS,
     BUSY,
+    FIRST_RETRY_S,
     IS_OVER,
     IS_VAIN,
+    LAST_RETRY_S,
     LEAST,
     MOST_ROUNDS,
     PAUSE,
-    RETRY_S,
     ROUND,
+    SOME,
+    is_kept_waiting,
+    next_retry_s,
     what_next,
 )
 
 
 @pytest.mark.parametrize(
-    ("gone", "before", "rounds", "has_paused", "found"),
+    ("gone", "before", "rounds", "waits", "found"),
     [
-        (100, 100, 0, False, ROUND),  # its own round: nobody else was read yet
-        (101, 100, 1, False, ROUND),  # something left
-        (101, 101, 2, False, PAUSE),  # nothing did
-        (10 + BUSY, 10, 3, True, ROUND),  # but in the pause
-        (9 + BUSY, 10, 3, True, IS_VAIN),  # consumers are what is slow
-        (99, 101, 3, True, IS_VAIN),  # something came back
-        (140, 120, 3, False, IS_OVER),  # as many as it added
-        (139, 120, MOST_ROUNDS - 1, False, ROUND),
-        (139, 120, MOST_ROUNDS, False, IS_OVER),  # never for good
+        (100, 100, 0, None, ROUND),  # its own round: nobody else was read yet
+        (101, 100, 1, None, ROUND),  # something left
+        (101, 101, 2, None, PAUSE),  # nothing did
+        (101, 101, 3, True, ROUND),  # but consumers wait for the broker
+        (120, 101, 3, False, IS_VAIN),  # consumers are what is slow
+        (140, 120, 3, None, IS_OVER),  # as many as it added
+        (140, 120, 3, False, IS_OVER),
+        (139, 120, MOST_ROUNDS - 1, None, ROUND),
+        (139, 120, MOST_ROUNDS, True, IS_OVER),  # never for good
     ],
 )
-def test_what_next(gone: int, before: int, rounds: int, has_paused: bool, found: int) -> None:
-    assert what_next(140, gone, before, rounds, has_paused) == found
+def test_what_next(gone: int, before: int, rounds: int, waits: bool | None, found: int) -> None:
+    assert what_next(140, gone, before, rounds, waits) == found
+
+
+@pytest.mark.parametrize(
+    ("left", "worked_ns", "are_wanting", "found"),
+    [
+        (BUSY, 0, False, True),
+        (BUSY - 1, AT_WORK_NS - 1, False, False),
+        (SOME, AT_WORK_NS, False, True),  # slow, but the broker did nothing else
+        (SOME - 1, AT_WORK_NS, False, False),  # it was at work for others
+        (-2, AT_WORK_NS, False, False),  # something came back
+        (0, 0, True, True),  # the disk is slow
+    ],
+)
+def test_consumers_wait_for_the_broker(
+    left: int, worked_ns: int, are_wanting: bool, found: bool
+) -> None:
+    assert is_kept_waiting(left, worked_ns, are_wanting) == found
+
+
+def test_waits_anew_soon_and_then_seldom() -> None:
+    retry_s, times = FIRST_RETRY_S, []
+    for _ in range(7):
+        times.append(retry_s)
+        retry_s = next_retry_s(IS_VAIN, retry_s)
+    assert times == [0.02, 0.04, 0.08, 0.16, 0.32, LAST_RETRY_S, LAST_RETRY_S]
+    assert next_retry_s(IS_OVER, retry_s) == FIRST_RETRY_S
 
 
 @pytest.mark.parametrize("left_each_time", [0, 1, 2, 7, 10_000])
-def test_does_not_wait_for_good(left_each_time: int) -> None:
+@pytest.mark.parametrize("are_wanting", [False, True])
+def test_does_not_wait_for_good(left_each_time: int, are_wanting: bool) -> None:
     gone, rounds, found = 0, 0, ROUND
     while found not in (IS_OVER, IS_VAIN):
         gone, before = gone + left_each_time, gone
-        found = what_next(5000, gone, before, rounds, found == PAUSE)
+        waits = is_kept_waiting(left_each_time, 0, are_wanting) if found == PAUSE else None
+        found = what_next(5000, gone, before, rounds, waits)
         rounds += 1
     assert rounds <= MOST_ROUNDS + 1
 
@@ -101,9 +134,15 @@ def test_does_not_wait_for_consumers_that_stand_still(broker: SteppedBroker) -> 
     sink.send(settle(1, ACK, 1, 0))
     source.send(MANY)
     assert seen == ["waits", "is read"], "its consumers were slow a moment ago"
-    broker.loop.now += RETRY_S
+    broker.loop.now += FIRST_RETRY_S
     source.send(MANY)
     assert seen == ["waits", "is read"] * 2
+    broker.loop.now += FIRST_RETRY_S
+    source.send(MANY)
+    assert seen == ["waits", "is read"] * 2, "they were slow for the second time"
+    broker.loop.now += FIRST_RETRY_S
+    source.send(MANY)
+    assert seen == ["waits", "is read"] * 3
 
 
 def test_few_messages_do_not_wait(broker: SteppedBroker) -> None:

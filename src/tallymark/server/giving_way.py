@@ -7,8 +7,13 @@ backlog gives way: it is read again once as many messages have left the queue as
 
 That is for consumers which the broker keeps waiting, not for those which are slow themselves: a
 queue is there to be filled faster than it is emptied. So a round of the loop in which no message
-leaves is followed by a pause of PAUSE_S. Where fewer than BUSY left in the pause the wait ends, and
-the publisher does not give way again for RETRY_S. It ends after MOST_ROUNDS in any case.
+leaves is followed by a pause of PAUSE_S. Consumers are waiting for the broker where BUSY messages
+left in the pause; where it was at work for most of the pause, and SOME left, since a broker that is
+interpreted, or on a slow machine, never comes to BUSY; or where they want messages that are ready,
+which wait for the disk or for a turn. Else the wait ends, and the publisher does not
+give way again for FIRST_RETRY_S, then for twice as long each time, up to LAST_RETRY_S: consumers
+that were slow once, because they had just begun, would else be behind for long. A wait ends after
+MOST_ROUNDS in any case.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from __future__ import annotations
 from typing import Final, final
 
 from tallymark.engine.queue import Queue
+from tallymark.server.clock import CLOCKS
 
 LEAST: Final = 32
 """Messages of one read from which on a publisher gives way; fewer are no advantage."""
@@ -24,7 +30,12 @@ MOST_ROUNDS: Final = 1000
 PAUSE_S: Final = 0.005
 BUSY: Final = 100
 """Messages that leave in a pause where the loop is busy with consumers: 20,000 a second."""
-RETRY_S: Final = 0.5
+SOME: Final = 20
+"""Messages that leave in a pause from which on it counts that the loop was busy: 4,000 a second."""
+AT_WORK_NS: Final = 2_500_000
+"""Nanoseconds of processor time in a pause from which on the loop counts as busy: half of it."""
+FIRST_RETRY_S: Final = 0.02
+LAST_RETRY_S: Final = 0.5
 """Seconds between two waits of a publisher for consumers that are slow: it loses a hundredth."""
 
 IS_OVER: Final = 0
@@ -36,15 +47,29 @@ IS_VAIN: Final = 3
 """Answer: the wait is over, and another one would help nobody for now."""
 
 
-def what_next(goal: int, gone: int, before: int, rounds: int, has_paused: bool) -> int:
+def is_kept_waiting(left: int, worked_ns: int, are_wanting: bool) -> bool:
+    """Return whether consumers wait for the broker, and not it for them. left: messages that left
+    the queue in a pause; worked_ns: processor time of the loop in it, in nanoseconds;
+    are_wanting: whether at its end messages are ready that they have credit for."""
+    return are_wanting or left >= BUSY or (left >= SOME and worked_ns >= AT_WORK_NS)
+
+
+def what_next(goal: int, gone: int, before: int, rounds: int, waits: bool | None) -> int:
     """Return how a publisher goes on that gives way. goal: count of messages that are to have left
     its queue; gone: of those that have, `before` at the last look; rounds: number of looks so far;
-    has_paused: whether there was a pause since the last one."""
+    waits: whether consumers were kept waiting in the pause since the last one; None: there was
+    none."""
     if gone >= goal or rounds >= MOST_ROUNDS:
         return IS_OVER
-    if has_paused:
-        return ROUND if gone - before >= BUSY else IS_VAIN
+    if waits is not None:
+        return ROUND if waits else IS_VAIN
     return ROUND if rounds == 0 or gone > before else PAUSE
+
+
+def next_retry_s(found: int, retry_s: float) -> float:
+    """Return the seconds until the next wait, should it be vain. found: how this one ended;
+    retry_s: what it was for this one."""
+    return min(2 * retry_s, LAST_RETRY_S) if found == IS_VAIN else FIRST_RETRY_S
 
 
 def is_ahead(queue: Queue, entered: int) -> bool:
@@ -57,7 +82,7 @@ def is_ahead(queue: Queue, entered: int) -> bool:
 class GivingWay:
     """One wait of a publisher."""
 
-    __slots__ = ("_before", "_goal", "_has_paused", "_queue", "_rounds")
+    __slots__ = ("_before", "_goal", "_has_paused", "_queue", "_rounds", "_worked_ns")
 
     def __init__(self, queue: Queue, entered: int) -> None:
         """entered: number of messages that the publisher's read added."""
@@ -66,14 +91,24 @@ class GivingWay:
         self._goal = self._before + entered
         self._rounds = 0
         self._has_paused = False
+        self._worked_ns = 0
+        """Processor time of the loop when the pause began, in nanoseconds."""
 
     def look(self) -> int:
         """Return IS_OVER, IS_VAIN, ROUND or PAUSE; to be asked after each of the latter two."""
-        gone = _gone(self._queue)
-        found = what_next(self._goal, gone, self._before, self._rounds, self._has_paused)
+        queue = self._queue
+        gone = _gone(queue)
+        waits: bool | None = None
+        if self._has_paused:
+            are_wanting = queue.ready > 0 and queue.demand() > 0
+            worked_ns = CLOCKS.worked_ns() - self._worked_ns
+            waits = is_kept_waiting(gone - self._before, worked_ns, are_wanting)
+        found = what_next(self._goal, gone, self._before, self._rounds, waits)
         self._before = gone
         self._rounds += 1
         self._has_paused = found == PAUSE
+        if self._has_paused:
+            self._worked_ns = CLOCKS.worked_ns()
         return found
 
 

@@ -19,14 +19,15 @@ from mypy_extensions import mypyc_attr
 from tallymark.engine.queue import Queue
 from tallymark.server.buffers import Buffers
 from tallymark.server.giving_way import (
+    FIRST_RETRY_S,
     IS_OVER,
     IS_VAIN,
     PAUSE,
     PAUSE_S,
-    RETRY_S,
     ROUND,
     GivingWay,
-)  # fmt: skip
+    next_retry_s,
+)
 from tallymark.server.outlet import Outlet
 from tallymark.server.postponed import Postponed
 from tallymark.server.turns import Turns
@@ -52,6 +53,8 @@ class Inlet(Outlet):
         """Wait for the consumers of a queue that it is ahead of, while `yielding`."""
         self._gives_way_from = 0.0
         """Time on the loop's clock before which it does not give way."""
+        self._retry_s = FIRST_RETRY_S
+        """Seconds from a wait that was vain to the next one."""
         self.is_in_line = False
         """True while it stands in the line of postponed input."""
         self.is_reading = True
@@ -99,7 +102,8 @@ class Inlet(Outlet):
                 self._turns.loop.call_later(PAUSE_S, self._go_on)
                 return
             if found == IS_VAIN:
-                self._gives_way_from = self._turns.loop.time() + RETRY_S
+                self._gives_way_from = self._turns.loop.time() + self._retry_s
+            self._retry_s = next_retry_s(found, self._retry_s)
             self._giving_way = None
         self.yielding = False
         self.read_or_not()
