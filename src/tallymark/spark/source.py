@@ -35,7 +35,7 @@ from tallymark.spark.admission import Admission, Tail
 from tallymark.spark.client import BrokerRefused, Client, Json, api_path
 from tallymark.spark.formats.format_options import REJECT
 from tallymark.spark.options import SUBSCRIPTION_BYTES, SUBSCRIPTION_ROWS, SourceOptions
-from tallymark.spark.reading import ANSWER_BYTES, limits, shared_client
+from tallymark.spark.reading import ANSWER_BYTES, freeze_modules, limits, shared_client
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -388,6 +388,7 @@ def read_leased(
 
     shape = shape_of(options.bodies, options.data_type, options.columns)
 
+    freeze_modules()
     # Batches go on as they come: a task that fails later is tried again from its beginning.
     client = shared_client(options.endpoint)
     query: dict[str, object] = {
@@ -413,6 +414,7 @@ def read_leased(
             raise LookupError(
                 f"{options.endpoint}{path}: asked for rows {low} to {end - 1}, got {at - low} rows"
             )
+        del answer  # before another is asked for: both would be held, as new memory each time
         low = end
 
 
@@ -423,6 +425,7 @@ def read_browsed(options: SourceOptions, span: Span, path: str) -> Iterator[pa.R
     from tallymark.spark.decode import decode_answer
     from tallymark.spark.formats.shaping import shape_of
 
+    freeze_modules()
     client, shape = (
         shared_client(options.endpoint),
         shape_of(options.bodies, options.data_type, options.columns),

@@ -38,7 +38,7 @@ from pyspark.sql.streaming.datasource import (
 from tallymark.spark.admission import Admission, Tail
 from tallymark.spark.client import BrokerRefused, BrokerUnreachable, Client, Gone, api_path
 from tallymark.spark.options import SourceOptions
-from tallymark.spark.reading import ANSWER_BYTES, limits, shared_client
+from tallymark.spark.reading import ANSWER_BYTES, freeze_modules, limits, shared_client
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -355,6 +355,7 @@ def read_stretch(options: SourceOptions, stretch: Stretch) -> Iterator[pa.Record
     from tallymark.spark.decode import decode_offsets
     from tallymark.spark.formats.shaping import shape_of
 
+    freeze_modules()
     # Batches go on as they come: a task that fails later is tried again from its beginning.
     client = shared_client(options.endpoint)
     shape = shape_of(options.bodies, options.data_type, options.columns)
@@ -389,4 +390,6 @@ def read_stretch(options: SourceOptions, stretch: Stretch) -> Iterator[pa.Record
         raw = None if segments is None else segments.of_answer(headers["Tallymark-Segments"])
         for batch in decode_offsets(answer, low, end, options.shown, options.read_columns, raw):
             yield shape(batch).batch
+            del batch
+        del answer  # before another is asked for: both would be held, as new memory each time
         low = end
