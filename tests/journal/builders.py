@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import threading
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -96,12 +98,24 @@ class Disk:
         self.failed = threading.Event()
         self.journal: Journal
 
-    def open(self, **settings: object) -> list[Record]:
-        """Open and recover; the journal is not started."""
+    def make(self, **settings: object) -> Journal:
+        """The journal, neither recovered nor started."""
         chosen = {**self.settings, **settings}
         self.journal = Journal(
             self.folder, self._failed, files=self.files, home=self.home(), **chosen  # type: ignore[arg-type]
         )  # fmt: skip
+        return self.journal
+
+    @contextmanager
+    def copied(self, folder: Path) -> Iterator[Disk]:
+        """The same journal once more, in another folder."""
+        shutil.copytree(self.folder, folder)
+        yield Disk(folder, **self.settings)
+        shutil.rmtree(folder)
+
+    def open(self, **settings: object) -> list[Record]:
+        """Open and recover; the journal is not started."""
+        self.make(**settings)
         try:
             found = []
             for record in self.journal.recovered():
@@ -186,6 +200,9 @@ class Keeper(Protocol):
     def remove(self, name: str) -> None:
         """Lose a file."""
 
+    def copy(self) -> Keeper:
+        """Another one that has the same."""
+
     def close(self) -> None:
         """Leave nothing behind."""
 
@@ -207,3 +224,12 @@ class Elsewhere(Disk):
 
     def remove(self, name: str) -> None:
         self.keeper.remove(name)
+
+    @contextmanager
+    def copied(self, folder: Path) -> Iterator[Disk]:
+        """The same journal once more: a home of its own, and an empty folder."""
+        keeper = self.keeper.copy()
+        folder.mkdir()
+        yield Elsewhere(folder, keeper, **self.settings)
+        keeper.close()
+        shutil.rmtree(folder)

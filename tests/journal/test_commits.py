@@ -1,9 +1,8 @@
-"""Transactions in the journal's files: whole or not at all wherever a file ends [TX-D1], and bodies
+"""Transactions in the journal: whole or not at all wherever it ends [TX-D1], and bodies
 that are written before the transaction that names them is committed."""
 
 from __future__ import annotations
 
-import shutil
 from array import array
 from pathlib import Path
 
@@ -12,11 +11,11 @@ from tallymark.engine.message import Payload
 from tallymark.engine.restore import Restorer, live_payloads, snapshot
 from tallymark.engine.session import ACCEPTED, REJECTED, Session
 from tallymark.engine.staging import Transaction
-from tallymark.journal.journal import Journal
 from tallymark.journal.verify import verify
 from tallymark.stored import records
 from tallymark.stored.annotations import Route
 from tests.journal.builders import TIME, Disk
+from tests.support.long import longer, sized
 
 QUEUES = tuple(f"q{n}" for n in range(5))
 Contents = dict[str, list[int]]
@@ -25,11 +24,10 @@ Contents = dict[str, list[int]]
 class House:
     """A broker on a real journal, without the server's loop."""
 
-    def __init__(self, folder: Path, **settings: object) -> None:
-        self.disk = Disk(folder, **settings)
+    def __init__(self, disk: Disk, **settings: object) -> None:
+        self.disk = disk
         self.time = TIME
-        self.journal = Journal(folder, self.disk._failed, **settings)  # type: ignore[arg-type]
-        self.disk.journal = self.journal
+        self.journal = disk.make(**settings)
         self.broker = Broker(self.journal.fetch)
         self.broker.clock.tell(self.time)
         Restorer(self.broker).run(self.journal.recovered())
@@ -108,10 +106,11 @@ class House:
         return self.contents()
 
 
-def test_tx_d1_whole_or_not_at_all_at_every_cut(tmp_path: Path) -> None:
+@longer
+def test_tx_d1_whole_or_not_at_all_at_every_cut(disk: Disk, tmp_path: Path) -> None:
     """Ten transactions, each of which publishes to five queues, acknowledges from them and rejects
     one message to a sixth."""
-    house = House(tmp_path / "journal", sync="never", segment_bytes=1 << 17)
+    house = House(disk, segment_bytes=1 << 17)
     arguments: dict[str, object] = {
         "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "letters"
     }  # fmt: skip
@@ -154,30 +153,28 @@ def test_tx_d1_whole_or_not_at_all_at_every_cut(tmp_path: Path) -> None:
     data = path.read_bytes()
     offsets = [end & 0xFFFFFFFF for end in ends]
     near = {end + step for end in offsets for step in (-8, -1, 0, 1, 64)}
-    cuts = sorted({*range(offsets[0], offsets[-1], 701), *near})
+    cuts = sorted({*range(offsets[0], offsets[-1], sized(7001, 2803, 701)), *near})
     seen = set()
     for cut in cuts:
         if not offsets[0] <= cut <= offsets[-1]:
             continue
         whole = max(i for i, end in enumerate(offsets) if end <= cut)
-        folder = tmp_path / "cut"
-        shutil.copytree(tmp_path / "journal", folder)
-        (folder / path.name).write_bytes(data[:cut])
-        again = House(folder, sync="never", segment_bytes=1 << 17)
-        again.broker.check()
-        assert again.contents() == expected[whole], (cut, whole)
-        seen.add(whole)
-        again.journal.close()
-        if cut in offsets:
-            assert verify(folder).is_sound
-        shutil.rmtree(folder)
+        with disk.copied(tmp_path / "cut") as copy:
+            copy.change(path.name, data[:cut])
+            again = House(copy, segment_bytes=1 << 17)
+            again.broker.check()
+            assert again.contents() == expected[whole], (cut, whole)
+            seen.add(whole)
+            again.journal.close()
+            if cut in offsets:
+                assert verify(copy.folder).is_sound
     assert seen == set(range(len(expected)))
 
 
-def test_bodies_written_ahead_are_found_by_a_later_commit(tmp_path: Path) -> None:
+def test_bodies_written_ahead_are_found_by_a_later_commit(disk: Disk, tmp_path: Path) -> None:
     """Segments before and behind them are cleaned away, they are moved, a checkpoint names them:
     until the commit nothing else does."""
-    house = House(tmp_path, segment_bytes=8192)
+    house = House(disk, segment_bytes=8192)
     house.declare("q")
     house.declare("other")
     session = house.broker.clients.open_session(house.connection)
@@ -219,24 +216,23 @@ def test_bodies_written_ahead_are_found_by_a_later_commit(tmp_path: Path) -> Non
     assert not stripped.intersection(p.position >> 32 for p in transactions.payloads())
     assert moving
     assert old & stripped, "their first place is gone"
-    crashed = tmp_path.parent / f"{tmp_path.name}-crashed"
-    shutil.copytree(tmp_path, crashed)
-    transactions.commit(committed)
-    house.turn()
-    house.broker.check()
-    assert house.contents() == {"q": [0, 1, 2], "other": [99]}
-    house.journal.close(clean=False)
-    again = House(tmp_path, segment_bytes=8192)
-    assert again.contents() == {"q": [0, 1, 2], "other": [99]}
-    again.journal.close()
-    again = House(crashed, segment_bytes=8192)
-    assert again.contents() == {"q": [], "other": [99]}
-    again.journal.close()
+    with disk.copied(tmp_path / "crashed") as crashed:
+        transactions.commit(committed)
+        house.turn()
+        house.broker.check()
+        assert house.contents() == {"q": [0, 1, 2], "other": [99]}
+        house.journal.close(clean=False)
+        again = House(disk, segment_bytes=8192)
+        assert again.contents() == {"q": [0, 1, 2], "other": [99]}
+        again.journal.close()
+        again = House(crashed, segment_bytes=8192)
+        assert again.contents() == {"q": [], "other": [99]}
+        again.journal.close()
 
 
-def test_a_large_commit_is_one_small_block(tmp_path: Path) -> None:
+def test_a_large_commit_is_one_small_block(disk: Disk) -> None:
     """Its bodies are in the journal already, but for the first MiB."""
-    house = House(tmp_path, segment_bytes=4 << 20)
+    house = House(disk, segment_bytes=4 << 20)
     house.declare("q")
     session = house.broker.clients.open_session(house.connection)
     transaction = house.broker.transactions.begin(session)
@@ -252,7 +248,7 @@ def test_a_large_commit_is_one_small_block(tmp_path: Path) -> None:
     assert size < (1 << 20) + 200 * 64 + 100_000
     assert house.contents() == {"q": list(range(160))}
     house.journal.close(clean=False)
-    again = House(tmp_path, segment_bytes=4 << 20)
+    again = House(disk, segment_bytes=4 << 20)
     assert again.contents() == {"q": list(range(160))}
     kinds = [r.kind for r in snapshot(again.broker, False)]
     assert kinds.count(records.LIVE) == 160

@@ -71,6 +71,29 @@ def test_a_start_after_each_cut_goes_on_behind_it(disk: Disk) -> None:
     assert verify(disk.folder).is_sound
 
 
+def test_a_checkpoint_before_the_first_block_of_a_segment_needs_no_segment(disk: Disk) -> None:
+    """A leader that is asked for a checkpoint before it has written anything, and is killed: no
+    block of its segment is in a home."""
+    disk.start()
+    disk.journal.commit(entering(1) + settling(1), TIME)
+    disk.wait()
+    disk.journal.close()
+    for _ in range(3):
+        disk.start()
+        assert disk.journal.checkpoint([], TIME)
+        disk.finish_cleaning()
+        disk.journal.close(clean=False)
+    assert disk.start() == []
+    turn = entering(2)
+    disk.journal.commit(turn, TIME)
+    disk.wait()
+    disk.journal.close(clean=False)
+    for _ in range(2):
+        assert all_shown(disk.start()) == all_shown(turn)
+        disk.journal.close()
+    assert verify(disk.folder).is_sound
+
+
 # -- with a home outside of the folder
 
 

@@ -1,9 +1,8 @@
-"""Deep streams in a journal on disk: packed in checkpoints, moved by the cleaner, lost in parts."""
+"""Deep streams in a journal: packed in checkpoints, moved by the cleaner, lost in parts."""
 
 from __future__ import annotations
 
 from array import array
-from pathlib import Path
 
 import pytest
 
@@ -21,25 +20,21 @@ from tallymark.engine.restore import (
     snapshot,
     take_apart,
 )
-from tallymark.journal.journal import Journal
 from tallymark.stored.annotations import Route
+from tests.journal.builders import Disk
 
 SIZE = 40
 SEGMENT = 16 * 1024
 ROUTES = [Route("", "s"), Route("x", "key")]
 
 
-def fail(error: OSError) -> None:
-    raise error
-
-
 class Host:
-    """A broker on a folder, as the server runs it, without a loop."""
+    """A broker on a journal, as the server runs it, without a loop."""
 
-    def __init__(self, folder: Path, accept_loss: bool = False) -> None:
-        self.folder = folder
+    def __init__(self, disk: Disk, accept_loss: bool = False) -> None:
+        self.disk = disk
         self.now = 1_000_000
-        self.journal = Journal(folder, fail, segment_bytes=SEGMENT, accept_loss=accept_loss)
+        self.journal = disk.make(segment_bytes=SEGMENT, accept_loss=accept_loss)
         self.broker = Broker(self.journal.fetch)
         self.broker.formats[0] = Format()
         self.broker.backlogs.packing = Packing(after=20, group=16, fresh=4)
@@ -102,7 +97,7 @@ class Host:
 
     def crash(self, accept_loss: bool = False) -> Host:
         self.journal.close(clean=False)
-        after = Host(self.folder, accept_loss)
+        after = Host(self.disk, accept_loss)
         after.now = self.now
         return after
 
@@ -139,8 +134,8 @@ def packs(host: Host, name: str = "s") -> int:
     return sum(p.payload.pack is not None for p in host.vhost.queues[name].lanes.lowest.fresh)
 
 
-def filled(tmp_path: Path, count: int = 400) -> Host:
-    host = Host(tmp_path)
+def filled(disk: Disk, count: int = 400) -> Host:
+    host = Host(disk)
     host.queue("s", queue_type="stream")
     for n in range(0, count, 5):
         host.publish("s", *range(n, n + 5))
@@ -148,8 +143,8 @@ def filled(tmp_path: Path, count: int = 400) -> Host:
     return host
 
 
-def test_a_checkpoint_keeps_a_stream_packed(tmp_path: Path) -> None:
-    host = filled(tmp_path)
+def test_a_checkpoint_keeps_a_stream_packed(disk: Disk) -> None:
+    host = filled(disk)
     about = host.about("s")
     host.checkpoint()
     host.publish("s", 400, 401)
@@ -162,8 +157,8 @@ def test_a_checkpoint_keeps_a_stream_packed(tmp_path: Path) -> None:
     assert again.bodies("s") == list(range(402))
 
 
-def test_what_retention_takes_after_a_checkpoint_is_released_once(tmp_path: Path) -> None:
-    host = filled(tmp_path)
+def test_what_retention_takes_after_a_checkpoint_is_released_once(disk: Disk) -> None:
+    host = filled(disk)
     host.checkpoint()
     limit = {"max-length-bytes": 250 * SIZE}
     host.broker.registry.set_policy("/", Policy("p", "^s$", limit, 0, "queues"))
@@ -186,11 +181,11 @@ def test_what_retention_takes_after_a_checkpoint_is_released_once(tmp_path: Path
 
 @pytest.mark.parametrize("twice", [False, True])
 def test_packed_messages_that_the_cleaner_moves_are_found_where_they_are(
-    tmp_path: Path, twice: bool
+    disk: Disk, twice: bool
 ) -> None:
     """A queue's messages lie between those of the stream; when they are gone, segments are mostly
     dead, and what is left of them is written again."""
-    host = Host(tmp_path)
+    host = Host(disk)
     host.queue("s", queue_type="stream")
     queue = host.queue("q")
     for n in range(60):
@@ -221,19 +216,19 @@ def test_packed_messages_that_the_cleaner_moves_are_found_where_they_are(
     assert after.crash().bodies("s") == list(range(60))
 
 
-def test_packed_messages_whose_bytes_are_gone_are_counted_as_lost(tmp_path: Path) -> None:
-    host = filled(tmp_path)
+def test_packed_messages_whose_bytes_are_gone_are_counted_as_lost(disk: Disk) -> None:
+    host = filled(disk)
     host.checkpoint()
     host.publish("s", 400)
     host.journal.close(clean=False)
-    victim = sorted(tmp_path.glob("*.segment"))[1]
+    victim = disk.segments()[1]
     number = int(victim.name.split("-")[0])
     lost = {
         n for n, piece in enumerate(_singles(host)) if piece.payload.position >> 32 == number
     }  # fmt: skip
     assert 10 < len(lost) < 390
-    victim.unlink()
-    after = Host(tmp_path, accept_loss=True)
+    disk.remove(victim.name)
+    after = Host(disk, accept_loss=True)
     assert after.lost == len(lost)
     assert after.bodies("s") == [n for n in range(401) if n not in lost]
     after.broker.check()

@@ -79,6 +79,13 @@ class MemoryHome:
         else:
             self.files.pop(name, None)
 
+    def copy(self) -> MemoryHome:
+        """Return another home that has the same."""
+        made = MemoryHome()
+        made.segments = {number: rows.copy() for number, rows in self.segments.items()}
+        made.files = self.files.copy()
+        return made
+
     def fill(self, folder: Path) -> None:
         """Make the folder what is here; other files than the journal's stay."""
         folder.mkdir(parents=True, exist_ok=True)

@@ -78,6 +78,22 @@ class PostgresqlKeeper:
             "DELETE FROM tallymark.file WHERE journal = %s AND name = %s", (self.journal, name)
         )
 
+    def copy(self) -> PostgresqlKeeper:
+        """Return the keeper of another journal that has the same."""
+        made = PostgresqlKeeper(self.url)
+        for segment in schema.partitions(self._connection, self.journal):
+            schema.make_partition(self._connection, made.journal, segment)
+        for table, columns in (
+            ("block", "position, epoch, crc, bytes"),
+            ("file", "name, part, crc, bytes"),
+        ):
+            self._connection.execute(
+                f"INSERT INTO tallymark.{table} (journal, {columns}) "
+                f"SELECT %s, {columns} FROM tallymark.{table} WHERE journal = %s".encode(),
+                (made.journal, self.journal),
+            )
+        return made
+
     def close(self) -> None:
         for segment in schema.partitions(self._connection, self.journal):
             name = schema.partition_name(self.journal, segment)

@@ -226,7 +226,7 @@ class Journal:
         if newest:
             self._files.sync_file(self._folder / self._stock.name_of(newest))
         self._stock.checkpointed(recovery.checkpoint, recovery.older)
-        self._begin(max(newest, recovery.checkpoint >> 32) + 1)
+        self._begin(recovery.next_segment(newest))
         self._writer.start(self._segment.number, self._segment.salt)
         self._spares.top_up()
         self._cleaner.start()

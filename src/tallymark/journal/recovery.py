@@ -325,9 +325,18 @@ class Recovery:
             if segment.number != expected:
                 self._lost(f"segments {expected} to {segment.number - 1} are missing")
             expected = segment.number + 1
-        if not found and self.checkpoint:
+        if not found and self.checkpoint & 0xFFFFFFFF:
             self._lost(f"segment {first} is missing, which the checkpoint continues")
         return found
+
+    def next_segment(self, newest: int) -> int:
+        """Return the number of the segment that the journal goes on with. newest: that of the last
+        one that is there, 0 for none. A home knows nothing of a segment without blocks: with a
+        checkpoint at its begin it is begun anew."""
+        number = self.checkpoint >> 32
+        if newest < number and not self.checkpoint & 0xFFFFFFFF:
+            return number
+        return max(newest, number) + 1
 
     def _newest_with_blocks(self, segments: list[SegmentFile]) -> int:
         for segment in reversed(segments):
