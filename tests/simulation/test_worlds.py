@@ -47,6 +47,12 @@ def test_a_seed_gives_the_same_history_each_time() -> None:
     assert len(first.splitlines()) > 100
 
 
+def test_a_history_has_no_folder_of_this_run() -> None:
+    """The broker of this world names its data folder as it refuses to start."""
+    said = simulated("--seed", "7610024")
+    assert "broker refused to start on turned bits: JournalCorrupt: journal in life-" in said
+
+
 def test_letters_that_had_to_wait_are_taken_whenever_they_enter_their_queue() -> None:
     """Two of each twelve have no room, and are tried again after ever longer times: in the end also
     while the dead letters of another queue are looked for. In a process of its own."""

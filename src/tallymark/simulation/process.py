@@ -159,7 +159,10 @@ class Broker:
         error = task.exception()
         if error is None:
             return "" if task.result() == run.STOPPED else f"exit code {task.result()}"
-        return "" if isinstance(error, Crashed) else f"{type(error).__name__}: {error}"
+        if isinstance(error, Crashed):
+            return ""
+        # Each run of a world has a folder of its own; its history is to be the same.
+        return f"{type(error).__name__}: {error}".replace(f"{self._folder}/", "")
 
     def stop(self) -> None:
         """Ask the process to stop, as SIGTERM does."""

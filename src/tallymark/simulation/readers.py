@@ -22,6 +22,8 @@ from tallymark.spark.decode import decode_answer
 FENCED: Final = 409
 COLUMNS: Final = ("lease_sequence", "redelivered", "body")
 WAIT_MS: Final = 500
+LAST_ROWS: Final = 100
+"""Messages that a driver leases at least when only the rest is left to be read."""
 
 
 class Ended(Exception):
@@ -210,6 +212,8 @@ class _Driver:
 
     async def _lease(self, start: int, wait_ms: int) -> int:
         most = self._plan.rows
+        if not self._clients.consuming:  # a backlog read one by one takes most of a world
+            most = max(most, LAST_ROWS)
         asked = {"epoch": self._query.epoch, "start": start, "max_rows": most, "wait_ms": wait_ms}
         known = self._model.known()
         found = await self._ask("POST", "lease", asked)
