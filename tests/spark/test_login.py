@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from tallymark.environment import USER
-from tallymark.spark.client import BrokerRefused, BrokerUnreachable, Client, Endpoint, WrongFile
+from tallymark.spark.client import (
+    BrokerRefused,
+    BrokerUnreachable,
+    Client,
+    Endpoint,
+    NotSecure,
+    WrongFile,
+)
 from tallymark.spark.options import SourceOptions
 from tallymark.spark.sink_options import SinkOptions
 from tests.support.certificates import Authority
@@ -102,15 +109,26 @@ def test_certificates_and_tokens_at_a_broker(tmp_path: Path) -> None:
         shown = {"certFile": str(client.cert), "keyFile": str(client.key)}
 
         def asks(**given: str) -> Any:
-            endpoint = parsed(url=url, retryMs="0", **{"token": token, **given})
+            endpoint = parsed(**{"url": url, "retryMs": "0", "token": token, **given})
             return Client(endpoint).call("GET", "/api/tallymark/queues")
 
         assert asks(caFile=str(ours.own.cert), **shown) == {"queues": []}
         assert asks(verify="false", **shown) == {"queues": []}
-        with pytest.raises(BrokerUnreachable, match="CERTIFICATE_VERIFY_FAILED"):
-            asks(caFile=str(theirs.own.cert), **shown)
-        with pytest.raises(BrokerUnreachable):
+        # Not tried again for a minute: it does not pass.
+        with pytest.raises(NotSecure, match=r"not accepted: self-signed .* caFile"):
+            asks(caFile=str(theirs.own.cert), retryMs="3600000", **shown)
+        plain = f"https://127.0.0.1:{broker.ready['http'][1]}"
+        with pytest.raises(NotSecure, match="this port has no TLS"):
+            asks(url=plain, retryMs="3600000")
+        with pytest.raises(BrokerUnreachable, match="requires a client certificate"):
             asks(caFile=str(ours.own.cert))
+        other = theirs.sign("ann")
+        with pytest.raises(BrokerUnreachable, match="requires a client certificate"):
+            asks(
+                caFile=str(ours.own.cert), certFile=str(other.cert), keyFile=str(other.key),
+            )  # fmt: skip
+        with pytest.raises(BrokerUnreachable, match="a port that expects https"):
+            asks(url=url.replace("https", "http"))
         with pytest.raises(BrokerRefused, match="HTTP 401"):
             asks(caFile=str(ours.own.cert), token="no.such.token", **shown)
         with pytest.raises(WrongFile, match="cert_file"):

@@ -65,6 +65,10 @@ class BrokerUnreachable(ConnectionError):
     """No answer within the time allowed for retries."""
 
 
+class NotSecure(BrokerUnreachable):
+    """No connection with TLS can be had there, however often it is tried."""
+
+
 def shown_url(url: str) -> str:
     """An URL for a text that people read: without who asks, and with which password."""
     scheme, slashes, rest = url.rpartition("//")
@@ -267,7 +271,7 @@ class Client:
         try:
             return once.call(method, path)
         except BrokerUnreachable as failure:
-            if self.endpoint.retry_ms == 0:
+            if self.endpoint.retry_ms == 0 or isinstance(failure, NotSecure):
                 raise
             seconds = self.endpoint.retry_ms / 1000
             print(
@@ -290,7 +294,7 @@ class Client:
         deadline = time.monotonic() + self.endpoint.retry_ms / 1000
         pauses = iter(RETRY_PAUSE_S)
         pause = RETRY_PAUSE_S[0]
-        tried = 0
+        tried = lasting = 0
         while True:
             try:
                 return attempt()
@@ -298,13 +302,19 @@ class Client:
                 self.close()
                 self._at = (self._at + 1) % len(self.endpoint.hosts)
                 tried += 1
+                why = _lasting(failure)
+                lasting += why is not None
                 if tried % len(self.endpoint.hosts):
                     continue  # another one may lead
+                if lasting == len(self.endpoint.hosts):
+                    raise NotSecure(f"{self.endpoint}{path}: {why}") from failure
+                lasting = 0
                 pause = next(pauses, pause)
                 if time.monotonic() + pause > deadline:
                     raise BrokerUnreachable(
                         f"{self.endpoint}{path}: no answer within {self.endpoint.retry_ms} ms "
-                        f"(last: {failure or type(failure).__name__})"
+                        f"(last: {failure or type(failure).__name__}"
+                        f"{_hint(failure, self.endpoint)})"
                     ) from failure
                 time.sleep(pause)
 
@@ -351,6 +361,30 @@ class _BulkSocket(socket.socket):
             self.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
             self._least = least
         return super().recv_into(buffer, nbytes, flags)
+
+
+def _lasting(failure: Exception) -> str | None:
+    """Return what is wrong with TLS at that host, and will be the next time, too; else None."""
+    if isinstance(failure, ssl.SSLCertVerificationError):
+        return (
+            f"its certificate is not accepted: {failure.verify_message}. caFile (--ca-file, "
+            f"{CA_FILE}) names the certificates of those who may sign it"
+        )
+    if isinstance(failure, ssl.SSLError) and failure.reason == "WRONG_VERSION_NUMBER":
+        return "this port has no TLS: expected the broker's https port, or http:// for this one"
+    return None
+
+
+def _hint(failure: Exception, endpoint: Endpoint) -> str:
+    """Return what it may mean that the other side hung up before it said a word."""
+    if not isinstance(failure, http.client.RemoteDisconnected | ssl.SSLEOFError):
+        return ""
+    if not endpoint.tls:
+        return "; a port that expects https:// does so"
+    return (
+        "; a broker that requires a client certificate does so where none is shown that it "
+        "accepts: certFile, keyFile"
+    )
 
 
 class _NotReady(Exception):
