@@ -234,6 +234,14 @@ class Traffic:
         return self.__dict__[name]
 
 
+def test_consumers_of_one_name_are_told_apart() -> None:
+    row = {**data()["consumers"][0], "queue": "mail", "name": "mailer"}
+    page = html(data(consumers=[row, {**row, "rank": 2, "consumer": 8}]))
+    bars = re.findall(r"<title>(mail, [^:]*):", page)
+    assert bars == ["mail, 7 mailer", "mail, 8 mailer"]
+    assert len(re.findall(r'<span class="time">2026-01-01 0\d:00:0\d</span>', page)) == 3
+
+
 def test_more_rows_than_fit_unfold() -> None:
     many = [{**data()["inversions"][0], "queue": f"q{i:02}"} for i in range(40)]
     page = html(data(inversions=many))

@@ -86,12 +86,11 @@ def _silent(names: Sequence[str]) -> str:
 def _lead(data: Data) -> str:
     if not data["from"]:
         return '<p class="lead">The ledger tells of no message.</p>'
-    begin, end = _time(data["from"]), _time(data["to"])
-    source = f" of {escape(data['source'])}" if data.get("source") else ""
-    return (
-        f'<p class="lead">{begin} to {end} UTC, from the ledger{source} as of '
-        f"{_time(data['as_of'])} UTC.</p>"
+    begin, end, as_of = (
+        f'<span class="time">{_time(data[name])}</span>' for name in ("from", "to", "as_of")
     )
+    source = f" of {escape(data['source'])}" if data.get("source") else ""
+    return f'<p class="lead">{begin} to {end} UTC, from the ledger{source} as of {as_of} UTC.</p>'
 
 
 def _tiles(data: Data) -> str:
@@ -198,7 +197,7 @@ def _traffic(data: Data) -> str:
         ("entered", _number("entered")),
         ("left", _number("ended")),
     )
-    lead = f"Messages that entered each queue in each {words.duration(every)}, busiest first."
+    lead = f"Messages that entered each queue, in steps of {words.duration(every)}, busiest first."
     shown = f'<p class="lead">{lead}</p>{cards}'
     return _flow(data) + "<h3>Queue by queue</h3>" + shown + _table(rows, columns, fold=True)
 
@@ -208,8 +207,8 @@ def _flow(data: Data) -> str:
         return ""
     every = words.duration(data["bucket_ms"])
     return (
-        f'<p class="lead">Messages in each {every}. What the broker moved from queue to queue is '
-        "left out.</p>" + charts.lines(data["flow"], FLOW, data["bucket_ms"])
+        f'<p class="lead">Messages in steps of {every}. What the broker moved from queue to queue '
+        "is left out.</p>" + charts.lines(data["flow"], FLOW, data["bucket_ms"])
     )
 
 
@@ -342,7 +341,7 @@ def _consumers(data: Data) -> str:
     columns = (
         ("", lambda r: str(r["rank"])),
         ("queue", _text("queue")),
-        ("consumer", lambda r: f"{r['consumer']} {r['name']}".strip()),
+        ("consumer", _consumer),
         ("delivered", lambda r: words.count(r["delivered"])),
         ("settled", lambda r: words.count(r["settled"])),
         ("rate", lambda r: words.rate(r["per_second"])),
@@ -528,7 +527,12 @@ def _reasons(given_back: dict[str, int]) -> str:
 
 
 def _who(row: dict[str, Any]) -> str:
-    return f"{row['queue']}, {row['name'] or row['consumer']}"
+    return f"{row['queue']}, {_consumer(row)}"
+
+
+def _consumer(row: dict[str, Any]) -> str:
+    """Its number comes first: a program that comes again has the same name each time."""
+    return f"{row['consumer']} {row['name']}".strip()
 
 
 def _none(text: str) -> str:

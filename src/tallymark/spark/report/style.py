@@ -21,6 +21,7 @@ h1 { font-size: 30px; line-height: 1.2; margin: 0 0 6px; letter-spacing: -0.01em
 h2 { font-size: 19px; margin: 0 0 4px; letter-spacing: -0.005em; }
 h3 { font-size: 14px; margin: 22px 0 6px; color: var(--soft); }
 p { margin: 0 0 14px; } .lead { color: var(--soft); max-width: 76ch; }
+.time { white-space: nowrap; }
 header { margin-bottom: 26px; } header .lead { margin: 0; }
 nav { display: flex; flex-wrap: wrap; gap: 6px 8px; margin: 0 0 20px; }
 nav a { color: var(--soft); text-decoration: none; font-size: 13px; padding: 3px 11px;
