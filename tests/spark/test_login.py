@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from tallymark.environment import USER
 from tallymark.spark.client import (
@@ -19,6 +20,7 @@ from tallymark.spark.client import (
     NotSecure,
     WrongFile,
 )
+from tallymark.spark.land import land
 from tallymark.spark.options import SourceOptions
 from tallymark.spark.sink_options import SinkOptions
 from tests.support.certificates import Authority
@@ -133,3 +135,33 @@ def test_certificates_and_tokens_at_a_broker(tmp_path: Path) -> None:
             asks(caFile=str(ours.own.cert), token="no.such.token", **shown)
         with pytest.raises(WrongFile, match="cert_file"):
             asks(caFile=str(ours.own.cert), certFile=os.devnull)
+
+
+@pytest.mark.spark
+@long
+def test_a_queue_is_written_landed_and_read_with_certificates_of_both(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    ours = Authority(tmp_path)
+    server, client = ours.sign("localhost"), ours.sign("guest")
+    flags = {
+        "https_port": "0", "https_verify": "require", "https_ca_file": str(ours.own.cert),
+        "https_cert": str(server.cert), "https_key": str(server.key),
+    }  # fmt: skip
+    with BrokerProcess(tmp_path / "data", **flags) as broker:
+        given = {
+            "url": f"https://guest:guest@127.0.0.1:{broker.ready['https'][1]}",
+            "caFile": str(ours.own.cert), "certFile": str(client.cert),
+            "keyFile": str(client.key), "queue": "sealed",
+        }  # fmt: skip
+        asked = Client(SourceOptions.parse(given).endpoint)
+        asked.answer("PUT", "/api/queues/%2F/sealed", {"durable": True})
+        rows = spark.range(100).selectExpr("concat('m', id) body")
+        rows.write.format("tallymark").options(**given).mode("append").save()
+        assert spark.read.format("tallymark").options(**given).load().count() == 100
+        stream = spark.readStream.format("tallymark").options(**given, subscription="table").load()
+        land(stream, tmp_path / "table").awaitTermination()
+        assert spark.read.parquet(str(tmp_path / "table")).count() == 100
+        untrusted = {**given, "caFile": ""}
+        with pytest.raises(Exception, match=r"NotSecure: .* not accepted: .* caFile"):
+            spark.read.format("tallymark").options(**untrusted).load().count()
