@@ -9,13 +9,15 @@ from typing import Any
 
 import psycopg
 import pytest
+from typer.testing import CliRunner
 
 from bench.lean import PERSISTENT
+from tallymark.cli.app import build
 from tests.server.peers import Bare, Publisher, Reader, alarms, declare
 from tests.support.long import long
 from tests.support.patience import until
 from tests.support.postgresql import MISSING, Cluster, find_postgresql
-from tests.support.process import BrokerProcess
+from tests.support.process import BrokerDied, BrokerProcess
 
 pytestmark = [
     long(ci=False),  # servers of our own take seconds to start; CI's machine has none
@@ -142,6 +144,75 @@ def test_a_failover_of_the_database_is_waited_for(tmp_path: Path, cluster: Clust
         end_lease(broker.flags["journal"])
         broker.start()
         assert broker.queues()["q"]["ready"] == held
+
+
+def test_what_a_failover_lost_comes_back_from_a_copy_of_the_last_leaders_folder(
+    tmp_path: Path,
+) -> None:
+    """The server that takes over was behind. The leader ends; what its folder has more than the
+    database is moved to the next leader, as docs/postgresql.md says."""
+    copied = tmp_path / "copied"
+    with Cluster(standbys=1) as cluster:
+        primary, replica = cluster.servers
+        cluster.replicate_to(primary, [])
+        with started(tmp_path / "data", cluster, lease="1min") as broker:
+            declare(broker, "q")
+            publish_some(broker)
+            entered = broker.queues()["q"]["entered"]
+            at = primary.run("SELECT pg_current_wal_insert_lsn()")
+            until(lambda: replica.run(f"SELECT pg_last_wal_replay_lsn() >= '{at}'") == "t")
+            replica.stop()
+            publisher = Publisher(broker, "q", 100, PERSISTENT, b" lost")
+            until(lambda: publisher.published >= COUNT, publisher.work)
+            until(lambda: publisher.confirmed == publisher.published, lambda: publisher.work(False))
+            publisher.link.drop()
+            assert len(taken(broker, 50)) == 50
+            until(lambda: broker.queues()["q"]["settled"] == 50)
+            lost = broker.queues()["q"]["entered"] - entered
+            assert lost == publisher.confirmed
+            primary.kill()
+            replica.start()
+            replica.promote()
+            assert broker.wait() == 4
+            assert "the database went back" in broker.log()
+            shutil.copytree(tmp_path / "data", copied)
+
+            end_lease(broker.flags["journal"])
+            with pytest.raises(BrokerDied, match="was known on disk"):
+                broker.start()
+            end_lease(broker.flags["journal"])
+            broker.flags["accept_loss"] = "true"
+            broker.start()
+            assert broker.queues()["q"]["entered"] == entered
+            with BrokerProcess(copied, has_nsq=False, journal="local") as old:
+                row = old.queues()["q"]
+                assert (row["entered"], row["settled"]) == (entered + lost, 50)
+                known = str(entered - row["settled"])
+                old_url, new_url = (f"http://127.0.0.1:{one.http_port}" for one in (old, broker))
+                declare(old, "known")
+                move("q", "known", "--url", old_url, "--count", known)
+                move("q", "--from", with_login(old_url), "--to", with_login(new_url))
+                assert old.queues()["q"]["ready"] == 0
+            assert broker.queues()["q"]["ready"] == entered + lost
+            bodies = taken(broker, entered + lost)
+            assert [body[8:13] for body in bodies[entered:]] == [" lost"] * lost
+            numbers = [int(body[:8]) for body in bodies]
+            assert numbers == [*range(1, entered + 1), *range(1, lost + 1)]
+
+
+def taken(broker: BrokerProcess, count: int) -> list[str]:
+    """Take so many messages: they are settled."""
+    asked = {"count": count, "ackmode": "ack_requeue_false", "encoding": "auto"}
+    return [row["payload"] for row in broker.http("POST", "/api/queues/%2F/q/get", asked)[1]]
+
+
+def with_login(url: str) -> str:
+    return url.replace("//", "//guest:guest@")
+
+
+def move(*arguments: str) -> None:
+    done = CliRunner().invoke(build(), ["move", *arguments])
+    assert done.exit_code == 0, done.output
 
 
 def end_lease(url: str) -> None:

@@ -39,7 +39,7 @@ from tallymark.journal.cleaner import Cleaner
 from tallymark.journal.files import Files
 from tallymark.journal.home import Home
 from tallymark.journal.packer import STORED, Packer
-from tallymark.journal.reading import Reader
+from tallymark.journal.reading import Reader, read_anchor
 from tallymark.journal.recovery import JournalCorrupt, Opened
 from tallymark.journal.spares import RESERVE, Spares
 from tallymark.journal.stock import Segment, Stock
@@ -190,6 +190,14 @@ class Journal:
         """Write an anchor that says that the journal reaches to `end`, and the state there, once
         that is on disk: see anchor.py. Called between turns, with everything committed."""
         self._cleaner.write_anchor(Anchor(self.end, now_ms, queues, subscriptions))
+
+    def leave_anchor(self, now_ms: WallMs) -> None:
+        """Write an anchor at once that says how far the journal was safe, with the state of the one
+        before: for a leader that ends because its home lacks what was safe. Raises OSError."""
+        before, _ = read_anchor(self._folder)
+        if before.position < self.durable:
+            anchor = Anchor(self.durable, now_ms, before.queues, before.subscriptions)
+            self._files.replace(self._folder, anchors.FILE, [[anchor.encoded()]])
 
     @property
     def damaged(self) -> set[int]:

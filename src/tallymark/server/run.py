@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tallymark import __version__, is_compiled
 from tallymark.bridge.amqp091.lifecycle import Settings as Settings091
 from tallymark.journal.files import Files, FolderInUse
-from tallymark.journal.postgresql.errors import AnotherLeads, LeadLost, NotUsable
+from tallymark.journal.postgresql.errors import AnotherLeads, LeadLost, NotUsable, went_back
 from tallymark.journal.postgresql.marks import forget_marks
 from tallymark.journal.recovery import JournalCorrupt
 from tallymark.server import amqp10, logs, supervisor
@@ -36,6 +36,7 @@ from tallymark.server.access.limits import LimitsError
 from tallymark.server.access.tls import Certificates, Tls, TlsRefused
 from tallymark.server.access.user import UsersError
 from tallymark.server.amqp import AmqpClient, Settings
+from tallymark.server.clock import wall_ms
 from tallymark.server.config.kinds import LOCAL, is_loopback
 from tallymark.server.config.reload import on_signal
 from tallymark.server.config.settings import Config
@@ -422,6 +423,8 @@ async def _closed(node: Node) -> int:
         node.housekeeping.journal_closed()
     if node.failed.done():
         reason = node.failed.result()
+        if went_back(reason):
+            node.journal.leave_anchor(wall_ms())
         print(f"tallymark: the broker failed and stops: {reason}", file=sys.stderr)
         return LED if isinstance(reason, LeadLost) else JOURNAL
     log.info("broker.stopped")

@@ -26,8 +26,9 @@ class LeadLost(OSError):
         if found < epoch:
             text = (
                 f"the database went back: journal {journal} is in epoch {found}, and this broker "
-                f"leads it since epoch {epoch}. What it confirmed is not there: have the URL lead "
-                "to a server that was not behind"
+                f"leads it since epoch {epoch}. What it confirmed is not there. Copy the data "
+                "folder before the next start: it has what the database lacks. Then have the URL "
+                "lead to a server that was not behind"
             )
         super().__init__(errno.EPERM, text)
         self.epoch = epoch
@@ -45,9 +46,17 @@ class WentBack(OSError):
         super().__init__(
             errno.ESTALE,
             f"the database went back: it lacks {lacking}, whose commit it had confirmed, so it has "
-            "failed over to a server that was behind. Nothing is written past the gap. Have the "
-            "URL lead to a server that was not behind, and start again",
+            "failed over to a server that was behind. Nothing is written past the gap. Copy the "
+            "data folder before the next start: it has what the database lacks. Then have the URL "
+            "lead to a server that was not behind, and start again",
         )
+
+
+def went_back(error: BaseException) -> bool:
+    """Return whether an error says that the database lacks what was safe in it."""
+    if isinstance(error, LeadLost):
+        return error.found < error.epoch
+    return isinstance(error, WentBack)
 
 
 class NotUsable(Exception):
