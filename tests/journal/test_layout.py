@@ -107,6 +107,20 @@ def test_stored_payloads_lie_where_their_position_says(
             assert block[start : start + p.size] == p.raw
 
 
+@given(st.lists(turns(), min_size=1, max_size=3), st.lists(st.integers(0, 2), max_size=6))
+def test_a_packer_keeps_nothing_of_the_block_before(
+    blocks: list[list[Record]], order: list[int]
+) -> None:
+    used = Packer()
+    for number in order:
+        turn = blocks[number % len(blocks)]
+        packed = []
+        for packer in (used, Packer()):
+            packer.load(turn, STORED)
+            packed.append(b"".join(packer.finish(1, 64, 3, 77, 5, TIME, 0)))
+        assert packed[0] == packed[1]
+
+
 @given(turns())
 def test_rows_that_mean_the_same_payload_share_it(turn: list[Record]) -> None:
     found = unpack(pack(turn))

@@ -164,10 +164,14 @@ class Deadlines:
     def next_due(self) -> EngineMs:
         """Return the time of the next deadline, engine time, ms; NEVER: there is none."""
         heap = self._heap
-        while heap and heap[0][2].armed_ms != heap[0][0]:
+        while heap:
+            entry = heap[0]
+            due_ms = entry[0]
+            if entry[2].armed_ms == due_ms:
+                return due_ms
             heapq.heappop(heap)
             self._stale -= 1
-        return heap[0][0] if heap else NEVER
+        return NEVER
 
     def take_due(self, now_ms: EngineMs) -> list[Timed]:
         """Return all things that are due, disarmed, in order of their deadlines."""

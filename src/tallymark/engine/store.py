@@ -133,6 +133,8 @@ class Store:
                     self._release(payload)
                 dead.clear()
             self.is_behind = False
+        if not self._unused:
+            return
         residents = self._residents
         while residents and residents[0].raw is None:
             residents.popleft()

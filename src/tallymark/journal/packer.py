@@ -79,8 +79,9 @@ class Packer:
     size of everything before it. Reused from block to block."""
 
     __slots__ = (
-        "_blobs", "_bounds", "_mode", "_numbers", "_payloads", "_places", "_records", "_route_ends",
-        "_route_numbers", "_texts", "_text_bytes", "length", "raw_bytes", "version",
+        "_blobs", "_bounds", "_first", "_kept", "_kept_texts", "_mode", "_numbers", "_payloads",
+        "_places", "_records", "_route_ends", "_route_numbers", "_texts", "_text_bytes", "length",
+        "raw_bytes", "version",
     )  # fmt: skip
 
     def __init__(self, version: int = FORMAT) -> None:
@@ -93,9 +94,15 @@ class Packer:
         self._payloads: list[Payload] = []
         self._bounds = BytesWriter()
         self._route_ends: list[int] = []
+        self._first: Route | None = None
+        """Route number 0 of the block. Where it has no other, the dictionaries are empty."""
         self._route_numbers: dict[tuple[str, str], int] = {}
         self._numbers: dict[Route, int] = {}
         """Number of each route object that was met; equal routes mostly are the same."""
+        self._kept: Route | None = None
+        """Route number 0 of the last block that had one."""
+        self._kept_texts = (b"", b"")
+        """Its encoded texts."""
         self._texts: list[bytes] = []
         self._text_bytes = 0
         self._blobs: dict[bytes, int] = {}
@@ -112,12 +119,10 @@ class Packer:
         self._mode = mode
         self._payloads = []
         self._bounds = BytesWriter()
-        self._route_ends = []
-        self._route_numbers = {}
-        self._numbers = {}
-        self._texts = []
-        self._text_bytes = 0
-        self._blobs = {}
+        if self._first is not None:
+            self._forget_routes()
+        if self._blobs:
+            self._blobs = {}
         self.raw_bytes = 0
         blob_bytes = 0
         for record in records:
@@ -173,22 +178,44 @@ class Packer:
         """Add numbers of 64 bits to the bounds column, two entries each, the lower half first."""
         self._bounds.write(_encoded_array(numbers))
 
+    def _forget_routes(self) -> None:
+        """Begin a block without routes."""
+        self._first = None
+        self._route_ends = []
+        self._texts = []
+        self._text_bytes = 0
+        if self._numbers:
+            self._numbers = {}
+            self._route_numbers = {}
+
     def _number_of(self, route: Route) -> int:
+        first = self._first
+        if route is first:
+            return 0
+        if first is None:
+            self._first = route
+            self._route_ends.append(0)
+            if route is not self._kept:
+                self._kept = route
+                self._kept_texts = _encoded_text(route.exchange), _encoded_text(route.key)
+            self._add_text(self._kept_texts[0])
+            self._add_text(self._kept_texts[1])
+            return 0
         number = self._numbers.get(route)
         if number is None:
+            if not self._numbers:
+                self._numbers[first] = 0
+                self._route_numbers[first.exchange, first.key] = 0
             name = (route.exchange, route.key)
             number = self._route_numbers.get(name)
             if number is None:
-                if not self._route_ends:
-                    self._route_ends.append(0)
                 number = self._route_numbers[name] = len(self._route_numbers)
-                self._add_text(route.exchange)
-                self._add_text(route.key)
+                self._add_text(_encoded_text(route.exchange))
+                self._add_text(_encoded_text(route.key))
             self._numbers[route] = number
         return number
 
-    def _add_text(self, text: str) -> None:
-        encoded = text.encode("utf-8", "surrogateescape")
+    def _add_text(self, encoded: bytes) -> None:
         self._texts.append(encoded)
         self._text_bytes += len(encoded)
         self._route_ends.append(self._text_bytes)
@@ -222,7 +249,8 @@ class Packer:
                 crc = crc32c(buffer, crc)
         head = _header(
             self.version, flags, salt, segment, block, self.length, len(self._records),
-            len(self._bounds) >> 2, len(self._route_numbers), self.raw_bytes, time_ms, synced, crc,
+            len(self._bounds) >> 2, len(self._route_ends) >> 1, self.raw_bytes, time_ms, synced,
+            crc,
         )  # fmt: skip
         if self.version > WHOLE:
             buffers = _with_raws([head, tables], raw_at, self._payloads, self._mode)
@@ -263,12 +291,13 @@ class Packer:
     def _put_rows(self, rows: BytesWriter, base: int, blob_at: int) -> None:
         """Write the rows. base: position of the block; blob_at: offset of its first blob."""
         bound = 0
+        is_apart = self._mode in (STANDALONE, DETACHED)
         for r in self._records:
             kind = r.kind
             position = -1
             payload = r.payload
             if payload is not None:
-                if self._mode in (STANDALONE, DETACHED):
+                if is_apart:
                     position = self._places.get(id(payload), -1)
                 elif payload.pack is not None:
                     position = payload.pack.positions[0]
@@ -417,6 +446,11 @@ def _header(
     _put_u32(out, crc)
     _put_u32(out, _sum(out.getvalue()))
     return out.getvalue()
+
+
+def _encoded_text(text: str) -> bytes:
+    """Return a text as UTF-8; what was no UTF-8 when it came, as it came."""
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _encoded_array(numbers: array[int]) -> bytes:
