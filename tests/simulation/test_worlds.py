@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -51,6 +52,22 @@ def test_a_history_has_no_folder_of_this_run() -> None:
     """The broker of this world names its data folder as it refuses to start."""
     said = simulated("--seed", "7610024")
     assert "broker refused to start on turned bits: JournalCorrupt: journal in life-" in said
+
+
+def test_a_run_that_is_interrupted_says_what_it_has_played() -> None:
+    """Ctrl-C reaches the whole group of processes."""
+    running = subprocess.Popen(
+        [sys.executable, "-m", "tallymark.simulation", "--seeds", "100000", "--jobs", "1"],
+        env={**os.environ, "PYTHONPATH": str(SRC)}, start_new_session=True, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert running.stderr is not None
+    assert " worlds, 0 failed" in running.stderr.readline()
+    os.killpg(running.pid, signal.SIGINT)
+    said, errors = running.communicate()
+    assert running.returncode == 130
+    assert re.match(r"[1-9]\d* worlds, 0 failed, .* an hour, .*\nreached: ", said), said
+    assert "Traceback" not in errors
 
 
 def test_letters_that_had_to_wait_are_taken_whenever_they_enter_their_queue() -> None:

@@ -10,6 +10,7 @@ import argparse
 import multiprocessing
 import os
 import random
+import signal
 import sys
 import time
 from collections import Counter, defaultdict
@@ -29,12 +30,14 @@ SEEDS_A_PROCESS: Final = 200
 """Worlds after which a process is replaced: what an abandoned broker held stays in it."""
 PROGRESS_S: Final = 30.0
 """Time between two lines of progress, seconds."""
+INTERRUPTED: Final = 130
+"""Exit code after Ctrl-C, as a shell has it."""
 EACH: Final = 2
 """Seeds of a corpus for each state."""
 
 
 def main() -> int:
-    """Play what was asked for; returns 1 if a promise was broken."""
+    """Play what was asked for; returns 1 if a promise was broken, 130 after Ctrl-C."""
     asked = _parser().parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # sets have one order, so that a seed has one run
         environment = {**os.environ, "PYTHONHASHSEED": "0"}
@@ -111,19 +114,24 @@ def _written(corpus: Path, reached: dict[str, list[object]]) -> None:
 
 
 def _many(work: Callable[[T], Result], seeds: Iterable[T], asked: argparse.Namespace) -> int:
-    """Play all on all cores, and print what fails; progress goes to stderr."""
-    began = told = time.perf_counter()
+    """Play all on all cores, and print what fails; progress goes to stderr. Ctrl-C ends it with
+    the sum so far."""
+    began = time.perf_counter()
+    told = began - PROGRESS_S  # the first world is told at once
     seen: Counter[str] = Counter()
     reached: defaultdict[str, list[object]] = defaultdict(list)
     done = failed = 0
     simulated_s = 0.0
+    is_interrupted = False
     # Processes of their own, and new ones after a while.
     context = multiprocessing.get_context("spawn")
     left = iter(seeds)
-    with ProcessPoolExecutor(
-        asked.jobs, mp_context=context, max_tasks_per_child=SEEDS_A_PROCESS
-    ) as pool:
-        running: dict[Future[Result], T] = {}
+    pool = ProcessPoolExecutor(
+        asked.jobs, mp_context=context, max_tasks_per_child=SEEDS_A_PROCESS,
+        initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN),
+    )  # fmt: skip
+    running: dict[Future[Result], T] = {}
+    try:
         while True:
             while len(running) < 2 * asked.jobs and (seed := next(left, None)) is not None:
                 if asked.time is not None and time.perf_counter() - began > asked.time:
@@ -145,8 +153,14 @@ def _many(work: Callable[[T], Result], seeds: Iterable[T], asked: argparse.Names
             if time.perf_counter() - told > PROGRESS_S:
                 told = time.perf_counter()
                 print(_count(done, failed, told - began, simulated_s), file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        is_interrupted = True
+    finally:  # after Ctrl-C: those that are under way, a few seconds
+        pool.shutdown(cancel_futures=True)
     print(_count(done, failed, time.perf_counter() - began, simulated_s))
     print("reached:", ", ".join(f"{name} {seen[name]}" for name in STATES if seen[name]))
+    if is_interrupted:
+        return INTERRUPTED
     missing = [name for name in STATES if not seen[name]]
     if missing:
         print("never reached:", ", ".join(missing))
