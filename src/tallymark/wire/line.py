@@ -34,6 +34,8 @@ channel, a session, a link or a consumer: it costs as much as some messages."""
 CHUNKS_MAX: Final = 4096
 """Maximum number of reads kept apart while a frame is incomplete. A list entry takes more memory
 than a one-byte read."""
+APART: Final = 4096
+"""Bytes of a frame from which on it is made whole apart from what came behind it."""
 CLOSING_TIMEOUT_MS: Final = 30_000
 """Time-out for a client's answer to our close, ms [rabbitmq closing timeout]."""
 DEAF_TIMEOUT_MS: Final = 3_000
@@ -54,10 +56,12 @@ class Inbox:
     """Received bytes that are not processed yet.
 
     Reads are joined only when that completes the awaited bytes, a number of bytes or a line: each
-    byte is moved a bounded number of times, whatever the sizes of reads, frames and commands.
+    byte is moved a bounded number of times, whatever the sizes of reads, frames and commands. Of a
+    read that completes a large frame and goes on for long behind it, no more is moved than the
+    frame needs: the rest is worked on where it is.
     """
 
-    __slots__ = ("_awaits_line", "_chunks", "data", "need", "pos", "waiting")
+    __slots__ = ("_awaits_line", "_chunks", "_used", "data", "need", "pos", "waiting")
 
     def __init__(self, need: int) -> None:
         self.data = b""
@@ -67,6 +71,8 @@ class Inbox:
         """Bytes from `pos` on that are needed for the next step."""
         self._awaits_line = False  # a newline will do as well
         self._chunks: list[bytes] = []
+        self._used = 0
+        """Bytes at the beginning of the first chunk that are in `data`, or were."""
         self.waiting = 0
         """Bytes received behind `data`."""
 
@@ -77,7 +83,8 @@ class Inbox:
             self._awaits_line = False
             self.need = len(self.data) - self.pos + 1
         if len(self._chunks) >= CHUNKS_MAX:
-            self._chunks = [b"".join(self._chunks)]
+            self._chunks = [b"".join(self._chunks)[self._used :]]
+            self._used = 0
 
     def advance(self, pos: int, need: int) -> None:
         """Mark everything before `pos` as processed; `need` bytes are awaited from there on."""
@@ -104,22 +111,52 @@ class Inbox:
         if not left:
             self.data = b""
             self.pos = 0
-        if left + self.waiting < self.need or not self._chunks:
+        need = self.need
+        there = left + self.waiting
+        if there < need or not self._chunks:
             return False
-        self.gather_all()
+        if need >= APART and there >= 2 * need and (left or len(self._chunks) > 1):
+            self._gather_needed(need - left)
+        else:
+            self.gather_all()
         return True
+
+    def _gather_needed(self, missing: int) -> None:
+        """Move so many bytes into `data`, behind what is left there."""
+        chunks = self._chunks
+        self.waiting -= missing
+        parts = [memoryview(self.data)[self.pos :]]
+        while missing:
+            first = memoryview(chunks[0])[self._used :]
+            if len(first) > missing:
+                parts.append(first[:missing])
+                self._used += missing
+                break
+            parts.append(first)
+            missing -= len(first)
+            del chunks[0]
+            self._used = 0
+        self.data = b"".join(parts)
+        self.pos = 0
+        self._awaits_line = False
 
     def gather_all(self) -> None:
         """Move all bytes into `data`."""
         chunks = self._chunks
         if not chunks:
             return
-        if len(self.data) > self.pos:
-            chunks.insert(0, self.data[self.pos :])
-        self.data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        self.pos = 0
+        left = len(self.data) - self.pos
+        if len(chunks) == 1 and not left:
+            self.data = chunks[0]
+            self.pos = self._used
+        else:
+            parts = [memoryview(self.data)[self.pos :], memoryview(chunks[0])[self._used :]]
+            parts += [memoryview(chunk) for chunk in chunks[1:]]
+            self.data = b"".join(parts)
+            self.pos = 0
         self._awaits_line = False
         self._chunks = []
+        self._used = 0
         self.waiting = 0
 
     def size(self) -> int:
@@ -140,6 +177,7 @@ class Inbox:
         self.need = 1
         self._awaits_line = False
         self._chunks = []
+        self._used = 0
         self.waiting = 0
 
 

@@ -162,7 +162,8 @@ class Connection(Lifecycle):
             raise WireError(
                 FRAME_ERROR, f"type {kind}, {octets}: {{invalid_frame_end_marker,{marker}}}"
             )
-        self._frame(kind, number, data[pos : pos + total])
+        # Compiled, a slice of all is a copy, too.
+        self._frame(kind, number, data if total == end else data[pos : pos + total])
 
     def _scan(self, channel: Channel, method_id: int) -> bool:
         """Try the fast paths. False: no complete publish or ack is next; the frame must be read
