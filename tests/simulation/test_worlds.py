@@ -91,7 +91,7 @@ def test_many_worlds_hold(record_property: Callable[[str, object], None]) -> Non
 
 @long
 def test_a_crash_in_every_call_to_the_disk_loses_nothing() -> None:
-    every = sized(0, 50, 1)
+    every = sized(0, 20, 1)
     said = simulated("--matrix", "--every", str(every), "--jobs", "2")
     worlds = re.search(r"(\d+) worlds, 0 failed", said)
     assert worlds, said

@@ -96,6 +96,7 @@ class Mover:
         """Take everything that its target has, in order, until nothing comes for a while."""
         clients = self._clients
         is_empty: list[bool] = []
+        had: set[str] = set()
 
         async def work(session: Session, line: Line) -> None:
             async with session.receiver(f"/queues/{self._plan.target}", credit=50) as receiver:
@@ -108,9 +109,10 @@ class Mover:
                     silent_since = clients.world.now_ns
                     said = message.annotations[SHOVELLED]
                     assert isinstance(said, list)
-                    self._moves.arrived(
-                        str(message.message_id), bytes(message.body), said[0]["redelivered"]
-                    )
+                    name = str(message.message_id)
+                    if message.first_acquirer or name not in had:  # else it came back to us
+                        had.add(name)
+                        self._moves.arrived(name, bytes(message.body), said[0]["redelivered"])
                     await message.accept()
             is_empty.append(True)
 
