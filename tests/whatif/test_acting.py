@@ -33,6 +33,7 @@ def at(ms: int) -> datetime:
         ({"remove-queue": [{"name": "order"}]}, "order: .* expected orders$"),
         ({"bind": [{"queue": "order", "exchange": "shop"}]}, "order: .* expected orders$"),
         ({"consumers": [{"queue": "order", "times": 2}]}, "order: .* expected orders$"),
+        ({"new-queue": [{"name": "mail"}]}, "new-queue.* mail: .* expected a name that is free"),
         ({"bind": [{"queue": "orders", "exchange": "shp"}]}, "exchange shp .* expected shop$"),
         ({"unbind": [{"queue": "orders", "exchange": "market"}]}, "no durable exchange market"),
         (

@@ -14,7 +14,7 @@ from tallymark.whatif.reading import read_recording
 from tallymark.whatif.world import World
 from tests.support.long import sized
 
-TRANSITIONS = sized(1, 1, 150_000)
+TRANSITIONS = sized(1, 1, 400_000)
 """Fewer than there are in 240 steps, the least, are as many as in these."""
 
 

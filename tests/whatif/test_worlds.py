@@ -17,7 +17,14 @@ from tallymark.whatif.figures import compare_fates, figures_of
 from tallymark.whatif.page import html
 from tallymark.whatif.players import Learned, Player
 from tallymark.whatif.reading import Reader
-from tallymark.whatif.recording import ACCEPTS, Answers, Recording
+from tallymark.whatif.recording import (
+    ACCEPTS,
+    BARRED,
+    COME,
+    CRASH,
+    Answers,
+    Recording,
+)
 from tallymark.whatif.rows import FromFile
 from tallymark.whatif.sweep import run_world
 from tallymark.whatif.world import World
@@ -53,6 +60,13 @@ class Worker:
         self.due.append((self.busy_until, given.tag, says))
 
 
+def recorded(log: BlockLog) -> Recording:
+    reader = Reader()
+    for block in log.read():
+        reader.read(FromFile(block))
+    return reader.finish()
+
+
 def lived(
     arguments: dict[str, object] | None = None, worker: Worker | None = None, messages: int = 100
 ) -> Recording:
@@ -82,10 +96,7 @@ def lived(
             worker.take(one, rig.now_ms)
     rig.broker.clients.close_session(session, False)
     rig.settle_down()
-    reader = Reader()
-    for block in log.read():
-        reader.read(FromFile(block))
-    return reader.finish()
+    return recorded(log)
 
 
 def alike() -> Worker:
@@ -251,6 +262,123 @@ def test_priorities_and_limits_on_slow_consumers_are_taken() -> None:
     assert played(recording, policy=[{"name": "slow", "definition": definition}]) == was, (
         "nobody subscribes to a topic alone"
     )
+
+
+def test_publishers_that_would_be_refused_are_a_reason_to_say_no() -> None:
+    """The queue drops nothing and nothing of it dies: those who publish have to do something."""
+    recording = plain()
+    [change] = changes_of("x", {
+        "queue": [{"name": "orders", "max-length": 3, "overflow": "reject-publish"}]
+    })  # fmt: skip
+    fates = World(recording, change).run().fates
+    entered, refused = fates[ORDERS].account()["entered"], fates[ORDERS].refused_ms
+    assert entered + len(refused) == 100
+    assert len(refused) > 30
+    assert list(refused) == sorted(set(refused) - set(fates[ORDERS].entered_ms))
+    middle = refused[20]
+    assert len(fates[ORDERS].since(middle).refused_ms) == len(refused) - 20
+    was = World(recording).run().fates
+    base, told = (figures_of(one, recording.begin_ms, recording.end_ms) for one in (was, fates))
+    said = verdict(base, told, compare_fates(recording.fates, was))
+    assert said["text"] == "No, not with this traffic."
+    assert said["why"][0] == (
+        f"orders: {len(refused)} messages more would be refused, and their publishers told so"
+    )
+    assert f"orders: 0 refused messages would have been {len(refused)}" in differences(base, told)
+
+
+def test_a_purge_takes_what_is_beyond_a_limit_with_it() -> None:
+    """A purge brings its queue up to date first. Its letters come before those of the turn, and the
+    turn is one: nobody was served in between."""
+    log = BlockLog()
+    rig = Rig(log)
+    rig.tick_ms = 0
+    letters = {"dead-letter-exchange": "", "dead-letter-routing-key": "parked"}
+    rig.declare("parked")
+    rig.declare("mail", {"message-ttl": 1000, **letters})
+    ring = rig.declare("ring", {"max-length": 3, **letters})
+    session = rig.session()
+    rig.publish(session, "mail", [1, 2])
+    rig.settle_down()
+    rig.advance(999)
+    rig.now_ms += 1
+    rig.tell_time()
+    rig.publish(session, "mail", [3])
+    rig.publish(session, "ring", [4, 5, 6, 7])
+    rig.broker.contents.purge(ring)
+    rig.settle_down()
+    recording = recorded(log)
+    parked = World(recording).run().fates[PARKED]
+    assert recording.fates[PARKED].ids[0] > recording.fates[PARKED].ids[1], "of ring, then of mail"
+    assert parked.ids == recording.fates[PARKED].ids
+
+
+def test_after_a_crash_the_mark_is_the_one_that_was_written() -> None:
+    """Who is supposed to have been delivered rests on it, and with that which delivery of a message
+    is its first."""
+    log = BlockLog()
+    rig = Rig(log)
+    rig.tick_ms = 0
+    rig.declare("orders")
+    publisher, session = rig.session(), rig.session()
+    rig.consume(session, "orders", "worker", 2)
+    rig.publish(publisher, "orders", range(1, 41))
+    given = rig.settle_down()
+    for _ in range(3):
+        rig.broker.settlement.settle(session, given[0].tag, given[-1].tag, ACCEPTED)
+        given = rig.advance(100)
+    rig = rig.restart()
+    rig.tick_ms = 0
+    session = rig.session()
+    rig.consume(session, "orders", "worker", 40)
+    given = rig.advance(100)
+    supposed = sum(one.redelivered for one in given)
+    for one in given:
+        rig.advance(10)
+        rig.broker.settlement.settle(session, one.tag, one.tag, ACCEPTED)
+    rig.settle_down()
+    rig.broker.clients.close_session(session, False)
+    rig.settle_down()
+    recording = recorded(log)
+    assert 2 < supposed < len(given), "the mark was ahead of what was delivered"
+    outcome = World(recording).run()
+    assert outcome.fates[ORDERS].ended_ms == recording.fates[ORDERS].ended_ms
+    assert outcome.drawn == {}
+    [at] = [i for i, one in enumerate(recording.inputs) if one[2] == CRASH]
+    *when, marks = recording.inputs[at]
+    assert marks == {ORDERS: given[supposed].number}, "the first that nobody can have had"
+    recording.inputs[at] = (*when, {ORDERS: given[-1].number + 1})
+    assert len(World(recording).run().fates[ORDERS].again_ms) == len(given), "all are supposed"
+
+
+def test_a_consumer_that_was_too_slow_is_given_nothing_more_before_it_goes() -> None:
+    """A world is told so: another one may hold there what this one kept for too long, as some do in
+    a day of traffic (test_day.py)."""
+    log = BlockLog()
+    rig = Rig(log)
+    rig.tick_ms = 0
+    rig.declare("orders", {"consumer-timeout": 60_000})
+    publisher, slow, other = rig.session(), rig.session(), rig.session()
+    rig.consume(slow, "orders", "slow", 2)
+    rig.publish(publisher, "orders", [1, 2])
+    rig.settle_down()
+    rig.advance(1000)
+    rig.consume(other, "orders", "other", 3)
+    rig.publish(publisher, "orders", [3])
+    given = rig.settle_down()
+    rig.broker.settlement.settle(other, given[0].tag, given[-1].tag, ACCEPTED)
+    given = rig.advance(60_000)
+    assert [one.number for one in given] == [1, 2], "the other one has them"
+    rig.broker.settlement.settle(other, given[0].tag, given[-1].tag, ACCEPTED)
+    rig.broker.clients.close_session(slow, False)
+    rig.settle_down()
+    recording = recorded(log)
+    [barred] = [said for _, _, kind, said in recording.inputs if kind == BARRED]
+    owners = [one.consumer for _, _, kind, one in recording.inputs if kind == COME]
+    assert barred == (owners[0],)
+    outcome = World(recording).run()
+    assert outcome.delivered[ORDERS] == 5, "none was given to the slow one once more"
+    assert outcome.fates[ORDERS].ended_ms == recording.fates[ORDERS].ended_ms
 
 
 def test_a_stretch_of_time_counts_what_was_there_at_its_beginning() -> None:

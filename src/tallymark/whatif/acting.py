@@ -94,6 +94,12 @@ def check_acts(change: Change, known: Known) -> None:
                 f"[[{section}]] {name}: the ledger has no durable queue of that name in vhost "
                 f"'{vhost}', expected {nearest(name, _of_host(there, vhost))}"
             )
+    for new in change.new_queues:
+        if (new.vhost, new.name) in known.queues:
+            raise ChangeRefused(
+                f"[[new-queue]] {new.name}: the ledger has a queue of that name in vhost "
+                f"'{new.vhost}', expected a name that is free; [[queue]] changes its arguments"
+            )
     for bound in change.bindings:
         _check_exchange("bind" if bound.adds else "unbind", bound.vhost, bound.exchange, known)
         lacks = sorted(set(bound.arguments) - {"x-match", ""} - known.headers)

@@ -45,15 +45,18 @@ def _of_queue(
         verb = {"entered": "would have had", "there": "would hold at the end"}.get(
             name, "would have seen"
         )
-        what = "messages" if name in ("entered", "there") else f"messages {name}"
+        what = _messages(abs(after - before))
+        if name not in ("entered", "there"):
+            what += f" {name}"
         more = "more" if after > before else "fewer"
-        text = (
-            f"{queue} {verb} {abs(after - before):,} {what} {more} ({before:,} to {after:,}){when}"
-        )
+        text = f"{queue} {verb} {what} {more} ({before:,} to {after:,}){when}"
         yield abs(after - before), text
     if was["redelivered"] != other["redelivered"]:
         before, after = was["redelivered"], other["redelivered"]
         yield abs(after - before), f"{queue}: {before:,} redeliveries would have been {after:,}"
+    if was["refused"] != other["refused"]:
+        before, after = was["refused"], other["refused"]
+        yield abs(after - before), f"{queue}: {before:,} refused messages would have been {after:,}"
     before, after = was["deepest"], other["deepest"]
     if before != after:
         yield (
@@ -91,8 +94,8 @@ def verdict(
     base: Mapping[str, Any], other: Mapping[str, Any], found: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return whether the change may be made as far as this traffic says (`good`), and why (`text`,
-    `why`). No: messages would be lost or die, or wait much longer, that were not or did not. Not
-    known: the world without a change is not what happened. found: how exactly it is."""
+    `why`). No: messages would be refused, be lost, die or wait much longer, that were not or did
+    not. Not known: the world without a change is not what happened. found: how exactly it is."""
     why = [
         f"{one['queue']}: played without a change, "
         f"{_percent(one['same'], one['messages'])} of its messages meet the fate that they did"
@@ -106,7 +109,10 @@ def verdict(
         for name, count in told["account"].items():
             before = was["account"].get(name, 0)
             if name.startswith(("dropped", "dead-lettered")) and count > before:
-                why.append(f"{queue}: {count - before:,} messages more would be {name}")
+                why.append(f"{queue}: {_messages(count - before)} more would be {name}")
+        if told["refused"] > was.get("refused", 0):
+            more = _messages(told["refused"] - was.get("refused", 0))
+            why.append(f"{queue}: {more} more would be refused, and their publishers told so")
         if "deepest" not in was:
             continue
         before, after = was["latency_ms"]["p99"], told["latency_ms"]["p99"]
@@ -114,14 +120,19 @@ def verdict(
             why.append(f"{queue}: p99 from entry to settlement {took(after)}, was {took(before)}")
         before, after = was["account"].get("there", 0), told["account"].get("there", 0)
         if after > before:
-            why.append(f"{queue}: {after - before:,} messages more would still be there at the end")
+            more = _messages(after - before)
+            why.append(f"{queue}: {more} more would still be there at the end")
     for queue, was in base.items():
         if queue not in other and was["account"]["entered"]:
             why.append(f"{queue} would be gone, which {was['account']['entered']:,} entered")
     if why:
         return {"good": False, "text": "No, not with this traffic.", "why": why}
-    reason = "nothing more would be lost, die, or wait much longer"
+    reason = "nothing more would be refused, be lost, die, or wait much longer"
     return {"good": True, "text": f"Yes: with this traffic {reason}.", "why": []}
+
+
+def _messages(count: int) -> str:
+    return "1 message" if count == 1 else f"{count:,} messages"
 
 
 def took(ms: float) -> str:
@@ -150,19 +161,30 @@ def faithfulness_text(found: Mapping[str, Any]) -> str:
 
 
 def faithfulness_lines(found: Mapping[str, Any]) -> list[str]:
-    """Return what is printed first: how exactly the world without a change is what happened."""
+    """Return what is printed first: how exactly the world without a change is what happened. A
+    queue that was declared again and again is one line, but where it differs."""
     out = []
+    alike: dict[str, list[Mapping[str, Any]]] = {}
     for one in found["queues"]:
-        state = "exactly" if one["is_same"] and one["is_same_by_hour"] else "NOT exactly"
-        out.append(
-            f"  {one['queue']}: {one['messages']:,} messages, the account {state}; fate of "
-            f"{_percent(one['same'], one['messages'])} the same, "
-            f"{_percent(one['near'], one['messages'])} within {found['near_ms']} ms"
-        )
-        if state != "exactly":
-            out.append(f"    was {_said(one['was'])}")
-            out.append(f"    played {_said(one['again'])}")
+        if one["is_same"] and one["is_same_by_hour"]:
+            alike.setdefault(one["of"], []).append(one)
+            continue
+        out.append(_exactness(one["queue"], [one], "the account NOT exactly", found["near_ms"]))
+        out.append(f"    was {_said(one['was'])}")
+        out.append(f"    played {_said(one['again'])}")
+    for queue, ones in alike.items():
+        called = queue if len(ones) == 1 else f"{queue}, declared {len(ones)} times"
+        account = "the account exactly" if len(ones) == 1 else "each account exactly"
+        out.append(_exactness(called, ones, account, found["near_ms"]))
     return out
+
+
+def _exactness(called: str, ones: Sequence[Mapping[str, Any]], account: str, near_ms: int) -> str:
+    messages, same, near = (sum(one[key] for one in ones) for key in ("messages", "same", "near"))
+    return (
+        f"  {called}: {messages:,} messages, {account}; fate of {_percent(same, messages)} the "
+        f"same, {_percent(near, messages)} within {near_ms} ms"
+    )
 
 
 def _said(account: Mapping[str, int]) -> str:

@@ -281,6 +281,13 @@ class Crowd:
             if terms.window >= 0 and not keeps:
                 consuming.set_limit(place.consumer, terms.window)
 
+    def bar(self, owner: int) -> None:
+        """Let a consumer be given nothing until it goes. In this world another one may have held
+        the message that it kept for too long."""
+        for place in self._places.get(owner, ()):
+            if place.consumer is not None and place.consumer.active:
+                self._broker.consuming.cancel(place.consumer)
+
     def go(self, consumer: int, how: int) -> None:
         """Let a consumer go."""
         self._here.pop(consumer, None)

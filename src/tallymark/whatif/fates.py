@@ -7,7 +7,7 @@ when it is run again: so the two can be compared message by message.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tallymark.stored import records
@@ -56,6 +56,8 @@ class Fates:
     """Bytes, framing included; 0 where they are not stored."""
     again_ms: array[int] = field(default_factory=lambda: array("q"))
     """Time of each delivery that was not a message's first."""
+    refused_ms: array[int] = field(default_factory=lambda: array("q"))
+    """Time at which each message came that had no room, and was refused. The ledger has none."""
 
     def enter(self, first: int, count: int, time_ms: int, first_id: int, sizes: array[int]) -> None:
         """Add messages. Sequences that are missing before them entered elsewhere (never)."""
@@ -80,8 +82,10 @@ class Fates:
 
     def since(self, at_ms: int) -> Fates:
         """Return the messages that were there at a time, or entered later."""
+        refused_ms = array("q", [at for at in self.refused_ms if at >= at_ms])
         if not self.ids or self.entered_ms[0] >= at_ms:
-            return self
+            alike = len(refused_ms) == len(self.refused_ms)
+            return self if alike else replace(self, refused_ms=refused_ms)
         kept = [
             i
             for i, (came, went) in enumerate(zip(self.entered_ms, self.ended_ms, strict=True))
@@ -92,6 +96,7 @@ class Fates:
             column = getattr(self, name)
             setattr(found, name, array(column.typecode, [column[i] for i in kept]))
         found.fate = bytearray(self.fate[i] for i in kept)
+        found.refused_ms = refused_ms
         found.again_ms = array("q", [at for at in self.again_ms if at >= at_ms])
         return found
 

@@ -62,6 +62,7 @@ def _figures(one: Fates, begin_ms: int, end_ms: int) -> Figures:
         "oldest_ms": int(_oldest(entered, leaves, times).max(initial=0)),
         "most_bytes": int(held.max(initial=0)),
         "redelivered": len(again),
+        "refused": len(one.refused_ms),
         "latency_ms": {
             name: int(np.percentile(latency, of)) if len(latency) else 0
             for name, of in (("p50", 50), ("p95", 95), ("p99", 99))
@@ -157,7 +158,8 @@ def compare_fates(
         same += int(alike.sum())
         near += int(close.sum())
         queues.append({
-            "queue": shown(name), "was": one.account(), "again": other.account(),
+            "queue": shown(name), "of": shown((*name[:2], 0)),
+            "was": one.account(), "again": other.account(),
             "is_same": one.account() == other.account(), "is_same_by_hour": hours == again_hours,
             "messages": len(one.ids), "same": int(alike.sum()), "near": int(close.sum()),
         })  # fmt: skip

@@ -233,7 +233,7 @@ def _concerns(kind: int, said: Any, concerns: Callable[[Node], bool]) -> bool:
         return concerns(_queue(*said.queue[:2]))
     if kind in (told.PURGE, told.TRANSFER, told.SERVED, told.COVERED):
         return concerns(_queue(*said[0][:2]))
-    if kind in (told.GO, told.GRANT):
+    if kind in (told.GO, told.GRANT, told.BARRED):
         return concerns(("owner", said[0]))
     return concerns(("epoch", said if kind == told.UNSUBSCRIBE else said[0]))
 

@@ -33,6 +33,9 @@ class Past:
         self.fates = fates
         self.answers: dict[int, Answers] = {}
         """Answers by attempt."""
+        self.mark = 0
+        """The mark that was written last: after a crash, messages below it may have been
+        delivered."""
         self._stays: dict[int, int] = {}
         """Number of stays of messages that are not stored, by id."""
         self._before: array[int] = array("I")

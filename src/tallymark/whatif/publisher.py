@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.message import Format, Payload
 from tallymark.engine.publishing import Part
+from tallymark.engine.queue import Queue
 from tallymark.engine.session import Session
+from tallymark.engine.settings import REJECT_PUBLISH
 from tallymark.engine.topology import Targets
 from tallymark.stored.annotations import Annotations, Route
 from tallymark.units import EngineMs, MessageId
@@ -59,7 +61,15 @@ class Replayed(Format):
 class Publisher:
     """The publishers of a recording, all of a virtual host as one."""
 
-    def __init__(self, broker: Broker, recording: Recording, change: Change) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        recording: Recording,
+        change: Change,
+        refused: Callable[[Queue, int], None],
+    ) -> None:
+        """refused: told a queue that had no room [DL-6], and how many messages it refused."""
+        self._refused = refused
         self._format = Replayed(recording)
         broker.formats[REPLAYED] = self._format
         self._broker = broker
@@ -136,17 +146,42 @@ class Publisher:
         if self._needs_headers(i, lo, hi, own):
             places = [said.place[i]] * (hi - lo) if own is None else own[lo:hi]
             parts = list(self._parts(said.vhost[i], places, known, payload))
-            self._broker.publishing.publish_parts(session, payload, parts, annotations)
+            self._publish_parts(session, payload, parts, annotations)
             return
         if own is None:
             targets = self._targets(said.vhost[i], said.place[i], known)
             if targets is None or not targets.queues:
                 self.unroutable += hi - lo
             else:
-                self._broker.publishing.publish(session, targets, payload, annotations)
+                with self._counting([Part(targets, 0, hi - lo)]):
+                    self._broker.publishing.publish(session, targets, payload, annotations)
             return
         parts = list(self._parts(said.vhost[i], own[lo:hi], known))
-        self._broker.publishing.publish_parts(session, payload, parts, annotations)
+        self._publish_parts(session, payload, parts, annotations)
+
+    def _publish_parts(
+        self,
+        session: Session,
+        payload: Payload,
+        parts: list[Part],
+        annotations: Annotations | None,
+    ) -> None:
+        with self._counting(parts):
+            self._broker.publishing.publish_parts(session, payload, parts, annotations)
+
+    @contextmanager
+    def _counting(self, parts: list[Part]) -> Iterator[None]:
+        """Tell of each queue that may refuse messages how many of these it refuses."""
+        room: dict[int, tuple[Queue, int]] = {}
+        for part in parts:
+            for queue in part.targets.queues:
+                if queue.settings.overflow == REJECT_PUBLISH and queue.settings.guarded:
+                    _, wanted = room.get(queue.id, (queue, queue.account.entered))
+                    room[queue.id] = queue, wanted + part.hi - part.lo
+        yield
+        for queue, wanted in room.values():
+            if queue.account.entered < wanted:
+                self._refused(queue, wanted - queue.account.entered)
 
     def _needs_headers(self, i: int, lo: int, hi: int, own: list[int] | None) -> bool:
         """Return whether messages of payload i have headers, and are routed by them."""

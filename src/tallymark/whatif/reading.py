@@ -18,6 +18,7 @@ from tallymark.whatif.fates import Fates, QueueName, fate_of
 from tallymark.whatif.past import Past
 from tallymark.whatif.recording import (
     ACCEPTS,
+    BARRED,
     CANCELLED,
     CLOSED,
     COME,
@@ -84,6 +85,9 @@ _REASONS_OF_TURNS: Final = {
     records.DROPPED: (records.DROPPED_EXPIRED, records.DROPPED_MAXLEN),
 }
 """Kinds and reasons of rows that the broker writes in a turn, not while it is told something."""
+_OF_HEADS: Final = (records.ENTERED,)
+"""Kinds of rows of a queue's head that is tended to, beside these: letters, and deliveries."""
+_OF_WHOLE_QUEUES: Final = (records.DROPPED_PURGED,)
 _UNKNOWN_DEATH: Final = (
     records.DROPPED_CYCLE, records.DROPPED_UNROUTABLE, records.DROPPED_HOP_LIMIT,
     records.DROPPED_REFUSED,
@@ -167,6 +171,9 @@ class Reader:
         """Consumers that held messages for too long, in this block."""
         self._late_gone: list[int] = []
         """Consumers of these that were stopped: their clients hear of it behind the block."""
+        self._tended = 0
+        """Id of the queue whose head the rows before this one tended to, and which no turn had
+        served before; 0: none."""
         self._moved: dict[int, dict[QueueName, None]] = {}
         """Queues that messages of another entered in this block, by that one's id."""
         self._initial: dict[tuple[int, int], Initial] = {}
@@ -215,12 +222,16 @@ class Reader:
             self._input(GO, (owner, CLOSED))
         self._late_gone.clear()
         self._moved.clear()
+        self._tended = 0
         for number, row in enumerate(rows):
             self._here.order = self._here.block_order + number
             self._here.next = rows[number + 1] if number + 1 < len(rows) else None
             if row[KIND] != records.PAYLOAD:
+                if self._tended and _takes_all(row) and row[QUEUE] == self._tended:
+                    self.recording.turn_ends[-1] = 0
                 self._turn(row[TIME], _is_told(row))
-            if row[KIND] in _OF_TURNS or row[REASON] in _REASONS_OF_TURNS.get(row[KIND], ()):
+                self._tend(row)
+            if row[KIND] in _OF_TURNS or _is_of_turn(row):
                 self.recording.turn_ends[-1] = 1
             kind = self._kinds.get(row[KIND])
             if kind is not None:
@@ -247,6 +258,15 @@ class Reader:
                 made.turn_ends[-1] = 1
             made.turn_ends.append(0)
         made.turn_upto[-1] = self._here.order
+
+    def _tend(self, row: Row) -> None:
+        """Note whose head is tended to. A purge and a deletion do that first: what expired or is
+        beyond a limit leaves, which is a turn's work otherwise, and is part of them here."""
+        queue = row[OWNER] if row[KIND] == records.ENTERED else row[QUEUE]
+        if not queue or not (row[KIND] in _OF_HEADS or _is_of_turn(row)):
+            self._tended = 0
+        elif queue != self._tended:
+            self._tended = 0 if self.recording.turn_ends[-1] else queue
 
     def finish(self) -> Recording:
         """Return the recording."""
@@ -328,6 +348,7 @@ class Reader:
     def _mark(self, row: Row) -> None:
         past = self._pasts.get(row[QUEUE])
         if past is not None:
+            past.mark = row[FIRST]
             past.wait(row[FIRST], self._here.block_order, row[TIME])
 
     def _acquired(self, row: Row) -> None:
@@ -492,6 +513,7 @@ class Reader:
             self._consuming.get(row[QUEUE], set()).discard(owner)
             if owner in self._late:
                 self._late_gone.append(owner)
+                self._input(BARRED, (owner,))
             else:
                 self._input(GO, (owner, CLOSED))
         if reason not in (records.CONSUMER_STARTED, records.CONSUMER_CREDIT):
@@ -514,11 +536,11 @@ class Reader:
     def _crash(self, was_killed: bool) -> None:
         """Note that a broker begins, which says what is lost and what came back."""
         inputs = self.recording.inputs
-        is_new = not inputs or inputs[-1][2] != CRASH or inputs[-1][1] < self._here.block_order
-        if is_new:
-            self._input(CRASH, was_killed)
-        elif was_killed:
-            inputs[-1] = (*inputs[-1][:3], True)
+        if not inputs or inputs[-1][2] != CRASH or inputs[-1][1] < self._here.block_order:
+            self._input(CRASH, None)
+        if was_killed:
+            marks = {past.name: past.mark for past in self._pasts.values() if past.mark}
+            inputs[-1] = (*inputs[-1][:3], marks)
 
     def _input(self, kind: int, said: object) -> None:
         self.recording.inputs.append((self._here.time_ms, self._here.order, kind, said))
@@ -526,6 +548,16 @@ class Reader:
     def _lack(self, what: str, count: int) -> None:
         lacks = self.recording.lacks
         lacks[what] = lacks.get(what, 0) + count
+
+
+def _is_of_turn(row: Row) -> bool:
+    """Return whether a row is of a message that ended because it expired, or for a limit."""
+    return row[REASON] in _REASONS_OF_TURNS.get(row[KIND], ())
+
+
+def _takes_all(row: Row) -> bool:
+    """Return whether a row is of a queue's messages that a purge or a deletion took."""
+    return row[KIND] == records.DROPPED and row[REASON] in _OF_WHOLE_QUEUES
 
 
 def _is_told(row: Row) -> bool:

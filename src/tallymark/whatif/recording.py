@@ -53,6 +53,8 @@ GRANT: Final = 16
 behind them, the order of their block)."""
 COVERED: Final = 17
 """A mark was on disk when messages below it were delivered: (its queue's name, the mark)."""
+BARRED: Final = 18
+"""A consumer had held a message for too long, and was given nothing any more: (its id,)."""
 
 NEVER: Final = (1 << 62, 0)
 """Time and order of what does not happen."""

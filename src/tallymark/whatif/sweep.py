@@ -265,6 +265,8 @@ def what_if(
         return Sweep(source, Path(folder), seed, headers=names).run_in_spark(spark, worlds)
 
 
+MEASURES: Final = ("deepest", "oldest_ms", "most_bytes", "redelivered", "refused")
+"""Measures of a queue beside its account and its latencies."""
 DDL: Final = (
     "world string, queue string, measure string, before double, after double, drawn_share double"
 )
@@ -290,7 +292,7 @@ def _flat(told: dict[str, Any] | None) -> dict[str, int]:
     flat = {**told["account"], **{f"latency {k} ms": v for k, v in told["latency_ms"].items()}}
     return {
         **flat,
-        **{key: told[key] for key in ("deepest", "oldest_ms", "most_bytes", "redelivered")},
+        **{key: told[key] for key in MEASURES},
     }
 
 

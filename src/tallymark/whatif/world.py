@@ -18,6 +18,7 @@ from tallymark.engine.account import DEFERRED, MOVING
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import Deliver, Effect, TimedOut
 from tallymark.engine.message import Payload, Slice
+from tallymark.engine.queue import Queue
 from tallymark.engine.record import Record
 from tallymark.engine.session import STOPS
 from tallymark.engine.slow.rules import POLICY_PREFIX
@@ -66,7 +67,7 @@ class World:
         self.broker = Broker(_no_bytes)
         self.outcome = Outcome()
         self._declaring = Declaring(self.broker, self.outcome.fates, change)
-        self._publisher = Publisher(self.broker, recording, change)
+        self._publisher = Publisher(self.broker, recording, change, self._note_refused)
         self._crowd = Crowd(self.broker, recording, self._declaring, change, seed)
         self._drivers = Drivers(self.broker, self._declaring)
         self._slow = SlowWatch(self.broker)
@@ -201,6 +202,10 @@ class World:
             fates = self._declaring.fates_of(row.queue)
             fates.again_ms.extend(array("q", (row.time_ms,)) * row.count)
 
+    def _note_refused(self, queue: Queue, count: int) -> None:
+        fates = self._declaring.fates_of(queue.id)
+        fates.refused_ms.extend(array("q", (self._now,)) * count)
+
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, Deliver):
             self._crowd.deliver(effect.consumer, effect.slice, effect.first_tag)
@@ -272,12 +277,16 @@ class World:
         elif kind == told.COVERED:
             assert isinstance(said, tuple)
             self._crowd.cover(*said)
+        elif kind == told.BARRED:
+            assert isinstance(said, tuple)
+            self._crowd.bar(*said)
         elif kind == told.TRANSFER:
             assert isinstance(said, tuple)
             self._transfer(*said)
         elif kind == told.CRASH:
             self._crowd.crash()
-            self._begin_again(said is True)
+            assert said is None or isinstance(said, dict)
+            self._begin_again(said)
         else:
             self._drivers.take(kind, said)
 
@@ -307,15 +316,18 @@ class World:
         if queue is not None:
             self.broker.contents.transfer(queue, [one for one in found if one is not None])
 
-    def _begin_again(self, was_killed: bool) -> None:
+    def _begin_again(self, marks: dict[QueueName, int] | None = None) -> None:
         """Leave in the queues what a start brings back: no transient messages, and every other one
-        at the place at which it entered. After a clean end no mark is in force; after another
-        one, what is below it counts as delivered."""
+        at the place at which it entered. After a clean end no mark is in force (None); after
+        another one, what is below it counts as delivered. marks: those that were in force; they
+        depend on how deliveries fell into turns, and a world with a change has its own."""
         for queue in self.broker.queues.values():
             if queue.settings.is_stream:
                 continue
-            if not was_killed:
+            if marks is None:
                 queue.high_water.settle_at(QueueSequence(0))
+            elif self._change == AS_IT_WAS and (name := self._declaring.name_of(queue.id)) in marks:
+                queue.high_water.settle_at(QueueSequence(marks[name]))
             queue.unpack()
             deferred = queue.deferrals.take_all()
             for entry in deferred:
@@ -337,7 +349,7 @@ class World:
         back."""
         self._down_until = max(self._down_until, self._now + restart.outage_ms)
         self._crowd.stop(self._down_until)
-        self._begin_again(False)
+        self._begin_again()
         self._crowd.plan(self._down_until, self._resume)
 
     def _resume(self) -> None:
