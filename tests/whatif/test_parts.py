@@ -21,7 +21,6 @@ from tests.whatif.test_worlds import plain
 CHANGES: dict[str, dict[str, Any]] = {
     "a limit": {"queue": [{"name": "mail", "max-length": 3}]},
     "drawn times": {"consumers": [{"queue": "bill", "times": 2, "speed": 0.5}]},
-    "more messages": {"publishers": [{"rate": 1.5}]},
     "a connection": {"bind": [{"queue": "table", "exchange": "letters", "key": "#"}]},
 }
 
@@ -42,6 +41,23 @@ def test_the_parts_of_a_world_are_the_world(name: str, recording: Recording) -> 
     assert merged(found, order) == whole
     two = [run_world(recording, change, 1, 0, (number, 2)) for number in range(2)]
     assert merged(two, order) == whole, "put together"
+
+
+@pytest.mark.longer(ci=False)
+def test_with_more_messages_the_parts_have_what_the_world_has(recording: Recording) -> None:
+    """How far ahead of deliveries a mark is set depends on the turns of the whole broker, so that
+    some messages wait for the disk in the one and not in the other: they meet other fates."""
+    [change] = changes_of("more", {"publishers": [{"rate": 1.5}]})
+    count = len(Parts(recording, [change]).queues)
+    found = [run_world(recording, change, 1, 0, (number, count)) for number in range(count)]
+    parts = merged(found, [shown(queue) for queue in sorted(recording.fates)])
+    whole = run_world(recording, change, 1)
+    assert parts["queues"].keys() == whole["queues"].keys()
+    for queue, told in whole["queues"].items():
+        entered = told["account"]["entered"]
+        assert abs(parts["queues"][queue]["account"]["entered"] - entered) <= 0.05 * entered, queue
+    was = run_world(recording, AS_IT_WAS, 1)["queues"]["bill"]["account"]["entered"]
+    assert whole["queues"]["bill"]["account"]["entered"] > 1.4 * was
 
 
 @pytest.mark.longer(ci=False)

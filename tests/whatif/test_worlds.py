@@ -346,9 +346,14 @@ def test_after_a_crash_the_mark_is_the_one_that_was_written() -> None:
     assert outcome.drawn == {}
     [at] = [i for i, one in enumerate(recording.inputs) if one[2] == CRASH]
     *when, marks = recording.inputs[at]
-    assert marks == {ORDERS: given[supposed].number}, "the first that nobody can have had"
-    recording.inputs[at] = (*when, {ORDERS: given[-1].number + 1})
+    first = given[supposed].number
+    assert marks == {ORDERS: (first, first - given[2].number)}, "the first that nobody can have had"
+    [change] = changes_of("x", {"queue": [{"name": "orders", "max-length": 100}]})
+    again_ms = World(recording, change).run().fates[ORDERS].again_ms
+    assert len(again_ms) == supposed, "with a change it is as far ahead"
+    recording.inputs[at] = (*when, {ORDERS: (given[-1].number + 1, 0)})
     assert len(World(recording).run().fates[ORDERS].again_ms) == len(given), "all are supposed"
+    assert len(World(recording, change).run().fates[ORDERS].again_ms) == 2, "those that were held"
 
 
 def test_a_consumer_that_was_too_slow_is_given_nothing_more_before_it_goes() -> None:

@@ -36,6 +36,8 @@ class Past:
         self.mark = 0
         """The mark that was written last: after a crash, messages below it may have been
         delivered."""
+        self.reached = 0
+        """First sequence behind those that were delivered."""
         self._stays: dict[int, int] = {}
         """Number of stays of messages that are not stored, by id."""
         self._before: array[int] = array("I")
@@ -66,6 +68,7 @@ class Past:
     def give(self, first: int, count: int, time_ms: int, owner: int, before: int) -> None:
         """Note that messages were given to a consumer. before: how often they had been delivered in
         this queue."""
+        self.reached = max(self.reached, first + count)
         if before:
             self.fates.again_ms.extend(array("q", (time_ms,)) * count)
         base = self.fates.base

@@ -539,7 +539,11 @@ class Reader:
         if not inputs or inputs[-1][2] != CRASH or inputs[-1][1] < self._here.block_order:
             self._input(CRASH, None)
         if was_killed:
-            marks = {past.name: past.mark for past in self._pasts.values() if past.mark}
+            marks = {
+                past.name: (past.mark, max(0, past.mark - past.reached))
+                for past in self._pasts.values()
+                if past.mark
+            }
             inputs[-1] = (*inputs[-1][:3], marks)
 
     def _input(self, kind: int, said: object) -> None:

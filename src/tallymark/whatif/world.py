@@ -316,18 +316,23 @@ class World:
         if queue is not None:
             self.broker.contents.transfer(queue, [one for one in found if one is not None])
 
-    def _begin_again(self, marks: dict[QueueName, int] | None = None) -> None:
+    def _begin_again(self, marks: dict[QueueName, tuple[int, int]] | None = None) -> None:
         """Leave in the queues what a start brings back: no transient messages, and every other one
         at the place at which it entered. After a clean end no mark is in force (None); after
-        another one, what is below it counts as delivered. marks: those that were in force; they
-        depend on how deliveries fell into turns, and a world with a change has its own."""
+        another one, what is below it counts as delivered. marks: those that were in force, and how
+        far each was ahead of what was delivered. That depends on how deliveries fell into turns: a
+        world with a change, where other messages were delivered, has marks as far ahead."""
         for queue in self.broker.queues.values():
             if queue.settings.is_stream:
                 continue
             if marks is None:
                 queue.high_water.settle_at(QueueSequence(0))
-            elif self._change == AS_IT_WAS and (name := self._declaring.name_of(queue.id)) in marks:
-                queue.high_water.settle_at(QueueSequence(marks[name]))
+            else:
+                own = queue.high_water
+                mark, ahead = marks.get(self._declaring.name_of(queue.id), (own.mark, 0))
+                if self._change != AS_IT_WAS:
+                    mark = own.reached + ahead
+                own.settle_at(QueueSequence(mark))
             queue.unpack()
             deferred = queue.deferrals.take_all()
             for entry in deferred:
