@@ -60,6 +60,8 @@ def test_a_run_that_is_interrupted_says_what_it_has_played() -> None:
         [sys.executable, "-m", "tallymark.simulation", "--seeds", "100000", "--jobs", "1"],
         env={**os.environ, "PYTHONPATH": str(SRC)}, start_new_session=True, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        # Whoever runs the tests in the background has them ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert running.stderr is not None
     assert " worlds, 0 failed" in running.stderr.readline()
