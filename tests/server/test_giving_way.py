@@ -21,10 +21,13 @@ from tallymark.server.giving_way import (
     PAUSE,
     ROUND,
     SOME,
+    STILL,
+    GivingWay,
     is_kept_waiting,
     next_retry_s,
     what_next,
 )
+from tests.support.engine_rig import Rig
 
 
 @pytest.mark.parametrize(
@@ -81,6 +84,23 @@ def test_does_not_wait_for_good(left_each_time: int, are_wanting: bool) -> None:
         found = what_next(5000, gone, before, rounds, waits)
         rounds += 1
     assert rounds <= MOST_ROUNDS + 1
+
+
+def test_does_not_wait_for_a_disk_that_hangs() -> None:
+    """Consumers want what is ready, and nothing is going to leave."""
+    rig = Rig()
+    queue = rig.declare("q")
+    rig.consume(rig.session(), "q", "sink", 10)
+    rig.hold_disk = True
+    rig.publish(rig.session(), "q", range(1, 101))
+    rig.turn()
+    assert (queue.ready > 0, queue.demand() > 0) == (True, True)
+    wait = GivingWay(queue, 100)
+    found = [wait.look()]
+    while found[-1] in (ROUND, PAUSE):
+        found.append(wait.look())
+    assert found[-1] == IS_VAIN
+    assert found.count(PAUSE) == STILL
 
 
 @pytest.fixture

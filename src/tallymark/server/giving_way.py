@@ -10,10 +10,12 @@ queue is there to be filled faster than it is emptied. So a round of the loop in
 leaves is followed by a pause of PAUSE_S. Consumers are waiting for the broker where BUSY messages
 left in the pause; where it was at work for most of the pause, and SOME left, since a broker that is
 interpreted, or on a slow machine, never comes to BUSY; or where they want messages that are ready,
-which wait for the disk or for a turn. Else the wait ends, and the publisher does not
-give way again for FIRST_RETRY_S, then for twice as long each time, up to LAST_RETRY_S: consumers
-that were slow once, because they had just begun, would else be behind for long. A wait ends after
-MOST_ROUNDS in any case.
+which wait for the disk or for a turn, and something left in one of the last STILL pauses. A disk
+that hangs lets nothing go: then the limit on memory is what holds a publisher.
+
+Else the wait ends, and the publisher does not give way again for FIRST_RETRY_S, then for twice as
+long each time, up to LAST_RETRY_S: consumers that were slow once, because they had just begun,
+would else be behind for long. A wait ends after MOST_ROUNDS in any case.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ BUSY: Final = 100
 """Messages that leave in a pause where the loop is busy with consumers: 20,000 a second."""
 SOME: Final = 20
 """Messages that leave in a pause from which on it counts that the loop was busy: 4,000 a second."""
+STILL: Final = 10
+"""Pauses one after another in which nothing leaves: then nothing is going to."""
 AT_WORK_NS: Final = 2_500_000
 """Nanoseconds of processor time in a pause from which on the loop counts as busy: half of it."""
 FIRST_RETRY_S: Final = 0.02
@@ -82,7 +86,7 @@ def is_ahead(queue: Queue, entered: int) -> bool:
 class GivingWay:
     """One wait of a publisher."""
 
-    __slots__ = ("_before", "_goal", "_has_paused", "_queue", "_rounds", "_worked_ns")
+    __slots__ = ("_before", "_goal", "_has_paused", "_queue", "_rounds", "_still", "_worked_ns")
 
     def __init__(self, queue: Queue, entered: int) -> None:
         """entered: number of messages that the publisher's read added."""
@@ -91,6 +95,8 @@ class GivingWay:
         self._goal = self._before + entered
         self._rounds = 0
         self._has_paused = False
+        self._still = 0
+        """Pauses since something left."""
         self._worked_ns = 0
         """Processor time of the loop when the pause began, in nanoseconds."""
 
@@ -100,7 +106,8 @@ class GivingWay:
         gone = _gone(queue)
         waits: bool | None = None
         if self._has_paused:
-            are_wanting = queue.ready > 0 and queue.demand() > 0
+            self._still = 0 if gone > self._before else self._still + 1
+            are_wanting = self._still < STILL and queue.ready > 0 and queue.demand() > 0
             worked_ns = CLOCKS.worked_ns() - self._worked_ns
             waits = is_kept_waiting(gone - self._before, worked_ns, are_wanting)
         found = what_next(self._goal, gone, self._before, self._rounds, waits)
