@@ -1,5 +1,6 @@
-#!/usr/bin/env python3
 """What the ledger's rows of consumers cost: microseconds of CPU, the least of five measurements.
+
+    python -m bench.consumer_rows
 
 A row is written when a consumer begins, when it ends, and when its window becomes more than twice
 or less than half of what was recorded last (tallymark.engine.consumers). Messages write none. The
@@ -8,16 +9,12 @@ consumer is one of a broker that has a day of generated traffic behind it (day_o
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from bench.day_of_traffic import Day, Plan  # noqa: E402
+from bench.day_of_traffic import Day, Plan
 
 TRANSITIONS = 20_000
 BLOCKS, CHANGES = 50, 100

@@ -32,6 +32,9 @@ from tallymark.stored.segment import BLANK, CORRUPT, is_sound_checkpoint, scan
 OPEN: Final = "open"
 """Verdict that segment.py calls blank: the segment in use, or one that a crash left between two
 turns."""
+OTHER_BYTES: Final = "are not those that were written"
+"""Words of a problem about bodies alone: the block's rows are sound, and a broker serves without
+the messages that the problem names."""
 
 
 @final
@@ -227,7 +230,7 @@ def _described(file: str, data: bytes, header: Header, names: dict[int, str]) ->
             and record.kind in (records.ENTERED, records.LEASED, records.PENDING)
         ]
         yield (
-            f"{file}: {size} bytes at offset {header.at + at} are not those that were written: "
+            f"{file}: {size} bytes at offset {header.at + at} {OTHER_BYTES}: "
             + (", ".join(meant) or "messages that entered their queues later")
         )
 

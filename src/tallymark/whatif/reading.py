@@ -85,9 +85,6 @@ _REASONS_OF_TURNS: Final = {
     records.DROPPED: (records.DROPPED_EXPIRED, records.DROPPED_MAXLEN),
 }
 """Kinds and reasons of rows that the broker writes in a turn, not while it is told something."""
-_OF_HEADS: Final = (records.ENTERED,)
-"""Kinds of rows of a queue's head that is tended to, beside these: letters, and deliveries."""
-_OF_WHOLE_QUEUES: Final = (records.DROPPED_PURGED,)
 _UNKNOWN_DEATH: Final = (
     records.DROPPED_CYCLE, records.DROPPED_UNROUTABLE, records.DROPPED_HOP_LIMIT,
     records.DROPPED_REFUSED,
@@ -227,7 +224,7 @@ class Reader:
             self._here.order = self._here.block_order + number
             self._here.next = rows[number + 1] if number + 1 < len(rows) else None
             if row[KIND] != records.PAYLOAD:
-                if self._tended and _takes_all(row) and row[QUEUE] == self._tended:
+                if self._tended and _is_purge(row) and row[QUEUE] == self._tended:
                     self.recording.turn_ends[-1] = 0
                 self._turn(row[TIME], _is_told(row))
                 self._tend(row)
@@ -260,10 +257,11 @@ class Reader:
         made.turn_upto[-1] = self._here.order
 
     def _tend(self, row: Row) -> None:
-        """Note whose head is tended to. A purge and a deletion do that first: what expired or is
-        beyond a limit leaves, which is a turn's work otherwise, and is part of them here."""
+        """Note the queue whose expired messages, and those beyond its limit, leave in this row, as
+        dead letters or not. A turn does that work; a purge does it first, and then it is part of
+        the purge."""
         queue = row[OWNER] if row[KIND] == records.ENTERED else row[QUEUE]
-        if not queue or not (row[KIND] in _OF_HEADS or _is_of_turn(row)):
+        if not queue or not (row[KIND] == records.ENTERED or _is_of_turn(row)):
             self._tended = 0
         elif queue != self._tended:
             self._tended = 0 if self.recording.turn_ends[-1] else queue
@@ -396,7 +394,7 @@ class Reader:
             answer = REJECTS
         else:
             answer = HOLDS
-            if kind == records.DROPPED and reason == records.DROPPED_PURGED:
+            if _is_purge(row):
                 self._input(PURGE, (past.name, past.is_held(first)))
             elif kind == records.DROPPED and reason == records.DROPPED_TRANSIENT:
                 self._crash(False)
@@ -559,9 +557,9 @@ def _is_of_turn(row: Row) -> bool:
     return row[REASON] in _REASONS_OF_TURNS.get(row[KIND], ())
 
 
-def _takes_all(row: Row) -> bool:
-    """Return whether a row is of a queue's messages that a purge or a deletion took."""
-    return row[KIND] == records.DROPPED and row[REASON] in _OF_WHOLE_QUEUES
+def _is_purge(row: Row) -> bool:
+    """Return whether a row is of a queue's messages that a purge took."""
+    return row[KIND] == records.DROPPED and row[REASON] == records.DROPPED_PURGED
 
 
 def _is_told(row: Row) -> bool:
