@@ -108,6 +108,7 @@ timings:  ## how long set-up, build, demo and test take on a fresh clone (docs/c
 	@$(PYTHON) .ci/step.py --table
 
 # All at once: the tests wait more than they compute, and those that run interpreted need no compiler.
+# LONG=rest: as installed without what `make test-long LONG=ci`, which CI runs next, has more of.
 test: setup  ## everything brief: checks, what can differ interpreted, all tests as installed
 	$(MAKE) --no-print-directory -j3 check test-pure test-installed
 
@@ -123,7 +124,7 @@ $(VENV)/.collected: $(VENV)/.dependencies $(TESTS)
 	@touch $@
 
 test-installed: install $(VENV)/.collected
-	$(BIN)/python $(PYTEST) -n $(WORKERS) tests
+	TALLYMARK_LONG=$(LONG) $(BIN)/python $(PYTEST) -n $(WORKERS) tests
 
 # LONG=ci: what fits CI's frame. Three workers: a kill is more interesting on a machine with room.
 test-long: install $(VENV)/.long  ## what is too long for `make test`, and more of its models, kills and fuzzing

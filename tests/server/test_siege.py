@@ -61,7 +61,7 @@ async def until_done(chosen: Behaviour, target: Target, steps: int) -> Count:
     return count
 
 
-@longer
+@longer(others=True)
 @pytest.mark.parametrize("chosen", WANTED, ids=[one.name for one in WANTED])
 def test_others_are_served_through_it_and_after_it(
     broker: BrokerProcess, base_mib: float, chosen: Behaviour

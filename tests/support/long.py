@@ -8,7 +8,9 @@
     @long                           # too long for `make test`: why, and what finds it there, is
     def test_...                    # said beside it
 
-`long` and `longer` take ci=False for what does not fit CI's frame of twenty minutes either.
+`long` and `longer` take ci=False for what does not fit CI's frame of twenty minutes either. CI runs
+`make test LONG=rest`, which leaves out what the run after it has with more rounds or examples:
+those of `make test` are among them. `longer` takes others=True where they are not.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ import pytest
 T = TypeVar("T")
 
 BRIEF: Final = ""
+REST: Final = "rest"
 CI: Final = "ci"
 ALL: Final = "all"
-MODES: Final = (BRIEF, CI, ALL)
+MODES: Final = (BRIEF, REST, CI, ALL)
 
 MODE: Final = os.environ.get("TALLYMARK_LONG", BRIEF)
 assert MODE in MODES, f"TALLYMARK_LONG is {MODE!r}, expected one of {MODES}"
@@ -35,7 +38,7 @@ longer = pytest.mark.longer
 
 def sized(brief: T, ci: T, all: T) -> T:
     """What goes with this run."""
-    return {BRIEF: brief, CI: ci, ALL: all}[MODE]
+    return {BRIEF: brief, REST: brief, CI: ci, ALL: all}[MODE]
 
 
 def seeded(number: int) -> int:
@@ -44,11 +47,14 @@ def seeded(number: int) -> int:
     return sized(number, number, random.randrange(1 << 30))
 
 
-def is_wanted(item: pytest.Item) -> bool:
+def is_wanted(item: pytest.Item, mode: str = MODE) -> bool:
     """Whether a test is part of this run. A long run has only what `make test` has not, or has
-    less of: with Hypothesis there are more examples."""
-    if MODE == BRIEF:
+    less of: with Hypothesis there are more examples. CI's first run has the rest of `make test`."""
+    if mode == BRIEF:
         return item.get_closest_marker("long") is None
+    if mode == REST:
+        has_others = any(mark.kwargs.get("others") for mark in item.iter_markers("longer"))
+        return is_wanted(item, BRIEF) and (has_others or not is_wanted(item, CI))
     marks = [*item.iter_markers("long"), *item.iter_markers("longer")]
     is_more = bool(marks) or getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
-    return is_more and (MODE == ALL or all(mark.kwargs.get("ci", True) for mark in marks))
+    return is_more and (mode == ALL or all(mark.kwargs.get("ci", True) for mark in marks))
