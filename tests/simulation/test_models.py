@@ -112,7 +112,7 @@ class TestLeases:
     def test_what_was_released_comes_again_with_a_flag(
         self, leases: Leases, history: History
     ) -> None:
-        leases.judged([(0, 1, "released")])
+        leases.judged(1, [(0, 1, "released")])
         leases.settles(2)
         leases.settled(leases.known(), 2, 2)
         line = history.connected("c", 1)
@@ -139,16 +139,29 @@ class TestLeases:
         leases.judges([(0, 2, "released")])
         attached(leases, 2, next=2)
         leases.settles(2)
-        leases.judged([(0, 2, "released")])
+        leases.judged(1, [(0, 2, "released")])
         leases.settled(leases.known(), 2, 2)
         history.delivered(history.connected("c", 1), "q", "q0", b"q0 ", True)
 
     def test_verdicts_of_an_earlier_holder_are_forgotten(
         self, leases: Leases, history: History
     ) -> None:
-        leases.judged([(0, 1, "released")])
+        leases.judged(1, [(0, 1, "released")])
         attached(leases, 2, next=2)
         leases.begins(2, 0)
+        leases.settles(2)
+        leases.settled(leases.known(), 2, 2)
+        with pytest.raises(Violated, match="settled twice"):
+            history.delivered(history.connected("c", 1), "q", "q0", b"q0 ", True)
+
+    def test_a_late_answer_to_verdicts_does_not_bring_back_what_is_forgotten(
+        self, leases: Leases, history: History
+    ) -> None:
+        """Seed 8201788: it came after the next holder had begun, and before it settled."""
+        leases.judges([(0, 1, "released")])
+        attached(leases, 2, next=2)
+        leases.begins(2, 0)
+        leases.judged(1, [(0, 1, "released")])
         leases.settles(2)
         leases.settled(leases.known(), 2, 2)
         with pytest.raises(Violated, match="settled twice"):

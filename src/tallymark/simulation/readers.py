@@ -240,7 +240,7 @@ class _Driver:
         if said:
             self._model.judges(said)
             await self._ask("POST", "verdicts", {"verdicts": said})
-            self._model.judged(said)
+            self._model.judged(self._fence, said)
         await self._pause()
         if number in query.table:
             raise Ended("another driver committed this batch")

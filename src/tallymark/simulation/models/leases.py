@@ -32,8 +32,8 @@ class Leases:
         self._unanswered: set[int] = set()
         """Numbers of attaches that nobody has heard of: each may have happened."""
         self._fences: set[int] = set()
-        self._begun: set[int] = set()
-        """Fences whose holder has begun a batch."""
+        self._begun: dict[int, int] = {}
+        """Begin of the first batch of each holder that has begun one, by its fence."""
         self.fence = 0
         """Newest fence that somebody was told."""
         self._floor = 0
@@ -113,7 +113,7 @@ class Leases:
         """Note that a holder begins at `start`: verdicts from there on are those of earlier ones,
         and count no more."""
         if fence not in self._begun:
-            self._begun.add(fence)
+            self._begun[fence] = start
             self._verdicts = {at: said for at, said in self._verdicts.items() if at < start}
             self._unsure = {at for at in self._unsure if at < start}
 
@@ -141,10 +141,14 @@ class Leases:
         for first, count, _ in said:
             self._unsure.update(range(first, first + count))
 
-    def judged(self, said: list[tuple[int, int, str]]) -> None:
-        """Note verdicts that the broker has taken."""
+    def judged(self, fence: int, said: list[tuple[int, int, str]]) -> None:
+        """Note verdicts that the broker has taken from a holder: before anybody attached after it,
+        so a later one that has begun meanwhile has had them forgotten."""
+        later = [start for other, start in self._begun.items() if other > fence]
         for first, count, outcome in said:
             for sequence in range(first, first + count):
+                if any(start <= sequence for start in later):
+                    continue
                 self._unsure.discard(sequence)
                 self._verdicts[sequence] = outcome
                 found = self._messages.get(sequence)
