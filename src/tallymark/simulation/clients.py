@@ -45,6 +45,12 @@ SILENT_S: Final = 3
 UNHEARD: Final = (HALF_OPEN, ONE_WAY)
 UNHEARD_S: Final = 12
 """Three heartbeats of the broker."""
+MANY: Final = 3000
+"""Messages from which on the publishers of a world pause `PATIENCE` times as long: queues are long
+by then, and more of the same costs most of a world and shows nothing."""
+PATIENCE: Final = 10
+MANY_GIVEN: Final = 10_000
+"""Deliveries from which on the consumers of a world stay, and accept what they get."""
 WINDOW: Final = 5000
 """Transfer frames that a session over AMQP 1.0 takes at once."""
 GONE: Final = (ClientError, OSError, TimeoutError)
@@ -70,6 +76,7 @@ class Clients:
         self.plan = plan
         self.history = history
         self.loop: Any = loop
+        self.is_simulated = loop is None
         if loop is None:
             process = Process(world)
             self.loop = process.loop = SimulatedLoop(world, process)
@@ -82,6 +89,15 @@ class Clients:
         self._works = 0
         self._numbers: dict[str, int] = {}
         """Publishing numbers by name."""
+
+    async def rest(self, mean_s: float) -> None:
+        """Pause between two batches, for longer once a world has many messages."""
+        is_late = self.is_simulated and len(self.history.published) > MANY
+        await self.pause(mean_s * PATIENCE if is_late else mean_s)
+
+    def returns(self) -> bool:
+        """Return whether consumers vanish, and give back what they got."""
+        return not self.is_simulated or self.history.given < MANY_GIVEN
 
     def is_publishing(self) -> bool:
         """Return whether publishers are to go on."""
@@ -215,7 +231,7 @@ class Clients:
                         await self._in_transaction(session, senders, batch)
                     else:
                         await asyncio.gather(*[self._send(plan, sender, one) for one in batch])
-                    await self.pause(plan.pause_s)
+                    await self.rest(plan.pause_s)
 
         await self.steadily(plan.name, plan.protocol, lambda: self.publishing, work, plan.is_worker)
 
@@ -322,7 +338,7 @@ class Clients:
                 hold_s = plan.hold_s if self.publishing or not hurries else 0.0
                 until = self.world.now_ns + int(random.expovariate(1 / (hold_s + 1e-6)) * 1e9)
                 held.append((until, message, delivery))
-                if random.random() < plan.vanish:
+                if random.random() < plan.vanish and self.returns():
                     self.history.note(f"{plan.name} vanishes")
                     self.vanish(line)
             now = self.world.now_ns
@@ -359,7 +375,7 @@ class Clients:
         for name, likely in (
             ("reject", plan.reject), ("release", plan.release), ("fail", plan.fail),
         ):  # fmt: skip
-            if drawn < likely:
+            if drawn < likely and (name == "reject" or self.returns()):
                 outcome = name
                 break
             drawn -= likely

@@ -105,11 +105,12 @@ class Disk:
         self._known: set[str] = set()
         """Names that were ever used through this disk: the others are somebody else's, and on the
         disk as the folder shows them."""
-        for path in folder.iterdir():
-            if path.is_file():
-                inode = path.stat().st_ino
-                self._inodes[inode] = _File(bytearray(path.read_bytes()))
-                self._names[path.name] = inode
+        with os.scandir(folder) as found:
+            for one in found:
+                if one.is_file():
+                    with open(one.path, "rb", buffering=0) as file:
+                        self._inodes[one.inode()] = _File(bytearray(file.read()))
+                    self._names[one.name] = one.inode()
         self.files = Files(
             pwritev=self._pwritev, pread=self._pread, fdatasync=self._fdatasync, fsync=self._fsync,
             fallocate=self._fallocate, ftruncate=self._ftruncate, rename=self._rename,
@@ -271,7 +272,8 @@ class Disk:
         return self.full_bytes if is_full else self.faults.room_bytes
 
     def _free_bytes(self, folder: str) -> int:
-        return max(0, self._room() - self._used())
+        room = self._room()
+        return room if room == ENDLESS else max(0, room - self._used())
 
     def _used(self) -> int:
         with os.scandir(self.folder) as found:

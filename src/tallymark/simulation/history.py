@@ -136,9 +136,13 @@ class History:
         self._has_clock_steps = any(one.kind == CLOCK for one in plan.faults)
         self.published: dict[str, Published] = {}
         self.deliveries: dict[tuple[str, str], list[Delivered]] = defaultdict(list)
+        self.given = 0
+        """Deliveries so far."""
         self.lines: list[Line] = []
         self.works: dict[str, str] = {}
         """Transactions and how they ended: committed, rolled back, unknown."""
+        self._answered_in: dict[str, list[Delivered]] = defaultdict(list)
+        """Deliveries that are answered in each transaction whose end is not known yet."""
         self.log: list[str] = []
         self.life_ended_ns: dict[int, int] = {}
         self.is_draining = False
@@ -208,6 +212,7 @@ class History:
         no limit of its queue is for it. failures: failed deliveries before this one, as the broker
         says; None: nothing. Raises Violated."""
         now = self._world.now_ns
+        self.given += 1
         message = self.published.get(name)
         where = f"{name} from {queue} to {line.client}"
         if message is None:
@@ -328,6 +333,8 @@ class History:
             self.slow[delivery.queue].answered(delivery.name)
         delivery.answered_ns = self._world.now_ns
         delivery.work = work
+        if work:
+            self._answered_in[work].append(delivery)
 
     def may_be_answered(self, delivery: Delivered, queue: str, name: str, within_ns: int) -> bool:
         """Return whether an answer to an earlier delivery may settle this one: it was late, left on
@@ -344,11 +351,11 @@ class History:
         """Note how a transaction has ended, as far as its client knows."""
         self.works[work] = how
         self.seen.add(f"transaction {how}")
+        answered = self._answered_in.pop(work, [])
         if how == "rolled back":
-            for found in self.deliveries.values():
-                for one in found:
-                    if one.work == work:
-                        one.outcome = "rollback"
+            for one in answered:
+                if one.work == work:
+                    one.outcome = "rollback"
 
     # -- rules
 

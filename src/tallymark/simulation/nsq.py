@@ -144,7 +144,7 @@ class NsqClients:
                     if await made.ask(command) == OK:
                         for one in batch:
                             self._history.confirmed(one.name)
-                    await clients.pause(plan.pause_s)
+                    await clients.rest(plan.pause_s)
                 made.transport.close()
             except GONE as error:
                 self._history.note(f"{plan.name} gone: {error!r}")
@@ -222,7 +222,7 @@ class NsqClients:
     ) -> None:
         random = self._world.random
         which = int(number, 16)
-        if delivery is not None and random.random() < plan.fail:
+        if delivery is not None and random.random() < plan.fail and self._clients.returns():
             later_ms = random.choice(DEFERRALS_MS)
             self._history.answers(delivery, "release", later_ns=later_ms * 1_000_000)
             made.transport.write(commands.req(which, later_ms))

@@ -33,7 +33,10 @@ HTTP: Final = 15672
 NSQ: Final = 4150
 NSQ_HTTP: Final = 4151
 CHECK_EVERY: Final = 64
-"""Rounds of the loop between two looks at the whole account."""
+"""Rounds of the loop between two looks at the whole account, at least."""
+SLICES_A_ROUND: Final = 8
+"""Slices of queues for each of which one more round passes until the next look: a look is at every
+slice, so that where thousands wait most of the work would be looks."""
 
 
 class Broker:
@@ -64,6 +67,7 @@ class Broker:
         self.failed_reads = 0
         self.refused_opens = 0
         self._rounds = 0
+        """Rounds of the loop until the next look at the whole account."""
         self._graves: list[object] = []
         """Tasks and nodes of ended processes: what they left undone is not to be finished."""
 
@@ -137,13 +141,16 @@ class Broker:
 
     def look(self) -> None:
         """Look after the process between two rounds: check its account now and then."""
-        self._rounds += 1
-        if self._rounds % CHECK_EVERY:
+        self._rounds -= 1
+        if self._rounds > 0:
             return
+        self._rounds = CHECK_EVERY
         node, process = self.node, self.process
         if node is None or process is None or process.is_doomed or process.is_dead:
             return
         if not node.is_due:
+            slices = sum(len(queue.lanes.slices()) for queue in node.broker.queues.values())
+            self._rounds += slices // SLICES_A_ROUND
             try:
                 node.broker.check()
             except AssertionError as error:

@@ -59,21 +59,22 @@ class World:
         """Let one loop do what is ready. Raises Stuck."""
         self.steps += 1
         now_ns, first_ns = self.now_ns, NEVER_NS
-        ready: list[Loop] = []
-        due: list[Loop] = []
-        for loop in self.loops:
-            next_ns = loop.next_ns()
-            if next_ns <= now_ns:
-                ready.append(loop)
-            elif next_ns <= first_ns:  # the clock moves to the next timer
-                if next_ns < first_ns:
-                    first_ns, due = next_ns, []
-                due.append(loop)
-        if not ready:
-            if first_ns == NEVER_NS:
-                raise Stuck("no loop has anything to do, and no timer is set")
-            self.now_ns, ready = first_ns, due
-        loop = ready[0] if len(ready) == 1 else self.random.choice(ready)
+        loop: Loop | None = None
+        others: list[Loop] | None = None
+        """All that may be next, if they are more than one."""
+        for one in self.loops:
+            next_ns = max(one.next_ns(), now_ns)
+            if next_ns < first_ns:  # the clock moves to the next timer
+                first_ns, loop, others = next_ns, one, None
+            elif next_ns == first_ns and loop is not None:
+                if others is None:
+                    others = [loop]
+                others.append(one)
+        if loop is None:
+            raise Stuck("no loop has anything to do, and no timer is set")
+        self.now_ns = first_ns
+        if others is not None:
+            loop = self.random.choice(others)
         loop.run_round()
 
     def run_until(self, is_done: Callable[[], bool], limit_s: float) -> None:
