@@ -8,6 +8,7 @@ what fails there was changed by what is tested; `make test-long` looks for new o
 from __future__ import annotations
 
 import gc
+from collections.abc import Generator
 from functools import cache
 from pathlib import Path
 
@@ -90,6 +91,16 @@ class Files(LoadScopeScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Files:
     config.option.loadscopereorder = False  # they are in order
     return Files(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for garbage at the end, once: all that collecting makes is kept."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
