@@ -132,3 +132,15 @@ def test_what_a_lost_connection_may_have_taken_along_is_not_counted() -> None:
     rig.fill(B, 6)
     with pytest.raises(Violated, match="unfair"):
         rig.serve(A, 50)
+
+
+def test_what_was_given_under_a_higher_limit_is_held_against_that_one() -> None:
+    """Seed 8100061: the first queue's consumer was there before the others, and the limit."""
+    rig = Rig()
+    rig.fill(A)
+    rig.fill(B)
+    rig.serve(A, 30, seconds=0)
+    rig.limit(2)
+    for _ in range(30):
+        rig.serve(A, 1)
+        rig.serve(B, 1)

@@ -37,6 +37,8 @@ class _Stretch:
     """Messages of each queue that were given to consumers in the whole time."""
     passed_over: Counter[str] = field(default_factory=Counter)
     """Messages given since this one was given nothing."""
+    limit: int = 0
+    """Highest shared limit in the whole time."""
 
 
 class Shared:
@@ -102,7 +104,8 @@ class Shared:
         self._held[queue] -= 1
 
     def _compare(self, one: str, served: str, where: str) -> None:
-        """Count a delivery in the stretch of time in which this queue waits."""
+        """Count a delivery in the stretch of time in which this queue waits. Another one that was
+        served first may be ahead of it by a bound. Raises Violated."""
         has_messages = len(self._untouched[one]) > self._in_doubt
         if not has_messages or self._held[one] >= self._own:
             self._stretches.pop(one, None)
@@ -110,6 +113,7 @@ class Shared:
         now = self._world.now_ns
         stretch = self._stretches.setdefault(one, _Stretch(now, now))
         stretch.given[served] += 1
+        stretch.limit = max(stretch.limit, self.limit)
         if served == one:
             stretch.silent_ns = now
             stretch.passed_over.clear()
@@ -117,7 +121,8 @@ class Shared:
         self.was_contested = True
         stretch.passed_over[served] += 1
         got, passed = stretch.given[served], stretch.passed_over[served]
-        bound = self._bound()
+        # What was under way when the other one began to wait, the limits, and one round.
+        bound = 2 * stretch.limit + len(self._queues)
         if now - stretch.silent_ns > self._patience_ns and passed > bound:
             raise Violated(f"unfair: {where}, {passed} of {served} while {one} got none")
         if now - stretch.since_ns > STRETCHES * self._patience_ns:
@@ -126,8 +131,3 @@ class Shared:
                     f"unfair: {where}, {got} of {served} while {one} got {stretch.given[one]}"
                 )
             del self._stretches[one]
-
-    def _bound(self) -> int:
-        """Return by how much a queue may be ahead that was served first: what was under way when
-        the other one began to wait, the limits, and one round."""
-        return 2 * self.limit + len(self._queues)
