@@ -36,6 +36,23 @@ def simulated(*arguments: str) -> str:
     return done.stdout
 
 
+def begun() -> subprocess.Popen[str]:
+    """Begin a long run in a group of processes of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tallymark.simulation", "--seeds", "100000", "--jobs", "1"],
+        env={**os.environ, "PYTHONPATH": str(SRC)}, start_new_session=True, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        # Whoever runs the tests in the background has them ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+
+
+def workers_of(pid: int) -> list[str]:
+    """Return the processes that a run has begun for its worlds."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [one for one in children if b"spawn_main" in Path(f"/proc/{one}/cmdline").read_bytes()]
+
+
 def test_some_worlds_hold() -> None:
     said = simulated("--seeds", "4", "--jobs", "1")
     assert "4 worlds, 0 failed" in said
@@ -56,13 +73,7 @@ def test_a_history_has_no_folder_of_this_run() -> None:
 
 def test_a_run_that_is_interrupted_says_what_it_has_played() -> None:
     """Ctrl-C reaches the whole group of processes."""
-    running = subprocess.Popen(
-        [sys.executable, "-m", "tallymark.simulation", "--seeds", "100000", "--jobs", "1"],
-        env={**os.environ, "PYTHONPATH": str(SRC)}, start_new_session=True, text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        # Whoever runs the tests in the background has them ignore it.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+    running = begun()
     assert running.stderr is not None
     assert " worlds, 0 failed" in running.stderr.readline()
     os.killpg(running.pid, signal.SIGINT)
@@ -70,6 +81,34 @@ def test_a_run_that_is_interrupted_says_what_it_has_played() -> None:
     assert running.returncode == 130
     assert re.match(r"[1-9]\d* worlds, 0 failed, .* an hour, .*\nreached: ", said), said
     assert "Traceback" not in errors
+
+
+def test_a_second_interrupt_does_not_disturb_the_end_of_a_run() -> None:
+    """As `timeout -s INT` sends it: to the command, and to its group. Worlds go on meanwhile."""
+    running = begun()
+    assert running.stderr is not None
+    assert " worlds, 0 failed" in running.stderr.readline()
+    os.killpg(running.pid, signal.SIGINT)
+    said = running.stderr.readline()
+    assert said == "interrupted: worlds under way are finished first\n"
+    for _ in range(3):
+        os.killpg(running.pid, signal.SIGINT)
+    said, errors = running.communicate()
+    assert (running.returncode, errors) == (130, "")
+    assert "worlds, 0 failed" in said
+
+
+def test_an_interrupt_while_workers_begin_is_not_their_business() -> None:
+    """They load the program for a while; an exception there would print a traceback each."""
+    running = begun()
+    while not (workers := workers_of(running.pid)):
+        assert running.poll() is None
+    os.killpg(running.pid, signal.SIGINT)
+    said, errors = running.communicate()
+    assert running.returncode == 130
+    assert errors == "interrupted: worlds under way are finished first\n"
+    assert re.match(r"\d+ worlds, 0 failed", said), said
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
 
 def test_letters_that_had_to_wait_are_taken_whenever_they_enter_their_queue() -> None:

@@ -7,6 +7,7 @@ A run says which interesting states it has reached. A corpus is a file of seeds 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import os
 import random
@@ -14,8 +15,9 @@ import signal
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -115,7 +117,9 @@ def _written(corpus: Path, reached: dict[str, list[object]]) -> None:
 
 def _many(work: Callable[[T], Result], seeds: Iterable[T], asked: argparse.Namespace) -> int:
     """Play all on all cores, and print what fails; progress goes to stderr. Ctrl-C ends it with
-    the sum so far."""
+    the sum so far.
+    A second Ctrl-C changes nothing."""
+    ctrl_c = _CtrlC()
     began = time.perf_counter()
     told = began - PROGRESS_S  # the first world is told at once
     seen: Counter[str] = Counter()
@@ -126,20 +130,19 @@ def _many(work: Callable[[T], Result], seeds: Iterable[T], asked: argparse.Names
     # Processes of their own, and new ones after a while.
     context = multiprocessing.get_context("spawn")
     left = iter(seeds)
-    pool = ProcessPoolExecutor(
-        asked.jobs, mp_context=context, max_tasks_per_child=SEEDS_A_PROCESS,
-        initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN),
-    )  # fmt: skip
+    pool = ProcessPoolExecutor(asked.jobs, mp_context=context, max_tasks_per_child=SEEDS_A_PROCESS)
     running: dict[Future[Result], T] = {}
     try:
         while True:
             while len(running) < 2 * asked.jobs and (seed := next(left, None)) is not None:
                 if asked.time is not None and time.perf_counter() - began > asked.time:
                     break
-                running[pool.submit(work, seed)] = seed
+                with ctrl_c.kept_from_what_begins():
+                    running[pool.submit(work, seed)] = seed
             if not running:
                 break
-            over = next(as_completed(running))
+            with ctrl_c.raises():
+                over = next(as_completed(running))
             seed, result = running.pop(over), over.result()
             done += 1
             simulated_s += result.simulated_s
@@ -155,7 +158,8 @@ def _many(work: Callable[[T], Result], seeds: Iterable[T], asked: argparse.Names
                 print(_count(done, failed, told - began, simulated_s), file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         is_interrupted = True
-    finally:  # after Ctrl-C: those that are under way, a few seconds
+        print("interrupted: worlds under way are finished first", file=sys.stderr, flush=True)
+    finally:
         pool.shutdown(cancel_futures=True)
     print(_count(done, failed, time.perf_counter() - began, simulated_s))
     print("reached:", ", ".join(f"{name} {seen[name]}" for name in STATES if seen[name]))
@@ -167,6 +171,44 @@ def _many(work: Callable[[T], Result], seeds: Iterable[T], asked: argparse.Names
     if asked.renew:
         _written(asked.renew, reached)
     return 1 if failed or (asked.corpus and missing) else 0
+
+
+class _CtrlC:
+    """SIGINT in a program that has workers: it raises in one place only, and once."""
+
+    def __init__(self) -> None:
+        self._has_come = False
+        self._may_raise = False
+        resource_tracker.ensure_running()  # its start would unblock the signal at some later time
+        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+            signal.signal(signal.SIGINT, self._comes)
+
+    def _comes(self, number: int, frame: object) -> None:
+        self._has_come = True
+        if self._may_raise:
+            self._may_raise = False
+            raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def raises(self) -> Iterator[None]:
+        """Let it raise KeyboardInterrupt here, also if it came before."""
+        self._may_raise = True
+        try:
+            if self._has_come:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._may_raise = False
+
+    @contextlib.contextmanager
+    def kept_from_what_begins(self) -> Iterator[None]:
+        """Block the signal in the threads and processes that begin here, and in what these begin:
+        they inherit that, and have it from their first instruction on."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _count(done: int, failed: int, seconds: float, simulated_s: float) -> str:
