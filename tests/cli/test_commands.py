@@ -260,6 +260,10 @@ def test_settings_are_checked_before_anything_starts(tmp_path: Path) -> None:
     refused = run("serve", "--config", str(file), code=2)
     assert refused.stderr.strip().endswith("unknown key 'snyc'; did you mean 'sync'?")
     assert "expected one of" in run("serve", "--sync", "often", code=2).stderr
+    for wrong in ("tracing = 'http://x'", "http_port = 5672", "amqps_cert = 'nowhere.pem'"):
+        file.write_text(wrong)
+        for command in ("serve", "check-config"):
+            assert wrong.split()[0] in run(command, "--config", str(file), code=2).stderr
 
 
 def test_help_names_every_command() -> None:

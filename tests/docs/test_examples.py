@@ -121,10 +121,11 @@ def test_what_examples_import_is_there(page: str) -> None:
 
 
 def commands(page: str) -> list[tuple[str, int, list[str]]]:
-    """Lines of examples and indented lines that begin with `tallymark`: page, line, words."""
+    """Lines of examples and indented lines that begin with `tallymark`, or with a path to it: page,
+    line, words."""
     found = []
     for number, line in enumerate((ROOT / page).read_text().splitlines(), 1):
-        match = re.match(r"(?: {4,}|\t)?tallymark ([a-z].*)", line)
+        match = re.match(r"(?: {4,}|\t)?(?:/\S+/)?tallymark ([a-z].*)", line)
         if match is not None:
             words = re.sub(r"\s+#.*", "", match.group(1)).rstrip("\\ ").split()
             found.append((page, number, words))

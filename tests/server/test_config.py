@@ -37,6 +37,10 @@ def test_a_flag_goes_before_the_environment_before_the_file_before_the_default(
         ("amqp_port = 70000", "amqp_port is 70000, expected a whole number from 0 to 65535"),
         ("amqp_port = true", "amqp_port is True, expected a whole number"),
         ("sync = 'often'", "sync is 'often', expected one of commit, interval, never"),
+        (f"max_memory = '{'9' * 400}'", "expected a size such as 512MiB, from 16MiB"),
+        (f"amqp_port = {'9' * 5000}", "configuration file "),
+        ("host = " + "[" * 20_000, "tallymark.toml: arrays or tables too deep"),
+        ('data_dir = "a\\u0000b"', "data_dir is 'a\\x00b', expected a path"),
         ("max_memory = '12 parsecs'", "expected a size such as 512MiB, from 16MiB"),
         ("ledger_retention = 'long'", "expected a time such as 500ms"),
         ("log_levels = {amqp = 'loud'}", "expected key=level pairs"),
@@ -106,6 +110,14 @@ def test_settings_of_one_home_of_the_journal_are_refused_with_the_other() -> Non
         load(None, {}, {"journal": url, "sync": "never"})
     with pytest.raises(ConfigError, match=r"'/srv/journal', expected local, or a URL postgresql"):
         load(None, {}, {"journal": "/srv/journal"})
+
+
+def test_a_url_that_is_none_is_refused_without_its_password() -> None:
+    pytest.importorskip("psycopg")
+    for url in ("postgresql://ann:secret@[pg1/x", "postgresql://ann:sec%zzret@pg1/x"):
+        with pytest.raises(ConfigError, match="journal 'postgresql://ann@") as refused:
+            load(None, {}, {"journal": url})
+        assert "sec" not in str(refused.value)
 
 
 def test_a_flag_that_is_true_or_false_may_stand_alone() -> None:

@@ -406,6 +406,12 @@ def test_rights(broker: BrokerProcess) -> None:
     assert broker.http("GET", places, user="ann:pw")[0] == 403
 
 
+def test_numbers_of_thousands_of_digits_are_refused(broker: BrokerProcess) -> None:
+    broker.http("PUT", "/api/queues/%2F/s", {"durable": True, "arguments": STREAM})
+    for path in ("/offset?at=", "/offset?time=", "/range?from="):
+        assert refused(broker, "GET", path + "9" * 5000) == (400, "bad_request")
+
+
 def test_other_queues_are_no_streams(broker: BrokerProcess) -> None:
     broker.http("PUT", "/api/queues/%2F/s", {"durable": True})
     for path in ("", "/read?from=0&to=0", "/range?from=0", "/offset?at=first"):

@@ -112,10 +112,11 @@ def test_users_see_what_happened_in_queues_that_they_may_read(broker: BrokerProc
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ({}, "expected one of text, body and number"),
-        ({"text": "c-1", "body": "order"}, "['text', 'body'] given"),
+        ({}, "nothing given, expected one of text, body and number"),
+        ({"text": "c-1", "body": "order"}, "text and body given"),
         ({"text": "c"}, "'c' has 1 bytes, expected 3"),
         ({"number": "x"}, "number is 'x', expected a whole number"),
+        ({"number": "9" * 5000}, "number has 5000 digits, expected a whole number of at most 30"),
         ({"text": "c-1", "since": "yesterday"}, "since is 'yesterday', expected ISO 8601"),
     ],
 )

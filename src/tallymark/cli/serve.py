@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tallymark.cli.serving import configured, serve_with
+from tallymark.cli.output import fail
+from tallymark.cli.serving import USAGE, configured, serve_with
 from tallymark.server.config.settings import DECLARED
 
 
@@ -55,7 +56,14 @@ def serve(given: dict[str, Any]) -> None:
 
 def check_config(given: dict[str, Any]) -> None:
     """Show the settings as a broker would see them; exit code 2 when one is refused."""
+    from tallymark.server.access.user import UsersError
+    from tallymark.server.run import StartRefused, check_settings
+
     config, _ = configured(given)
+    try:
+        check_settings(config)
+    except (StartRefused, UsersError) as error:
+        fail(str(error), USAGE)
     for declared in DECLARED.values():
         print(f"{declared.name} = {declared.kind.show(getattr(config, declared.name))}")
 

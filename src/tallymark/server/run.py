@@ -20,7 +20,6 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -134,16 +133,18 @@ def run(config: Config, read: Callable[[], Config] | None = None) -> int:
 def _check(config: Config) -> None:
     if config.data_dir.exists() and not config.data_dir.is_dir():
         raise CannotServe(f"data folder {config.data_dir} is not a folder")
+    check_settings(config)
+    if config.journal == LOCAL:
+        _check_users(config)
+
+
+def check_settings(config: Config) -> None:
+    """Look at what settings say together, and at the files and packages that they need; not at
+    the data folder. Raises StartRefused or UsersError."""
     _check_ports(config)
     tokens_of(config)
     _check_tracing(config)
-    if config.journal == LOCAL:
-        _check_users(config)
-    elif find_spec("psycopg") is None:
-        raise StartRefused(
-            "journal is on PostgreSQL and psycopg is not installed: "
-            "pip install 'tallymark[postgresql]'"
-        )
+    _certificates(config)
 
 
 def _check_users(config: Config) -> None:

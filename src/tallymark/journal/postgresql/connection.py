@@ -15,6 +15,7 @@ safe once a later one is.
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 import time
@@ -59,8 +60,18 @@ def parameters(url: str) -> str:
     try:
         said = conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
-        raise ValueError(f"journal {shown(url)!r}: {error}") from None
+        raise ValueError(f"journal {shown(url)!r}: {_without_secrets(error, url)}") from None
     return make_conninfo("", **{**_DEFAULTS, **said})
+
+
+def _without_secrets(error: Exception, url: str) -> str:
+    """Return the text of an error, which may quote the URL, or the password in it."""
+    safe = shown(url)
+
+    def kept(found: re.Match[str]) -> str:
+        return found[0] if found[1] in safe or len(found[1]) == 1 else '"..."'
+
+    return re.sub(r'"([^"]*)"', kept, str(error).strip())
 
 
 def shown(url: str) -> str:

@@ -99,7 +99,10 @@ def _quantity(value: object, units: dict[str, int], low: int, high: int) -> int:
         found = _QUANTITY.fullmatch(value)
         if found is None or found[2].upper() not in units:
             raise ValueError
-        value = int(float(found[1]) * units[found[2].upper()])
+        count = float(found[1]) * units[found[2].upper()]
+        if count > high:
+            raise ValueError
+        value = int(count)
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ValueError
     return value
@@ -151,7 +154,7 @@ def choice(*words: str) -> Kind[str]:
 
 
 def _path(value: object) -> Path:
-    if not isinstance(value, str | Path) or not str(value):
+    if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
         raise ValueError
     return Path(value).expanduser()
 

@@ -485,6 +485,25 @@ def _check_journal(config: Config) -> None:
         raise ConfigError(
             f"sync is '{config.sync}' and journal is {shown}, expected one of {', '.join(allowed)}"
         )
+    if not is_local:
+        _check_url(config.journal)
+
+
+def _check_url(url: str) -> None:
+    """Raises ConfigError: psycopg is not installed, or can make nothing of the URL."""
+    from importlib.util import find_spec
+
+    if find_spec("psycopg") is None:
+        raise ConfigError(
+            "journal is on PostgreSQL and psycopg is not installed: "
+            "pip install 'tallymark[postgresql]'"
+        )
+    from tallymark.journal.postgresql.connection import parameters
+
+    try:
+        parameters(url)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _from_file(file: Path) -> dict[str, object]:
@@ -492,8 +511,10 @@ def _from_file(file: Path) -> dict[str, object]:
 
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, no TOML, a number too long
         raise ConfigError(f"configuration file {file}: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"configuration file {file}: arrays or tables too deep") from None
     oauth = table.pop(OAUTH_TABLE, None)
     if isinstance(oauth, dict):
         table |= {f"{OAUTH_TABLE}_{key}": value for key, value in oauth.items()}

@@ -129,7 +129,8 @@ def sought_in(request: web.Request) -> Sought:
     query = request.query
     given = [name for name in ("text", "body", "number") if query.get(name)]
     if len(given) != 1:
-        raise Refused(400, "bad_request", f"{given} given, expected one of text, body and number")
+        found = " and ".join(given) or "nothing"
+        raise Refused(400, "bad_request", f"{found} given, expected one of text, body and number")
     since_ms = _time(request, "since", 0)
     until_ms = _time(request, "until", END_OF_TIME_MS)
     if given == ["number"]:

@@ -26,6 +26,8 @@ USER: Final = web.RequestKey("user", User)
 USERS: Final = web.AppKey("users", Users)
 OPEN: Final = ("/healthz", "/readyz")
 """Paths that need no login: a probe has none."""
+MOST_DIGITS: Final = 30
+"""Digits of a number in a query string; Python itself refuses to read thousands of them."""
 Body = TypeVar("Body")
 Thing = TypeVar("Thing")
 Row = TypeVar("Row")
@@ -67,6 +69,12 @@ def number_in(request: web.Request, name: str, default: int | None = None) -> in
     text = request.query.get(name, "")
     if not (text.isascii() and text.isdigit()):
         raise Refused(400, "bad_request", f"{name} is {text!r}, expected a whole number")
+    if len(text) > MOST_DIGITS:
+        raise Refused(
+            400,
+            "bad_request",
+            f"{name} has {len(text)} digits, expected a whole number of at most {MOST_DIGITS}",
+        )
     return int(text)
 
 

@@ -134,7 +134,7 @@ class Streams:
             start = Start(TIME, number_in(request, "time"))
         else:
             said = request.query.get("at", "")
-            value = int(said) if said.isascii() and said.isdigit() else said
+            value = number_in(request, "at") if said.isascii() and said.isdigit() else said
             start = start_of(value, named("queue", queue.name, queue.vhost))
         place = start.place(queue, self._node.broker.clock)
         offset = max(first_offset(queue), min(place, queue.end()) - 1)
