@@ -248,7 +248,7 @@ def theirs(folder: Path) -> Iterator[Fort]:
         "connection_max = 500",
     )
     plugins = ("rabbitmq_management", "rabbitmq_amqp1_0")
-    with RabbitProcess(script, folder, plugins, settings) as rabbit:
+    with RabbitProcess(script, folder, plugins, settings, is_measured=True) as rabbit:
         fort = Theirs(rabbit, http_port)
         set_up(fort.target)
         yield fort

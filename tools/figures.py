@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,25 +61,28 @@ def modules() -> dict[str, Path]:
 def imports(path: Path, known: dict[str, Path], for_types: bool) -> set[str]:
     """The modules of ours that a file imports, in a function, too; for_types: and those that it
     imports for the type checker only."""
-    tree = ast.parse(path.read_text())
     found = set()
-    unread = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-        if not for_types
-    }
-    for node in ast.walk(tree):
-        if id(node) in unread:
-            continue
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                found.add(inner if inner in known else node.module)
+    for module, name, is_for_types in _imported(path):
+        if for_types or not is_for_types:
+            inner = f"{module}.{name}"
+            found.add(inner if inner in known else module)
     return found & set(known)
+
+
+@cache
+def _imported(path: Path) -> list[tuple[str, str, bool]]:
+    """(module, name taken from it or "", whether for the type checker only) of each import."""
+    found = []
+    reading = [(ast.parse(path.read_text()), False)]
+    while reading:
+        node, for_types = reading.pop()
+        if isinstance(node, ast.Import):
+            found += [(alias.name, "", for_types) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found += [(node.module, alias.name, for_types) for alias in node.names]
+        is_check = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        reading += [(inner, for_types or is_check) for inner in ast.iter_child_nodes(node)]
+    return found
 
 
 def circles(known: dict[str, Path], for_types: bool) -> list[list[str]]:

@@ -139,13 +139,20 @@ def test_there_are_commands() -> None:
     assert len(COMMANDS) > 40
 
 
+@cache
+def tallymark() -> click.Command:
+    """The command with all of its commands: made once, as it takes a tenth of a second."""
+    command: click.Command = typer.main.get_command(build())
+    return command
+
+
 @pytest.mark.parametrize(
     ("page", "line", "words"), COMMANDS, ids=[f"{Path(p).name}-{n}" for p, n, _ in COMMANDS]
 )
 def test_a_command_in_the_text_is_there_with_its_options(
     page: str, line: int, words: list[str]
 ) -> None:
-    command: click.Command = typer.main.get_command(build())
+    command = tallymark()
     rest = list(words)
     while isinstance(command, click.Group) or hasattr(command, "commands"):
         name = rest.pop(0)
