@@ -99,6 +99,10 @@ class RealBroker:
             checkpoint_every="1MiB", disk_free_limit="0",
         )  # fmt: skip
 
+    def life_at(self, end: object) -> int:
+        """Return the number of the life to which a client's end leads."""
+        return self.life
+
     def start(self) -> None:
         self.process.start()
 
@@ -107,7 +111,7 @@ class Round:
     """One plan under way."""
 
     def __init__(self, seed: int, folder: Path, disk: Path) -> None:
-        plan = draw(seed)
+        plan = draw(seed, pairs=False)
         chance = random.Random(f"real {seed}")
         faults = [
             FaultPlan(chance.uniform(0.5, LOAD_S), chance.choice(FAULTS))

@@ -21,9 +21,6 @@ MAKERS = {"Thread", "Popen", "create_subprocess_exec", "ThreadPoolExecutor", "Pr
 KNOWN = {
     ("journal/threads.py", "Thread"),  # the seam: a world gives its own
     ("server/tracing/exporter.py", "Thread"),  # to a collector, of which a world has none
-    ("journal/postgresql/teller.py", "Thread"),  # a journal outside: no world has one yet
-    ("server/standby.py", "Thread"),  # a standby: no world has one yet
-    ("server/cluster.py", "Thread"),  # a leader that ends: no world has a standby yet
     ("server/http/journeys.py", "create_subprocess_exec"),  # reads copies of the journal's files
 }
 NOT_IN_A_WORLD = {"tracing", "tracer"}

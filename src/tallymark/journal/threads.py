@@ -32,10 +32,16 @@ class Worker(Protocol):
 
 
 class Event(Protocol):
-    """A signal that is given once."""
+    """A signal that is given once, or taken back and given again."""
 
     def set(self) -> None:
         """Give the signal."""
+
+    def clear(self) -> None:
+        """Take it back."""
+
+    def is_set(self) -> bool:
+        """Return whether it was given."""
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for it, at most so many seconds; return whether it has happened."""
@@ -72,6 +78,16 @@ class Lock(Protocol):
         """Let go of it."""
 
 
+class OwnedLock(Protocol):
+    """A lock that its thread may take again."""
+
+    def acquire(self, blocking: bool = True) -> bool:
+        """Take it; wait for it, or return False."""
+
+    def release(self) -> None:
+        """Let go of it, once for each time that it was taken."""
+
+
 def _thread(run: Callable[[], None], name: str) -> Worker:
     return threading.Thread(target=run, name=name, daemon=True)
 
@@ -80,7 +96,7 @@ def _thread(run: Callable[[], None], name: str) -> Worker:
 class Threads:
     """Makers of threads, locks, events and queues, one per attribute."""
 
-    __slots__ = ("event", "lock", "monotonic", "queue", "thread")
+    __slots__ = ("event", "lock", "monotonic", "owned_lock", "queue", "thread")
 
     def __init__(
         self,
@@ -89,12 +105,14 @@ class Threads:
         queue: Callable[[], Queue[Any]] = SimpleQueue,
         lock: Callable[[], Lock] = threading.Lock,
         monotonic: Callable[[], float] = time.monotonic,
+        owned_lock: Callable[[], OwnedLock] = threading.RLock,
     ) -> None:
         self.thread = thread
         """Makes a thread of what it runs, and its name."""
         self.event = event
         self.queue = queue
         self.lock = lock
+        self.owned_lock = owned_lock
         self.monotonic = monotonic
         """Reads a clock that never goes back, in seconds."""
 

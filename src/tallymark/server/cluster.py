@@ -13,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import threading
 from typing import Any, final
 
 import psycopg
 
 from tallymark import __version__
+from tallymark.journal.files import Files
 from tallymark.journal.home import Home
+from tallymark.journal.postgresql.connection import DIRECT, Access
 from tallymark.journal.postgresql.errors import LeadLost, WentBack
 from tallymark.journal.postgresql.home import PostgresqlHome
 from tallymark.journal.postgresql.leadership import Leadership
@@ -48,8 +49,10 @@ class Lead:
         replay: Replay,
         keeper: Keeper,
         lost: asyncio.Future[LeadLost | WentBack],
+        access: Access = DIRECT,
     ) -> None:
         self._config = config
+        self._access = access
         self.replay = replay
         self.keeper = keeper
         self.lost = lost
@@ -60,9 +63,10 @@ class Lead:
     def epoch(self) -> int:
         return self.keeper.epoch
 
-    def home(self) -> Home:
-        """Return the journal's home, for this epoch."""
-        made = PostgresqlHome(self._config.journal, self._config.journal_id, self.epoch)
+    def home(self, files: Files | None = None) -> Home:
+        """Return the journal's home, for this epoch. files: as PostgresqlHome."""
+        config = self._config
+        made = PostgresqlHome(config.journal, config.journal_id, self.epoch, self._access, files)
         self.keeper.check = made.check
         return made
 
@@ -76,15 +80,18 @@ class Lead:
         await asyncio.to_thread(self.keeper.stop)
 
 
-async def take_lead(config: Config, bound: Bound, stop: asyncio.Future[int]) -> Lead | None:
-    """Follow the journal until this broker leads it; None: it was stopped before.
+async def take_lead(
+    config: Config, bound: Bound, stop: asyncio.Future[int], access: Access = DIRECT
+) -> Lead | None:
+    """Follow the journal until this broker leads it; None: it was stopped before. access: to the
+    database.
 
     Raises:
         AnotherLeads: it is no standby, and another one leads.
         FolderInUse, NotAMirror, JournalCorrupt, NotUnderstood, Differs, OSError.
     """
     name = process_name()
-    leadership = Leadership(config.journal, config.journal_id, name, config.lease)
+    leadership = Leadership(config.journal, config.journal_id, name, config.lease, access)
     following = Following(leadership, config.data_dir, config.journal_id, config.accept_loss)
     users = Users(config.data_dir, tokens_of(config))
     http = StandbyHttp(following, name, users, guard_of(config))
@@ -106,7 +113,7 @@ async def take_lead(config: Config, bound: Bound, stop: asyncio.Future[int]) -> 
     finally:
         following.stop()
         await http.stop()
-        leaving = threading.Thread(target=_leave, args=(leadership,), name="leaving", daemon=True)
+        leaving = access.threads.thread(lambda: _leave(leadership), "leaving")
         leaving.start()
         if not epoch:  # who leads does not wait for it: it is a commit
             await asyncio.to_thread(leaving.join)
@@ -128,12 +135,13 @@ async def _lead(
     def on_handover() -> None:
         loop.call_soon_threadsafe(_resolve, stop, 0)
 
-    own = Leadership(config.journal, config.journal_id, leadership.name, config.lease)
+    access = leadership.access
+    own = Leadership(config.journal, config.journal_id, leadership.name, config.lease, access)
     keeper = Keeper(own, epoch, on_lost, on_handover)
     keeper.start()
     log.info("lead.taken", epoch=epoch, position=f"{following.position:#x}")
     await asyncio.to_thread(following.read_rest)
-    return Lead(config, following.replay, keeper, lost)
+    return Lead(config, following.replay, keeper, lost, access)
 
 
 def _leave(leadership: Leadership) -> None:

@@ -12,8 +12,6 @@ from __future__ import annotations
 import os
 import platform
 import secrets
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, final
@@ -66,7 +64,9 @@ class Following:
         self._opened = Opened(folder, accept_loss, remedy=REMEDY)
         self._mirror = Mirror(folder, leadership, journal)
         self._mirror.open(compares_all=accept_loss)
-        self._stopped = threading.Event()
+        threads = leadership.access.threads
+        self._stopped = threads.event()
+        self._now_s = threads.monotonic
         self._shown = 0
         """Number of the newest view that there is."""
         self._furthest = 0
@@ -75,6 +75,8 @@ class Following:
         """Position of that view."""
         self._checkpoint = -1
         """Position of the checkpoint that the replay began with."""
+        self._cuts = 0
+        """Cuts of the mirror at that time: what was cut must not be in the replay."""
         self.replay = Replay(self._opened)
         self.lease = Lease(0, "", 0)
         """Lease as it was seen last."""
@@ -91,6 +93,11 @@ class Following:
     def position(self) -> int:
         """Position that the folder reaches to."""
         return self._mirror.position
+
+    @property
+    def behind_s(self) -> float:
+        """Return for how many seconds it has not read everything; -1: it never had."""
+        return self._now_s() - self.seen_at if self.seen_at else -1.0
 
     def stop(self) -> None:
         """Have `until_leading` return soon. From any thread."""
@@ -167,7 +174,7 @@ class Following:
         self._check_end([Follower(self._leadership.name, self._furthest, 0)])
         self._furthest = self.position
         self._leadership.follow(self._mirror.position)
-        self.seen_at = time.monotonic()
+        self.seen_at = self._now_s()
         if wanted != self._shown:
             self._shown = wanted
             self._show(wanted)
@@ -182,8 +189,9 @@ class Following:
 
     def _read(self) -> None:
         if self._mirror.catch_up() or self._checkpoint < 0:
-            if self._mirror.checkpoint != self._checkpoint:
-                self._checkpoint = self._mirror.checkpoint
+            now = self._mirror.checkpoint, self._mirror.cuts
+            if now != (self._checkpoint, self._cuts):
+                self._checkpoint, self._cuts = now
                 self._opened.begin_again()
                 self.replay = Replay(self._opened)
             else:
@@ -239,9 +247,11 @@ class Keeper:
         self.epoch = epoch
         self._on_lost = on_lost
         self._on_handover = on_handover
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
-        self.renewed_at = time.monotonic()
+        threads = leadership.access.threads
+        self._now_s = threads.monotonic
+        self._ending = threads.event()
+        self._thread = threads.thread(self._run, "lease")
+        self.renewed_at = self._now_s()
         """Monotonic time, in seconds, at which the last renewal that succeeded was begun."""
         self.check: Callable[[Connection], bool] = _nothing_written
         """Checks, on a new connection, that the database has what this leader wrote; False: not
@@ -251,7 +261,7 @@ class Keeper:
     @property
     def is_valid(self) -> bool:
         """Return whether nobody else can have claimed the lease by its time."""
-        return time.monotonic() < self.renewed_at + self._leadership.lasting_ms / 1000
+        return self._now_s() < self.renewed_at + self._leadership.lasting_ms / 1000
 
     def start(self) -> None:
         self._thread.start()
@@ -272,7 +282,7 @@ class Keeper:
         wait = 0.0  # the first at once: a connection may take long
         while not self._ending.wait(wait):
             wait = pause
-            began = time.monotonic()
+            began = self._now_s()
             try:
                 lease = self._leadership.renew(self.epoch)
                 self._check()

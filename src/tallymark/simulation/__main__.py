@@ -17,6 +17,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from functools import partial
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Final, TypeVar
@@ -47,19 +48,20 @@ def main() -> int:
         os.execve(sys.executable, command, environment)
     if asked.seed is not None:
         names = tuple(asked.without.split(",")) if asked.without else ()
-        return _one(asked.seed, Less(names, asked.seconds), asked.shrink)
+        return _one(asked.seed, Less(names, asked.seconds), asked.shrink, asked.pairs or None)
     if asked.matrix:
         points = [*matrix.points(asked.every)]
         if asked.twice:
             points = [(one[0], second) for one in points for second in range(1, asked.twice + 1)]
         return _many(matrix.crash, points, asked)
+    plays = partial(play, pairs=True) if asked.pairs else play
     if asked.corpus:
-        return _many(play, sorted({int(seed) for seed, _ in _lines(asked.corpus)}), asked)
+        return _many(plays, sorted({int(seed) for seed, _ in _lines(asked.corpus)}), asked)
     seeds: list[int] = [*range(asked.first, asked.first + asked.seeds)]
     if asked.fresh:
         seeds += [random.SystemRandom().randrange(1 << 32) for _ in range(asked.fresh)]
         print("fresh seeds:", *seeds[asked.seeds :])
-    return _many(play, seeds, asked)
+    return _many(plays, seeds, asked)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -80,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--corpus", type=Path, help="play the seeds of this file, which reach "
                         "every state: if they do not, the exit code is 1")  # fmt: skip
     parser.add_argument("--renew", type=Path, help="write a corpus of what is played")
+    parser.add_argument("--pairs", action="store_true", help="two brokers in each world")
     parser.add_argument("--matrix", action="store_true", help="crash in each call to the disk")
     parser.add_argument("--every", type=int, default=1, help="with --matrix: each so-many-th call")
     parser.add_argument("--twice", type=int, default=0, help="with --matrix: and again in the "
@@ -87,9 +90,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _one(seed: int, less: Less, shrink: bool) -> int:
+def _one(seed: int, less: Less, shrink: bool, pairs: bool | None) -> int:
     """Play a seed and print its history; with `shrink` the least of it that fails as it does."""
-    whole = draw(seed)
+    whole = draw(seed, pairs)
     result = run(less.of(whole))
     if result.failure and shrink:
         kind = result.failure.split(":")[0]
@@ -99,7 +102,8 @@ def _one(seed: int, less: Less, shrink: bool) -> int:
         print(f"{name}: {value}")
     print("\n".join(result.log))
     print(_line(seed, result))
-    print(f"to see it again: python -m tallymark.simulation --seed {seed}{less.arguments()}")
+    how = " --pairs" if pairs else ""
+    print(f"to see it again: python -m tallymark.simulation --seed {seed}{how}{less.arguments()}")
     return 1 if result.failure else 0
 
 

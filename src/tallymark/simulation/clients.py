@@ -136,7 +136,7 @@ class Clients:
             try:
                 ends: list[End] = []
                 async with self.dial(protocol, ends, is_worker, window) as connection:
-                    line = self.history.connected(name, self.broker.life)
+                    line = self.history.connected(name, self.broker.life_at(ends[-1]))
                     self.lines[ends[-1]] = line
                     if is_worker and self.history.permissions.is_being_taken(READ):
                         self.history.disconnected(line)  # for the broker, at any time from now on

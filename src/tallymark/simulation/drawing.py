@@ -11,6 +11,7 @@ from random import Random
 
 from tallymark.simulation.disk import Faults
 from tallymark.simulation.network import Weather
+from tallymark.simulation.pairs import with_pair
 from tallymark.simulation.plan import (
     CYCLE_MS,
     DELETE,
@@ -53,8 +54,8 @@ from tallymark.simulation.plan import (
 )
 
 
-def draw(seed: int) -> Plan:
-    """Return the plan of a seed."""
+def draw(seed: int, pairs: bool | None = None) -> Plan:
+    """Return the plan of a seed. pairs: whether it is a pair of brokers; None: the seed says."""
     random = Random(f"plan {seed}")
     duration_s = random.choice([3.0, 6.0, 10.0])
     features = {name: _is_on(random) for name in FEATURES}
@@ -92,7 +93,7 @@ def draw(seed: int) -> Plan:
     )  # fmt: skip
     plan = _with_shovels(_over_http(plan))
     plan = _with_times(_with_archives(_with_timeouts(_with_repeats(plan))))
-    return _with_outages(_with_rot(_with_slow(_with_shared(plan))))
+    return with_pair(_with_outages(_with_rot(_with_slow(_with_shared(plan)))), pairs)
 
 
 def _with_outages(plan: Plan) -> Plan:

@@ -145,6 +145,10 @@ class History:
         """Deliveries that are answered in each transaction whose end is not known yet."""
         self.log: list[str] = []
         self.life_ended_ns: dict[int, int] = {}
+        self.superseded: set[int] = set()
+        """Lives of brokers whose lead another one has taken: whatever they say may be late."""
+        self.troubles: list[tuple[int, int]] = []
+        """Times, from and until, in which the broker's journal may have to wait for its home."""
         self.is_draining = False
         self.is_damaged = False
         """True once stored bytes were changed: what happens to a message is not known any more, but
@@ -163,11 +167,20 @@ class History:
         self._life = life
         line = Line(client, len(self.lines), life)
         self.lines.append(line)
+        if life in self.superseded:
+            self.disconnected(line)
         return line
 
     def disconnected(self, line: Line) -> None:
         """Note that a connection is no more, for its client or for the broker."""
         line.down_ns = min(line.down_ns, self._world.now_ns)
+
+    def supersede(self, life: int) -> None:
+        """Note that another broker has the lead that one had."""
+        self.superseded.add(life)
+        for line in self.lines:
+            if line.life == life:
+                self.disconnected(line)
 
     def life_ended(self, life: int) -> None:
         """Note that the broker has ended, in whatever way."""
@@ -377,9 +390,12 @@ class History:
         return plan is not None and plan.rejects_publish
 
     def _lived_on_ns(self, delivery: Delivered) -> int:
-        """Return how long connection and broker lived after an answer."""
+        """Return how long connection and broker lived after an answer, and the journal's home was
+        there."""
         end = min(delivery.line.down_ns, self.life_ended_ns.get(delivery.line.life, NEVER))
-        return min(end, self._world.now_ns) - delivery.answered_ns
+        end, begin = min(end, self._world.now_ns), delivery.answered_ns
+        waited = sum(max(0, min(end, last) - max(begin, first)) for first, last in self.troubles)
+        return end - begin - waited
 
     def _is_settled(self, delivery: Delivered) -> bool:
         """Return whether this delivery has certainly ended the message in its queue."""

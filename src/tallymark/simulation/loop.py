@@ -222,6 +222,10 @@ class SimulatedSocket:
     def getsockname(self) -> tuple[str, int]:
         return ("127.0.0.1", self.port)
 
+    def dup(self) -> SimulatedSocket:
+        """Return what is as good as a copy."""
+        return self
+
     def setblocking(self, flag: bool) -> None:
         """Do nothing: no call ever blocks."""
 

@@ -44,11 +44,28 @@ class Network:
         self.overhears = 0
         """Port whose first client is overheard."""
         self._count = 0
+        self.hosts: tuple[int, ...] = (0,)
+        """Numbers that are added to a port: a client tries one host after the other."""
 
     async def connect(
         self, loop: SimulatedLoop, port: int, factory: Callable[[], Any]
     ) -> tuple[End, Any]:
-        """Connect a client of `loop` to who listens on a port. Raises ConnectionRefusedError."""
+        """Connect a client of `loop` to a port of the first host that has a listener there. Raises
+        ConnectionRefusedError."""
+        hosts = list(self.hosts)
+        if len(hosts) > 1:
+            self.world.random.shuffle(hosts)
+        while True:
+            try:
+                return await self._connect(loop, port + hosts.pop(), factory)
+            except ConnectionRefusedError:
+                if not hosts:
+                    raise
+
+    async def _connect(
+        self, loop: SimulatedLoop, port: int, factory: Callable[[], Any]
+    ) -> tuple[End, Any]:
+        """Connect to who listens on a port. Raises ConnectionRefusedError."""
         await asyncio.sleep(self._latency_s())
         for loop_of_port in self._loops():
             if port in loop_of_port.waiting:  # its code is loaded when somebody comes

@@ -103,7 +103,7 @@ class NsqClients:
         end, made = await clients.network.connect(
             clients.loop, NSQ, lambda: NsqConnection(clients.loop)
         )
-        line = self._history.connected(name, clients.broker.life)
+        line = self._history.connected(name, clients.broker.life_at(end))
         clients.lines[end] = line
         end.write(commands.MAGIC)
         said = {"heartbeat_interval": 2000}

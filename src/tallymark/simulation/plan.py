@@ -45,6 +45,17 @@ ROT: Final = "bits turned"
 TWICE: Final = 0.3
 """Chance that a power cut is followed by one in the recovery, and that one in a sync is one among
 files."""
+HANG, LOST, CUT_OFF, SLOW, MID, RESTART, FAILOVER, BEHIND, STANDBY_AWAY, KILL_WAITING = (
+    "leader hangs", "leader's machine lost", "cut off from the database", "database slow",
+    "cut in mid statement", "database restarts", "database fails over",
+    "database fails over, behind", "standby server away", "waiting broker killed",
+)  # fmt: skip
+"""What befalls a pair of brokers and their database, besides KILL and STOP of the leader."""
+DATABASE_FAULTS: Final = (
+    HANG, LOST, CUT_OFF, SLOW, MID, RESTART, FAILOVER, BEHIND, STANDBY_AWAY, KILL_WAITING,
+)  # fmt: skip
+CAUSES: Final = {KILL: "a kill", STOP: "a stop", HANG: "a hang", LOST: "a loss", CUT_OFF: "a cut"}
+"""What befalls a leader, as states call it."""
 DECLARE, POLICY, PURGE, RIGHTS, RELOAD, CLOSE, LOOK, DEFINITIONS, GET = KINDS = (
     "declare", "policy", "purge", "rights", "reload", "close", "look", "definitions", "get",
 )  # fmt: skip
@@ -408,6 +419,19 @@ class FaultPlan:
 
 
 @dataclass(frozen=True)
+class PairPlan:
+    """Two brokers of one journal on PostgreSQL."""
+
+    lease_ms: int = 1000
+    latency_s: float = 0.000_5
+    """Mean seconds between a broker and the database."""
+    copy_s: float = 0.001
+    """Mean seconds until the synchronous standby server has a commit."""
+    restart_s: float = 0.5
+    """Mean seconds until a broker that ended is started again."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """A world before it begins."""
 
@@ -434,5 +458,7 @@ class Plan:
     has_ledger: bool = False
     """True if the ledger is balanced after each end of the broker."""
     faults: tuple[FaultPlan, ...] = ()
+    pair: PairPlan | None = None
+    """Two brokers in the place of one."""
     disk: Faults = field(default_factory=Faults)
     weather: Weather = field(default_factory=Weather)

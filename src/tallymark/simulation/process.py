@@ -24,7 +24,7 @@ from tallymark.server.node import Node
 from tallymark.server.opening import open_node
 from tallymark.simulation.disk import Disk, Faults
 from tallymark.simulation.loop import SimulatedLoop, SimulatedSocket
-from tallymark.simulation.network import Network
+from tallymark.simulation.network import End, Network
 from tallymark.simulation.threads import Crashed, Process
 from tallymark.simulation.world import World
 
@@ -48,6 +48,8 @@ class Broker:
         self._folder = folder
         self._config = config
         self._life = 0
+        self.host = 0
+        """Number that is added to its ports."""
         self.data_dir = folder / "life-0"
         self.data_dir.mkdir(parents=True)
         self.faults = Faults()
@@ -76,11 +78,15 @@ class Broker:
         """Number of its starts."""
         return self._life
 
+    def life_at(self, end: End) -> int:
+        """Return the number of the life to which a client's end leads."""
+        return self.life
+
     @property
     def is_up(self) -> bool:
         """Return whether clients can connect."""
         loop = self._loop
-        return loop is not None and AMQP in loop.listeners
+        return loop is not None and AMQP + self.host in loop.listeners
 
     @property
     def has_ended(self) -> bool:
@@ -93,9 +99,9 @@ class Broker:
     def start(self) -> None:
         """Start the process on what the disk has."""
         assert self.process is None, "one process at a time has the folder"
-        self._life += 1
+        self._life = self._next_life()
         process = self.process = Process(self.world)
-        loop = self._loop = process.loop = SimulatedLoop(self.world, process)
+        loop = self._loop = process.loop = self._make_loop(process)
         loop.set_exception_handler(self._unexpected)
         self.disk = Disk(self.data_dir, process, self.faults, self.world.random, self._life)
         if self.crash_next_at:
@@ -104,21 +110,34 @@ class Broker:
         CLOCKS.set(self.world.monotonic_ns, self.world.wall_ns)
         self._task = loop.create_task(self._serve(loop))
 
+    def _next_life(self) -> int:
+        return self._life + 1
+
+    def _make_loop(self, process: Process) -> SimulatedLoop:
+        return SimulatedLoop(self.world, process)
+
     async def _serve(self, loop: SimulatedLoop) -> int:
         assert self.disk is not None
         assert self.process is not None
         config = self._config_of(self.data_dir)
         tls = Certificates(config)
-        node = self.node = open_node(config, loop, self.disk.files, self.process.threads)
-        node.doors.limit = config.max_connections
+        node = open_node(config, loop, self.disk.files, self.process.threads)
+        self._set_up(node, tls)
+        self._stop = loop.create_future()
+        return await run._run(node, self._stop, self._bound(), tls)
+
+    def _set_up(self, node: Node, tls: Certificates) -> None:
+        """Give a node what a start gives it, and check what it was restored to."""
+        self.node = node
+        node.doors.limit = node.config.max_connections
         node.read_config = self._reads_config
         node.certificates = tls
         node.broker.check()
         gc.enable()
-        self._stop = loop.create_future()
-        # Its attributes are what a start binds.
-        bound = cast(Bound, _Ports())
-        return await run._run(node, self._stop, bound, tls)
+
+    def _bound(self) -> Bound:
+        """Return its ports: their attributes are what a start binds."""
+        return cast(Bound, _Ports(self.host))
 
     def _config_of(self, data_dir: Path) -> Config:
         return replace(self._config, data_dir=data_dir)
@@ -222,15 +241,15 @@ class Broker:
 
 
 class _Ports:
-    """Ports as in server.listening.Bound, taken."""
+    """Ports as in server.listening.Bound, taken. host: number that is added to them."""
 
-    def __init__(self) -> None:
-        self.amqp = [SimulatedSocket(AMQP)]
+    def __init__(self, host: int) -> None:
+        self.amqp = [SimulatedSocket(AMQP + host)]
         self.amqps: list[SimulatedSocket] = []
-        self.http = [SimulatedSocket(HTTP)]
+        self.http = [SimulatedSocket(HTTP + host)]
         self.https: list[SimulatedSocket] = []
-        self.nsq = [SimulatedSocket(NSQ)]
-        self.nsq_http = [SimulatedSocket(NSQ_HTTP)]
+        self.nsq = [SimulatedSocket(NSQ + host)]
+        self.nsq_http = [SimulatedSocket(NSQ_HTTP + host)]
         self.nsq_https: list[SimulatedSocket] = []
 
 

@@ -131,7 +131,7 @@ def run(plan: Plan) -> Result:
             try:
                 # Each life of the broker collects and freezes: it looks at its own objects only.
                 gc.freeze()
-                return _Run(plan, folder).play()
+                return _of(plan)(plan, folder).play()
             finally:
                 _collect()
     finally:
@@ -139,6 +139,15 @@ def run(plan: Plan) -> Result:
         sys.unraisablehook = hook
         shutil.rmtree(folder, ignore_errors=True)
         gc.enable()
+
+
+def _of(plan: Plan) -> type[Run]:
+    """Return what plays a plan."""
+    if plan.pair is None:
+        return Run
+    from tallymark.simulation.pair_run import PairRun
+
+    return PairRun
 
 
 _since_collected = itertools.count(1)
@@ -152,9 +161,9 @@ def _collect() -> None:
         gc.collect()
 
 
-def play(seed: int) -> Result:
-    """Play the plan of a seed, and leave its history out of the result."""
-    result = run(draw(seed))
+def play(seed: int, pairs: bool | None = None) -> Result:
+    """Play the plan of a seed, and leave its history out of the result. pairs: as `draw`."""
+    result = run(draw(seed, pairs))
     result.log = []
     return result
 
@@ -174,7 +183,7 @@ class Over(Exception):
     """The world ends here, and all is well."""
 
 
-class _Run:
+class Run:
     """One world under way."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
@@ -187,9 +196,10 @@ class _Run:
             max_memory=plan.max_memory, unreadable=plan.unreadable, heartbeat_s=4,
             disk_free_limit=0, slow_consumers=_slow_consumers(plan),
         )  # fmt: skip
-        self.broker = Broker(world, self.network, folder, config)
+        self.broker = self._make_broker(folder, config)
         self.network.overhears = AMQP  # who declares the queues: that can be said again
         self.history = History(world, plan)
+        self._watch(self.history)
         self.clients = Clients(world, self.network, self.broker, plan, self.history)
         self.nsq = NsqClients(self.clients)
         self.has_nsq = any(one.protocol == "nsq" for one in plan.publishers)
@@ -202,6 +212,12 @@ class _Run:
         """Time from which the times of faults count."""
         self._before: dict[tuple[str, str], int] = {}
         """Counts of the queues' accounts at the last crash."""
+
+    def _make_broker(self, folder: Path, config: Config) -> Broker:
+        return Broker(self.world, self.network, folder, config)
+
+    def _watch(self, history: History) -> None:
+        """Let brokers tell the history what they see: this one sees nothing."""
 
     def play(self) -> Result:
         failure = ""

@@ -10,7 +10,7 @@ from typing import Final
 
 from tallymark.engine.broker import Broker
 from tallymark.simulation.disk import Disk
-from tallymark.simulation.plan import ROGUES, SLOW_POLICIES
+from tallymark.simulation.plan import CAUSES, DATABASE_FAULTS, ROGUES, SLOW_POLICIES
 from tallymark.stored import records
 
 STATES: Final = {
@@ -43,6 +43,16 @@ STATES: Final = {
     "served after syncs that lied": "the broker went on with what there was",
     "refused to start after syncs that lied": "it said what is damaged",
     "one way": "nothing arrived any more at one end of a connection",
+    # Two brokers of one journal on PostgreSQL.
+    **{f"takeover after {cause}": f"the other one led, after {cause}" for cause in CAUSES.values()},
+    **dict.fromkeys(DATABASE_FAULTS, "see plan.py"),
+    "superseded leader ended": "it found another epoch, or another holder of its lease",
+    "superseded leader tried to write": "the fence kept its blocks out",
+    "unknown commit had happened": "its answer was lost, and the row was there",
+    "unknown commit had not happened": "its request was lost, and it was made again",
+    "failover with commits gone": "the primary had them, and no client was told of any",
+    "leader whose database went back": "it said so and ended",
+    "served by a database that was behind": "somebody led on what there was",
     # The journal.
     "segment sealed": "the journal has more than one segment",
     "segment stripped": "bodies of settled messages were taken out of a segment",

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from queue import Empty
 from typing import Generic, Protocol, TypeVar
 
-from greenlet import greenlet
+from greenlet import getcurrent, greenlet
 
 from tallymark.journal.threads import Threads
 from tallymark.simulation.world import World
@@ -60,6 +60,7 @@ class Process:
             queue=lambda: SimulatedQueue(self),
             lock=lambda: SimulatedLock(self),
             monotonic=lambda: world.now_s,
+            owned_lock=lambda: SimulatedOwnedLock(self),
         )
 
     def thread(self, run: Callable[[], None], name: str) -> SimulatedThread:
@@ -164,6 +165,7 @@ class SimulatedThread:
 
     def go_on(self) -> None:
         """Run until it pauses or ends."""
+        self._stack.parent = getcurrent()  # another thread may have made it, and be over
         self._stack.switch()
 
     def _main(self) -> None:
@@ -192,6 +194,12 @@ class SimulatedEvent:
     def set(self) -> None:
         self._is_set = True
         self._process.wake(self._waiters)
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        return self._is_set
 
     def wait(self, timeout: float | None = None) -> bool:
         if timeout is not None and not self._is_set:
@@ -223,6 +231,33 @@ class SimulatedLock:
     def __exit__(self, *error: object) -> None:
         self._is_held = False
         self._process.wake(self._waiters)
+
+
+class SimulatedOwnedLock:
+    """threading.RLock."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._owner: SimulatedThread | None = None
+        """Thread that holds it; None: the loop's does, or nobody."""
+        self._times = 0
+        self._waiters: list[SimulatedThread] = []
+
+    def acquire(self, blocking: bool = True) -> bool:
+        if self._is_mine() or blocking:
+            self._process.wait(self._waiters, self._is_mine)
+            self._owner = self._process.running
+            self._times += 1
+            return True
+        return False
+
+    def _is_mine(self) -> bool:
+        return not self._times or self._owner is self._process.running
+
+    def release(self) -> None:
+        self._times -= 1
+        if not self._times:
+            self._process.wake(self._waiters)
 
 
 class SimulatedQueue(Generic[T]):

@@ -17,14 +17,14 @@ from __future__ import annotations
 import os
 import re
 import socket
-import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, TypeAlias, final
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from tallymark.journal.threads import REAL, Threads
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 
@@ -94,6 +94,34 @@ def connect(url: str) -> Connection:
     return made
 
 
+def cut(connection: Connection) -> None:
+    """Make what waits for the server on a connection fail now. From any thread. Raises
+    psycopg.Error, OSError."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        end.shutdown(socket.SHUT_RDWR)
+
+
+@final
+class Access:
+    """Ways to the database, and the threads that wait for it: a place where a simulation can take
+    their part, as journal/threads.py."""
+
+    __slots__ = ("connect", "cut", "threads")
+
+    def __init__(
+        self,
+        connect: Callable[[str], Connection] = connect,
+        cut: Callable[[Connection], None] = cut,
+        threads: Threads = REAL,
+    ) -> None:
+        self.connect = connect
+        self.cut = cut
+        self.threads = threads
+
+
+DIRECT: Final = Access()
+
+
 class Doubtful(Exception):
     """The outcome of a transaction is not known."""
 
@@ -106,8 +134,9 @@ class Stopped(OSError):
 class Link:
     """A connection that is made anew when it was lost. Of one thread but for `cut`."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, access: Access = DIRECT) -> None:
         self._url = url
+        self._access = access
         self._connection: Connection | None = None
         self._warnings: list[str] = []
 
@@ -115,7 +144,7 @@ class Link:
         """Return the connection, made now if there is none. Raises psycopg.Error."""
         found = self._connection
         if found is None or found.closed:
-            found = connect(self._url)
+            found = self._access.connect(self._url)
             found.add_notice_handler(self._note)
             self._connection = found
         self._warnings.clear()
@@ -141,21 +170,21 @@ class Link:
         found = self._connection
         with suppress(psycopg.Error, OSError):
             if found is not None:
-                with socket.socket(fileno=os.dup(found.fileno())) as end:
-                    end.shutdown(socket.SHUT_RDWR)
+                self._access.cut(found)
 
 
 @final
 class Waiting:
     """Attempts of several threads, repeated until the database is there; what keeps them."""
 
-    def __init__(self) -> None:
-        self._ending = threading.Event()
-        self._guard = threading.Lock()
-        self._troubles: dict[int, str] = {}
-        """Last errors of attempts that are being repeated, by thread."""
-        self._begun: dict[int, float] = {}
-        """Times at which attempts began that have not succeeded, by thread."""
+    def __init__(self, threads: Threads = REAL) -> None:
+        self._now_s = threads.monotonic
+        self._ending = threads.event()
+        self._guard = threads.lock()
+        self._troubles: dict[object, str] = {}
+        """Last errors of what is being attempted again, by its mark."""
+        self._begun: dict[object, float] = {}
+        """Times at which attempts began that have not succeeded, by their marks."""
 
     @property
     def trouble(self) -> str:
@@ -168,7 +197,7 @@ class Waiting:
         """Return for how long the oldest attempt has been waiting, seconds. From any thread."""
         with self._guard:
             oldest = min(self._begun.values(), default=0.0)
-        return time.monotonic() - oldest if oldest else 0.0
+        return self._now_s() - oldest if oldest else 0.0
 
     @property
     def is_ending(self) -> bool:
@@ -185,11 +214,11 @@ class Waiting:
         there already; then it must end with a commit of its own.
         Raises what `work` raises but for psycopg.Error, Stopped.
         """
-        thread = threading.get_ident()
+        mark = object()
         is_doubtful = False
         pause = FIRST_PAUSE_S
         with self._guard:
-            self._begun[thread] = time.monotonic()
+            self._begun[mark] = self._now_s()
         try:
             while True:
                 try:
@@ -198,17 +227,17 @@ class Waiting:
                     return
                 except (psycopg.Error, Doubtful) as error:
                     is_doubtful = True
-                    self._note(thread, error)
+                    self._note(mark, error)
                     link.drop()
                 if self._ending.wait(pause):
                     raise Stopped(f"stopped while the database was away: {self.trouble}")
                 pause = min(2 * pause, LONGEST_PAUSE_S)
         finally:
             with self._guard:
-                self._troubles.pop(thread, None)
-                del self._begun[thread]
+                self._troubles.pop(mark, None)
+                del self._begun[mark]
 
-    def _note(self, thread: int, error: Exception) -> None:
+    def _note(self, mark: object, error: Exception) -> None:
         text = " ".join(str(error).split()) or type(error).__name__
         with self._guard:
-            self._troubles[thread] = text
+            self._troubles[mark] = text

@@ -22,7 +22,7 @@ from psycopg import sql
 from tallymark.journal.files import Files
 from tallymark.journal.postgresql import schema
 from tallymark.journal.postgresql.compare import name_in
-from tallymark.journal.postgresql.connection import Connection, Link, Waiting
+from tallymark.journal.postgresql.connection import DIRECT, Access, Connection, Link, Waiting
 from tallymark.journal.postgresql.errors import LeadLost, OtherBytes
 from tallymark.journal.postgresql.insert import Insert
 from tallymark.journal.postgresql.marks import Mark, read_marks, write_marks
@@ -40,24 +40,32 @@ class PostgresqlHome:
     """The home of the journal that is led in one epoch: see journal/home.py. `append` is called
     from one thread, `put` from one, which may be another."""
 
-    def __init__(self, url: str, journal: int, epoch: int) -> None:
-        """epoch: in which this broker has taken the lead."""
+    def __init__(
+        self,
+        url: str,
+        journal: int,
+        epoch: int,
+        access: Access = DIRECT,
+        files: Files | None = None,
+    ) -> None:
+        """epoch: in which this broker has taken the lead. files: the journal's, where they are not
+        the machine's."""
         self._journal = journal
         self.epoch = epoch
-        self._appending = Link(url)
-        self._putting = Link(url)
-        self._waiting = Waiting()
-        self._proofs = Proofs(journal)
+        self._appending = Link(url, access)
+        self._putting = Link(url, access)
+        self._waiting = Waiting(access.threads)
+        self._proofs = Proofs(journal, access.threads)
         self._proven: Connection | None = None
         """Connection of `put` on which the proofs were looked up."""
-        self._teller = Teller(url, journal)
+        self._teller = Teller(url, journal, access)
         self._insert: Insert | None = None
         """Insert into the segment that was appended to last."""
         self._rows: dict[str, Mark] = {}
         """Last row of each segment that was appended to and is not marked yet, by name."""
         self._name = ""
         """Name of the segment that was appended to last."""
-        self._files = Files()
+        self._files = files or Files()
 
     @property
     def trouble(self) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, final
 
-from tallymark.journal.postgresql.connection import Connection, Link
+from tallymark.journal.postgresql.connection import DIRECT, Access, Connection, Link
 from tallymark.journal.postgresql.errors import LeadLost
 from tallymark.journal.postgresql.lease import Follower, Lease
 from tallymark.journal.postgresql.schema import HELD, add_journal, install
@@ -43,12 +43,15 @@ class Leadership:
     """One broker's connection to the lease of its journal. Any method raises psycopg.Error when
     there is no answer; the next one connects again. One thread."""
 
-    def __init__(self, url: str, journal: int, name: str, lasting_ms: int) -> None:
+    def __init__(
+        self, url: str, journal: int, name: str, lasting_ms: int, access: Access = DIRECT
+    ) -> None:
         """name: the broker's own, which no other process has."""
         self._journal = journal
         self.name = name
         self.lasting_ms = lasting_ms
-        self._link = Link(url)
+        self.access = access
+        self._link = Link(url, access)
         self._known: Connection | None = None
         """Connection in whose database the tables are known to be there."""
         self._listens = False

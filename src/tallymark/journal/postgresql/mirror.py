@@ -51,6 +51,8 @@ class Mirror:
         """Segment that grows."""
         self._rows: dict[str, Mark] = {}
         """Last row of each segment in the folder, by name."""
+        self.cuts = 0
+        """Times that the folder lost blocks which it had taken: the tables no longer have them."""
         self._trusted = False
         """True where something was not compared because it was marked."""
         self.position = 0
@@ -150,6 +152,7 @@ class Mirror:
 
     def _compare(self) -> None:
         """Cut each segment to what it has in common with the table, and remove the others."""
+        before = self.position
         stripped = {parsed_name(name) for name in self._sums if name.endswith(".ledger")}
         dead = {named[0] for named in stripped if named is not None}
         marks = {n: m for n, m in read_marks(self._folder).items() if self._reaches(n, m.end)}
@@ -172,6 +175,7 @@ class Mirror:
             self.position = one.number << 32 | (0 if mark is None else mark.end)
             if mark != one.last:
                 break  # what is behind is fetched, and what is there is overwritten
+        self.cuts += self.position < before
         self._rows = found
         write_marks(self._folder, self._files, found)
 

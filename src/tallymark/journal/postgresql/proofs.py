@@ -15,13 +15,13 @@ after it.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, final
 
 from tallymark.journal.postgresql.connection import Connection
 from tallymark.journal.postgresql.errors import WentBack
+from tallymark.journal.threads import REAL, Threads
 from tallymark.stored.segment import parsed_name
 
 _ROW: Final = "SELECT epoch, crc FROM tallymark.block WHERE journal = %s AND position = %s"
@@ -36,9 +36,9 @@ class Proofs:
     """The proofs of one journal's leader. Blocks are appended by one thread, files changed by
     another."""
 
-    def __init__(self, journal: int) -> None:
+    def __init__(self, journal: int, threads: Threads = REAL) -> None:
         self._journal = journal
-        self._changing = threading.RLock()
+        self._changing = threads.owned_lock()
         """Held while files are changed: only that can remove what a proof names."""
         self._row: tuple[int, int, int] | None = None
         """Position, epoch and checksum of the last row."""
@@ -52,8 +52,11 @@ class Proofs:
     @contextmanager
     def changing(self) -> Iterator[None]:
         """Change files, for as long as this lasts."""
-        with self._changing:
+        self._changing.acquire()
+        try:
             yield
+        finally:
+            self._changing.release()
 
     def changed(self, put: dict[str, list[int]], gone: Sequence[str]) -> None:
         """Note that a change of files is safe. With a segment the proof in it has gone."""
@@ -75,7 +78,7 @@ class Proofs:
 
     def check(self, connection: Connection) -> None:
         """Look the proofs up in what is visible. Raises WentBack, psycopg.Error."""
-        with self._changing:
+        with self.changing():
             if self._row is not None:
                 position, *expected = self._row
                 found = connection.execute(_ROW, (self._journal, position)).fetchone()

@@ -7,7 +7,6 @@ for the synchronous standby. Whoever is not told looks by itself, later: nothing
 
 from __future__ import annotations
 
-import threading
 from typing import Final, final
 
 import psycopg
@@ -15,7 +14,8 @@ from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGconn
 
-from tallymark.journal.postgresql.connection import Link
+from tallymark.journal.postgresql.connection import DIRECT, Access, Link
+from tallymark.journal.threads import Worker
 
 PAUSE_S: Final = 0.2
 """Seconds between two notifications, at least: each costs a broker that follows a few queries."""
@@ -25,19 +25,20 @@ PAUSE_S: Final = 0.2
 class Teller:
     """One journal's notifications."""
 
-    def __init__(self, url: str, journal: int) -> None:
-        self._link = Link(url)
+    def __init__(self, url: str, journal: int, access: Access = DIRECT) -> None:
+        self._link = Link(url, access)
+        self._thread = access.threads.thread
         self._statement = (
             f"BEGIN; SET LOCAL synchronous_commit TO off; NOTIFY tallymark_{journal}; COMMIT"
         ).encode()
-        self._grown = threading.Event()
-        self._ended = threading.Event()
-        self._worker: threading.Thread | None = None
+        self._grown = access.threads.event()
+        self._ended = access.threads.event()
+        self._worker: Worker | None = None
 
     def tell(self) -> None:
         """Have it told that the journal has grown. Does not wait."""
         if self._worker is None:
-            self._worker = threading.Thread(target=self._run, name="journal-teller", daemon=True)
+            self._worker = self._thread(self._run, "journal-teller")
             self._worker.start()
         if not self._grown.is_set():
             self._grown.set()

@@ -11,7 +11,6 @@ a leader's /healthz; and what only reads.
 from __future__ import annotations
 
 import socket
-import time
 from typing import Final, final
 
 from aiohttp import web
@@ -70,8 +69,7 @@ class StandbyHttp:
 
     def _behind_s(self) -> float:
         """Seconds since it had read everything; -1: it never had."""
-        seen_at = self._following.seen_at
-        return time.monotonic() - seen_at if seen_at else -1.0
+        return self._following.behind_s
 
     async def _health(self, request: web.Request) -> web.Response:
         if "leader" in request.query:
