@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from tallymark.simulation.drawing import draw
-from tallymark.simulation.run import run
+from tallymark.simulation.playing import run
 from tests.simulation.bugs import journal, queues, readers, recording
 from tests.simulation.bugs.registry import MUTANTS, NEEDS
 

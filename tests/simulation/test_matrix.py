@@ -17,7 +17,7 @@ SCRIPT: Final = """
 import json
 from tallymark.engine.ledger import Ledger
 from tallymark.simulation import matrix
-from tallymark.simulation.run import run
+from tallymark.simulation.playing import run
 
 kinds, emit = set(), Ledger.emit
 

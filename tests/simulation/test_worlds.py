@@ -17,7 +17,7 @@ SRC = Path(tallymark.__file__).parents[1]
 
 WAITING_LETTERS = """
 from tallymark.simulation.plan import Plan, PublisherPlan, QueuePlan
-from tallymark.simulation.run import run
+from tallymark.simulation.playing import run
 
 queues = tuple(QueuePlan(name, ttl_ms=50, dead_letters=True, dead_length=10) for name in "ab")
 publishers = (PublisherPlan("p", "amqp", "a", batch=12, pause_s=8.0),)

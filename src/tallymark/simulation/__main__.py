@@ -24,7 +24,8 @@ from typing import Final, TypeVar
 
 from tallymark.simulation import matrix
 from tallymark.simulation.drawing import draw
-from tallymark.simulation.run import Result, play, run
+from tallymark.simulation.playing import play, run
+from tallymark.simulation.run import Result
 from tallymark.simulation.shrink import Less, shrunk
 from tallymark.simulation.states import STATES
 

@@ -27,7 +27,8 @@ from tallymark.simulation.plan import (
     StreamPlan,
     SubscriptionPlan,
 )
-from tallymark.simulation.run import Result, run
+from tallymark.simulation.playing import run
+from tallymark.simulation.run import Result
 
 SCRIPT: Final = Plan(
     seed=7,

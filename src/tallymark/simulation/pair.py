@@ -178,7 +178,7 @@ class Pair:
         """Broker that led last."""
         self.takeovers = 0
         self.cause = ""
-        """What befell the leader last."""
+        """Fault that befell the leader last, as states call it; empty: a takeover came since."""
         self._database_ns = 0
         """Time from which on the database counts as there."""
 

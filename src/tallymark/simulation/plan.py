@@ -50,12 +50,12 @@ HANG, LOST, CUT_OFF, SLOW, MID, RESTART, FAILOVER, BEHIND, STANDBY_AWAY, KILL_WA
     "cut in mid statement", "database restarts", "database fails over",
     "database fails over, behind", "standby server away", "waiting broker killed",
 )  # fmt: skip
-"""What befalls a pair of brokers and their database, besides KILL and STOP of the leader."""
+"""Faults of a pair of brokers and their database, besides KILL and STOP of the leader."""
 DATABASE_FAULTS: Final = (
     HANG, LOST, CUT_OFF, SLOW, MID, RESTART, FAILOVER, BEHIND, STANDBY_AWAY, KILL_WAITING,
 )  # fmt: skip
 CAUSES: Final = {KILL: "a kill", STOP: "a stop", HANG: "a hang", LOST: "a loss", CUT_OFF: "a cut"}
-"""What befalls a leader, as states call it."""
+"""Faults of a leader, as states call them."""
 DECLARE, POLICY, PURGE, RIGHTS, RELOAD, CLOSE, LOOK, DEFINITIONS, GET = KINDS = (
     "declare", "policy", "purge", "rights", "reload", "close", "look", "definitions", "get",
 )  # fmt: skip

@@ -1,29 +1,18 @@
-"""One world from its beginning to its end: `run` plays a plan and says what went wrong."""
+"""One world from its beginning to its end, and what went wrong in it: see playing.py."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import io
-import itertools
-import random
-import shutil
-import sys
-import tempfile
-import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from tallymark.engine.queue import Queue
 from tallymark.journal.verify import OTHER_BYTES, verify
-from tallymark.server import logs
 from tallymark.server.config.settings import Config
 from tallymark.server.config.slow_consumers import SlowSettings, parse
 from tallymark.simulation import states
 from tallymark.simulation.clients import Clients
 from tallymark.simulation.disk import Faults
-from tallymark.simulation.drawing import draw
 from tallymark.simulation.history import History, Violated
 from tallymark.simulation.management import Operator
 from tallymark.simulation.models.ledger import check_ledger
@@ -92,9 +81,6 @@ ROT_S: Final = 5
 """Simulated seconds for which a broker is watched that was given turned bits."""
 LOOK_EVERY: Final = 8
 """Steps of the world between two looks whether what it waits for is so."""
-COLLECT_EVERY: Final = 10
-"""Worlds after which a process looks for garbage in all that it has."""
-SHARED_MEMORY: Final = Path("/dev/shm")
 
 
 @dataclass
@@ -113,59 +99,6 @@ class Result:
     steps: int = 0
     seen: set[str] = field(default_factory=set)
     log: list[str] = field(default_factory=list)
-
-
-def run(plan: Plan) -> Result:
-    """Play a plan."""
-    parent = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
-    folder = Path(tempfile.mkdtemp(prefix="tallymark-world-", dir=parent))
-    chance = random.Random(f"system {plan.seed}")
-    drawn = random._urandom  # type: ignore[attr-defined]
-    random._urandom = chance.randbytes  # type: ignore[attr-defined]
-    random.seed(plan.seed)
-    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None  # of coroutines that never end
-    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            logs.configure("error", {}, "text")
-            try:
-                # Each life of the broker collects and freezes: it looks at its own objects only.
-                gc.freeze()
-                return _of(plan)(plan, folder).play()
-            finally:
-                _collect()
-    finally:
-        random._urandom = drawn  # type: ignore[attr-defined]
-        sys.unraisablehook = hook
-        shutil.rmtree(folder, ignore_errors=True)
-        gc.enable()
-
-
-def _of(plan: Plan) -> type[Run]:
-    """Return what plays a plan."""
-    if plan.pair is None:
-        return Run
-    from tallymark.simulation.pair_run import PairRun
-
-    return PairRun
-
-
-_since_collected = itertools.count(1)
-"""Worlds of this process."""
-
-
-def _collect() -> None:
-    """Collect the garbage of worlds: now and then, since that looks at the whole program."""
-    if next(_since_collected) % COLLECT_EVERY == 0:
-        gc.unfreeze()
-        gc.collect()
-
-
-def play(seed: int, pairs: bool | None = None) -> Result:
-    """Play the plan of a seed, and leave its history out of the result. pairs: as `draw`."""
-    result = run(draw(seed, pairs))
-    result.log = []
-    return result
 
 
 def _slow_consumers(plan: Plan) -> SlowSettings:

@@ -20,7 +20,8 @@ from psycopg.pq import ExecStatus
 from tallymark.journal.postgresql import connection as real
 from tallymark.journal.postgresql.connection import CONNECT_S, LOST_MS, Access
 from tallymark.journal.threads import REAL
-from tallymark.simulation.database.server import Answer, Server, Session
+from tallymark.simulation.database.server import Server, Session
+from tallymark.simulation.database.transactions import Answer
 from tallymark.simulation.threads import Crashed, Process, SimulatedThread
 from tallymark.simulation.world import SECOND_NS
 
@@ -46,7 +47,7 @@ class Wire:
 
     @property
     def access(self) -> Access:
-        """What the journal connects with."""
+        """Return the ways in which the journal connects."""
         threads = REAL if self.process is None else self.process.threads
         return Access(
             lambda url: cast(real.Connection, self._connect()),
@@ -107,7 +108,7 @@ class Connection:
         """Times of the last arrivals: what is sent keeps its order."""
         self.adapters = psycopg.adapters
         self.connection = None
-        """None: names are quoted without a server's help."""
+        """Connection by whose rules names are quoted; None: those of any."""
         self.pgconn = _Prepared(self)
 
     # -- for the broker
@@ -266,7 +267,7 @@ class Connection:
         server.loop.call_at(self._back_ns / SECOND_NS, call, *args)
 
     def broken(self, problem: str) -> None:
-        """Nothing comes over this connection any more."""
+        """Break: nothing comes over this connection any more."""
         if not self._problem and not self.closed:
             self._problem = problem
             self._end(self._wire.delay_s())

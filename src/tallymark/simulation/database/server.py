@@ -9,53 +9,38 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Protocol
 
 import psycopg
 
-from tallymark.simulation.database.statements import Rows, run, statements_of
+from tallymark.simulation.database.statements import run, statements_of
 from tallymark.simulation.database.tables import HELD, ROW, Change, Tables
+from tallymark.simulation.database.transactions import (
+    ENDLESS_S,
+    Answer,
+    Blocked,
+    Rows,
+    Transaction,
+)
 from tallymark.simulation.loop import SimulatedLoop
 from tallymark.simulation.threads import Process
 from tallymark.simulation.world import EPOCH_NS, SECOND_NS, World
 
-if TYPE_CHECKING:
-    from tallymark.simulation.database.client import Connection
 
-IDLE_S: Final = 10.0
-"""Seconds after which a transaction whose client has stopped in its midst is ended: as the broker's
-sessions ask for (journal/postgresql/connection.py)."""
-ENDLESS_S: Final = 1e9
+class Client(Protocol):
+    """The other end of a session."""
 
+    def answer(self, number: int, answer: Answer) -> None:
+        """Get the answer to a request."""
 
-class Blocked(Exception):
-    """Somebody else holds a lock."""
+    def notified(self) -> None:
+        """Get a notification."""
 
+    def reset(self) -> None:
+        """Be told that the session has ended."""
 
-@dataclass
-class Transaction:
-    """A transaction under way."""
-
-    is_explicit: bool
-    changes: list[Change] = field(default_factory=list)
-    notices: list[str] = field(default_factory=list)
-    snapshot: Tables | None = None
-    is_local: bool = False
-    """True if its commit waits for no standby."""
-    idle_s: float = IDLE_S
-    lock_s: float = ENDLESS_S
-    has_failed: bool = False
-
-
-@dataclass
-class Answer:
-    """What a client is told: rows, or their number; or an error."""
-
-    rows: Rows = field(default_factory=list)
-    count: int = 0
-    error: psycopg.Error | None = None
-    warnings: list[str] = field(default_factory=list)
+    def silent(self) -> None:
+        """Hear nothing any more."""
 
 
 class Server:
@@ -198,7 +183,7 @@ def _nobody(changes: list[Change]) -> None:
 class Session:
     """One session: it does one thing after the other."""
 
-    def __init__(self, server: Server, connection: Connection) -> None:
+    def __init__(self, server: Server, connection: Client) -> None:
         self.server = server
         self.connection = connection
         self.channels: set[str] = set()
@@ -213,9 +198,20 @@ class Session:
 
     # -- for statements
 
+    def wall_ms(self) -> int:
+        return self.server.wall_ms()
+
+    @property
+    def seen(self) -> set[str]:
+        return self.server.seen
+
+    def is_doubtful(self, journal: int, epoch: int, position: int) -> bool:
+        """Return whether this was asked for before, and the answer was lost."""
+        return (journal, epoch, position) in self.server.doubtful and not self.has_lost_client
+
     @property
     def tables(self) -> Tables:
-        """What this session sees."""
+        """Return what this session sees."""
         transaction = self._transaction
         if transaction is None:
             return self.server.tables

@@ -1,4 +1,4 @@
-"""What each statement of the journal does to the tables: those of journal/postgresql, and no other.
+"""Statements of the journal, and what each does to the tables: those of journal/postgresql alone.
 
 A statement that is not here ends the world: the journal has a new one, and its meaning belongs
 here, as PostgreSQL has it.
@@ -7,8 +7,8 @@ here, as PostgreSQL has it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Final, Protocol, TypeAlias
 
 import psycopg
 
@@ -26,13 +26,44 @@ from tallymark.simulation.database.tables import (
     LeaseRow,
     Part,
     Row,
+    Tables,
 )
+from tallymark.simulation.database.transactions import Rows, Transaction
 
-if TYPE_CHECKING:
-    from tallymark.simulation.database.server import Session
 
-Rows: TypeAlias = list[tuple[Any, ...]]
-Handler: TypeAlias = Callable[["Session", re.Match[str], Sequence[Any]], Rows | int]
+class Session(Protocol):
+    """One session, as its statements need it."""
+
+    channels: set[str]
+
+    @property
+    def tables(self) -> Tables:
+        """Return what it sees."""
+
+    @property
+    def seen(self) -> set[str]:
+        """Return the names of the interesting states that were reached."""
+
+    def open_transaction(self) -> Transaction:
+        """Return its transaction."""
+
+    def change(self, kind: str, key: Any, value: Any) -> None:
+        """Change something with its commit."""
+
+    def share(self, key: Hashable) -> None:
+        """Lock something together with others. Raises Blocked."""
+
+    def own(self, key: Hashable) -> None:
+        """Lock something alone. Raises Blocked."""
+
+    def wall_ms(self) -> int:
+        """Return the server's time."""
+
+    def is_doubtful(self, journal: int, epoch: int, position: int) -> bool:
+        """Return whether a row was asked for before, and the answer was lost."""
+
+
+Handler: TypeAlias = Callable[[Session, re.Match[str], Sequence[Any]], Rows | int]
 """Returns the rows of an answer, or the number of those that were changed."""
 _HANDLERS: Final[list[tuple[re.Pattern[str], Handler]]] = []
 _KNOWN: Final[dict[str, tuple[Handler, re.Match[str]]]] = {}
@@ -167,7 +198,7 @@ def _(session: Session, found: re.Match[str], values: Sequence[Any]) -> Rows | i
     if values[0] in session.tables.leases:
         return 0
     session.own(("lease", values[0]))
-    session.change(LEASE, values[0], LeaseRow("", session.server.wall_ms(), ""))
+    session.change(LEASE, values[0], LeaseRow("", session.wall_ms(), ""))
     return 1
 
 
@@ -241,14 +272,14 @@ def _(session: Session, found: re.Match[str], values: Sequence[Any]) -> Rows | i
 @_does("SELECT holder, ... FROM tallymark.lease WHERE journal = %s")
 def _(session: Session, found: re.Match[str], values: Sequence[Any]) -> Rows | int:
     lease = session.tables.leases[values[0]]
-    return [(*lease, session.server.wall_ms())]
+    return [(*lease, session.wall_ms())]
 
 
 @_does("SELECT holder, ... FROM tallymark.lease WHERE journal = %s FOR UPDATE")
 def _(session: Session, found: re.Match[str], values: Sequence[Any]) -> Rows | int:
     session.own(("lease", values[0]))
     session.change(HELD, values[0], None)
-    return [(*session.tables.leases[values[0]], session.server.wall_ms())]
+    return [(*session.tables.leases[values[0]], session.wall_ms())]
 
 
 @_does("WITH alone AS MATERIALIZED (SELECT set_config('synchronous_commit', 'local', true)) UPDATE "
@@ -260,7 +291,7 @@ def _(session: Session, found: re.Match[str], values: Sequence[Any]) -> Rows | i
     if lease.holder != name:
         return []
     session.open_transaction().is_local = True
-    expires_ms = session.server.wall_ms() + lasting_ms
+    expires_ms = session.wall_ms() + lasting_ms
     session.change(LEASE, journal, lease._replace(expires_ms=expires_ms))
     return [(expires_ms, lease.request)]
 
@@ -281,14 +312,14 @@ def _(session: Session, found: re.Match[str], values: Sequence[Any]) -> Rows | i
 def _(session: Session, found: re.Match[str], values: Sequence[Any]) -> Rows | int:
     journal, name, position = values
     session.own(("standby", journal, name))
-    session.change(FOLLOWER, (journal, name), (position, session.server.wall_ms()))
+    session.change(FOLLOWER, (journal, name), (position, session.wall_ms()))
     return 1
 
 
 @_does("DELETE FROM tallymark.standby WHERE journal = %s AND ...")
 def _(session: Session, found: re.Match[str], values: Sequence[Any]) -> Rows | int:
     journal, name = values
-    now_ms = session.server.wall_ms()
+    now_ms = session.wall_ms()
     gone = [
         key for key, (_, seen_ms) in session.tables.followers.items()
         if key[0] == journal and (key[1] == name or seen_ms < now_ms - DAY_MS)
@@ -301,7 +332,7 @@ def _(session: Session, found: re.Match[str], values: Sequence[Any]) -> Rows | i
 
 @_does("SELECT name, position, ... AS age FROM tallymark.standby WHERE journal = %s ORDER BY age")
 def _(session: Session, found: re.Match[str], values: Sequence[Any]) -> Rows | int:
-    now_ms = session.server.wall_ms()
+    now_ms = session.wall_ms()
     rows = [
         (key[1], position, now_ms - seen_ms)
         for key, (position, seen_ms) in session.tables.followers.items() if key[0] == values[0]
@@ -319,12 +350,12 @@ def _(session: Session, found: re.Match[str], values: Sequence[Any]) -> Rows | i
     journal, epoch, position, crc, data = values
     if (int(found[1]), int(found[2])) not in session.tables.segments:
         raise psycopg.errors.UndefinedTable(f'relation "block_{found[1]}_{found[2]}"')
-    seen, doubtful = session.server.seen, (journal, epoch, position)
+    seen = session.seen
     if not _held(session, journal, epoch):
         seen.add("superseded leader tried to write")
         return 0
     session.own(("row", journal, position))
-    is_again = doubtful in session.server.doubtful and not session.has_lost_client
+    is_again = session.is_doubtful(journal, epoch, position)
     if position in session.tables.segments[journal, position >> 32]:
         if is_again:
             seen.add("unknown commit had happened")

@@ -34,7 +34,7 @@ class Part(NamedTuple):
 
 
 class LeaseRow(NamedTuple):
-    """Who leads, and until when."""
+    """A lease: who leads, and until when."""
 
     holder: str
     expires_ms: int
@@ -43,7 +43,7 @@ class LeaseRow(NamedTuple):
 
 @dataclass
 class Tables:
-    """What there is. Journals are numbers."""
+    """Tables with all that is visible. Journals are numbers."""
 
     epochs: dict[int, int] = field(default_factory=dict)
     leases: dict[int, LeaseRow] = field(default_factory=dict)
