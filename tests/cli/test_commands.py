@@ -266,6 +266,15 @@ def test_settings_are_checked_before_anything_starts(tmp_path: Path) -> None:
             assert wrong.split()[0] in run(command, "--config", str(file), code=2).stderr
 
 
+def test_a_start_is_refused_where_the_users_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "users.json").write_text("garbage")
+    refused = run(
+        "serve", "--data-dir", str(tmp_path), "--amqp-port", "0", "--http-port", "0", code=2
+    )
+    assert "users.json: JSON is malformed" in refused.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["users.json"]
+
+
 def test_help_names_every_command() -> None:
     shown = run("--help").stdout
     commands = (

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -175,6 +176,37 @@ def test_a_list_is_shown_again_and_again_until_ctrl_c(broker: BrokerProcess) -> 
                 assert process.poll() is None
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(PATIENCE_S) == 0
+
+
+def test_a_move_says_once_that_a_side_is_away_and_that_it_tries_again(
+    broker: BrokerProcess,
+) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        away = f"amqp://guest:guest@127.0.0.1:{nobody.getsockname()[1]}"
+        command = [sys.executable, "-m", "tallymark", "move", "a", "--from", away, "--to"]
+        process = subprocess.Popen(
+            [*command, broker.url], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            assert process.stderr is not None
+            first = process.stderr.readline()
+            assert first.startswith("tallymark: source /queues/a: ")
+            assert first.endswith("; trying again until Ctrl-C\n")
+            process.send_signal(signal.SIGINT)
+            assert process.stderr.read() == ""
+            assert process.wait(PATIENCE_S) == 1
+        finally:
+            process.kill()
+            process.wait()
+            process.stderr.close()
+
+
+def test_what_answers_without_http_is_shown_and_harms_no_terminal(broker: BrokerProcess) -> None:
+    url = f"http://127.0.0.1:{broker.amqp_port}"
+    (line,) = run(broker, "queues", "--url", url, code=1).stderr.splitlines()
+    told = "'AMQP\\x00\\x00\\t\\x01', expected an answer over HTTP"
+    assert line == f"tallymark: {url}: no broker answers: {told}"
 
 
 # -- the terminal

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from tallymark.cli.serving import spelled_out
 from tallymark.server.config.kinds import is_loopback
 from tallymark.server.config.settings import DECLARED, ConfigError, load
+from tallymark.server.run import room
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
 
@@ -118,6 +121,15 @@ def test_a_url_that_is_none_is_refused_without_its_password() -> None:
         with pytest.raises(ConfigError, match="journal 'postgresql://ann@") as refused:
             load(None, {}, {"journal": url})
         assert "sec" not in str(refused.value)
+
+
+def test_a_full_disk_is_told_with_what_a_start_needs() -> None:
+    config = load(None, {}, {"data_dir": "there", "segment_size": "2MiB"})
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert (
+        room(config, full) == ": a start needs room for a segment (2MiB) in the data folder there"
+    )
+    assert room(config, OSError(errno.EROFS, os.strerror(errno.EROFS))) == ""
 
 
 def test_a_flag_that_is_true_or_false_may_stand_alone() -> None:

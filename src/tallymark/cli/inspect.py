@@ -74,7 +74,9 @@ def _told(url: str, login: str, call: Callable[[Client], Any]) -> Any:
         return call(Client(endpoint))
     except BrokerUnreachable as error:
         cause = error.__cause__ or error
-        fail(f"{endpoint}: no broker answers: {getattr(cause, 'strerror', None) or cause}")
+        reason = getattr(cause, "strerror", None) or str(cause)
+        shown = reason if reason.isprintable() else f"{reason!r}, expected an answer over HTTP"
+        fail(f"{endpoint}: no broker answers: {shown}")
     except BrokerRefused as error:
         fail(f"{endpoint}: {error}")
     except WrongFile as error:

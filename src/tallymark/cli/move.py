@@ -183,8 +183,14 @@ def _between(table: dict[str, Any], count: int | None, follow: bool) -> None:
         fail(str(error), USAGE)
     pace = Pace(most=count, follows=follow, persists=False)
 
+    told = ""
+
     def failed(shovel: Shovel) -> None:
-        print(f"tallymark: {shovel.problem}", file=sys.stderr)
+        nonlocal told
+        after = "; trying again until Ctrl-C" if shovel.tries_again else ""
+        if shovel.problem + after != told:
+            told = shovel.problem + after
+            print(f"tallymark: {told}", file=sys.stderr)
 
     by = f"tallymark move at {platform.node() or 'localhost'}"
     runner = Runner(pace, attempts_of(plan, by, pace), failed)

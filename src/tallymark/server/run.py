@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -36,7 +37,7 @@ from tallymark.server.access.tls import Certificates, Tls, TlsRefused
 from tallymark.server.access.user import UsersError
 from tallymark.server.amqp import AmqpClient, Settings
 from tallymark.server.clock import wall_ms
-from tallymark.server.config.kinds import LOCAL, is_loopback
+from tallymark.server.config.kinds import LOCAL, is_loopback, show_size
 from tallymark.server.config.reload import on_signal
 from tallymark.server.config.settings import Config
 from tallymark.server.doors import RESERVED
@@ -126,8 +127,16 @@ def run(config: Config, read: Callable[[], Config] | None = None) -> int:
         print(f"tallymark: {error}", file=sys.stderr)
         return FAILED
     except OSError as error:
-        print(f"tallymark: cannot serve: {error}", file=sys.stderr)
+        print(f"tallymark: cannot serve: {error}{room(config, error)}", file=sys.stderr)
         return FAILED
+
+
+def room(config: Config, error: OSError) -> str:
+    """What a full disk needs, for the end of its error."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return ""
+    size = show_size(config.segment_size)
+    return f": a start needs room for a segment ({size}) in the data folder {config.data_dir}"
 
 
 def _check(config: Config) -> None:
@@ -148,7 +157,9 @@ def check_settings(config: Config) -> None:
 
 
 def _check_users(config: Config) -> None:
-    """Check who may log in, where no definitions that are taken later say more."""
+    """Check who may log in: that users.json can be read, since nobody could log in otherwise; and
+    the hosts, where no definitions that are taken later say more."""
+    users.load(config.data_dir)
     if config.definitions is None:
         _check_hosts(config)
 

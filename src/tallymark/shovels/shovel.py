@@ -108,6 +108,11 @@ class Shovel:
         """Messages that are taken and not settled."""
         return sum(self._counts)
 
+    @property
+    def tries_again(self) -> bool:
+        """Return whether it goes on after its last failure."""
+        return not self._is_ending
+
     # What happens
 
     def start(self) -> list[Do]:
