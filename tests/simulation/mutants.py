@@ -22,10 +22,10 @@ from typing import Final
 
 from tallymark.simulation.drawing import draw
 from tallymark.simulation.playing import run
-from tests.simulation.bugs import journal, queues, readers, recording
-from tests.simulation.bugs.registry import MUTANTS, NEEDS
+from tests.simulation.bugs import journal, pairs, queues, readers, recording
+from tests.simulation.bugs.registry import MUTANTS, NEEDS, PAIRS
 
-BUGS: Final = (journal, recording, queues, readers)
+BUGS: Final = (journal, recording, queues, readers, pairs)
 """Modules that have put their bugs into the registry."""
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "simulation.md"
 PROMISES: Final = PAGE.with_name("guarantees.md")
@@ -48,7 +48,7 @@ def seeds_needed(name: str, begin: int, most: int) -> tuple[int, str]:
     needs = NEEDS.get(name)
     played = 0
     for number in range(begin, most + 1):
-        plan = draw(FIRST + number - 1)
+        plan = draw(FIRST + number - 1, pairs=name in PAIRS or None)
         if needs is not None and not needs(plan):
             continue
         if played == SEEDS_A_PROCESS:
@@ -72,9 +72,11 @@ def in_a_process(module: str, *arguments: str) -> str:
     return done.stdout
 
 
-def holds_without(seed: int) -> bool:
+def holds_without(seed: int, pairs: bool) -> bool:
     """Return whether a world holds without any bug: else what was seen says nothing of one."""
-    return f"{seed}: passed" in in_a_process("tallymark.simulation", "--seed", str(seed))
+    return f"{seed}: passed" in in_a_process(
+        "tallymark.simulation", "--seed", str(seed), *["--pairs"] * pairs
+    )
 
 
 def search(name: str, most: int) -> str:
@@ -87,7 +89,7 @@ def search(name: str, most: int) -> str:
             return row_of(name, 0, "its process ended", most)
         last, _, seen = said.splitlines()[-1].partition(" ")
         number = int(last)
-        if seen and holds_without(FIRST + number - 1):
+        if seen and holds_without(FIRST + number - 1, name in PAIRS):
             return row_of(name, number, seen, most)
         if seen:
             print(f"seed {FIRST + number - 1} fails without a bug, too: {seen}", file=sys.stderr)

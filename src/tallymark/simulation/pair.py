@@ -30,6 +30,7 @@ from tallymark.simulation.loop import SimulatedLoop
 from tallymark.simulation.network import End, Network
 from tallymark.simulation.plan import PairPlan
 from tallymark.simulation.process import Broker
+from tallymark.simulation.rot import REFUSED
 from tallymark.simulation.threads import Process
 from tallymark.simulation.violated import Violated
 from tallymark.simulation.world import NEVER_NS, SECOND_NS, World
@@ -77,6 +78,9 @@ class Member(Broker):
         """Time at which it is to be started again."""
         self.able_ns = 0
         """Time since when it could lead, as far as the world knows."""
+        self.accepts_loss = False
+        """True once it has said that its database lacks what it had confirmed: an operator accepts
+        that."""
         self.was_told_to_stop = False
         self.life_of: dict[object, int] = {}
         """Numbers of its lives by their loops."""
@@ -118,7 +122,7 @@ class Member(Broker):
 
     async def _serve(self, loop: SimulatedLoop) -> int:
         assert self.process is not None
-        config = self._config_of(self.data_dir)
+        config = replace(self._config_of(self.data_dir), accept_loss=self.accepts_loss)
         tls = Certificates(config)
         bound = self._bound()
         self._stop = loop.create_future()
@@ -303,7 +307,8 @@ class Pair:
             not reason and member.was_told_to_stop
         )
         if self.is_damaged:
-            is_right |= reason in WENT_BACK
+            member.accepts_loss = reason.startswith(REFUSED)
+            is_right |= reason in WENT_BACK or member.accepts_loss
         if not is_right:
             how = reason or "stopped"
             raise Violated(f"a broker ended: {how}, in epoch {member.epoch} of {epoch}")

@@ -29,13 +29,22 @@ NEEDS: Final[dict[str, Callable[[Plan], object]]] = {}
 """Tests of a plan, for bugs that most worlds have no use for."""
 
 
-def mutant(name: str, needs: Callable[[Plan], object] | None = None) -> Callable[[Patch], Patch]:
-    """Name a deliberate bug. needs: returns whether a plan has what the bug is about."""
+PAIRS: Final[set[str]] = set()
+"""Names of bugs for which every world is a pair of brokers."""
+
+
+def mutant(
+    name: str, needs: Callable[[Plan], object] | None = None, pairs: bool = False
+) -> Callable[[Patch], Patch]:
+    """Name a deliberate bug. needs: returns whether a plan has what the bug is about; pairs: it is
+    looked for in pairs of brokers."""
 
     def add(patch: Patch) -> Patch:
         MUTANTS[name] = patch
         if needs is not None:
             NEEDS[name] = needs
+        if pairs:
+            PAIRS.add(name)
         return patch
 
     return add

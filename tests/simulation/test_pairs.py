@@ -1,0 +1,132 @@
+"""Pairs of brokers: the simulated database by itself, and what the worlds have found with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tallymark.journal.postgresql import schema
+from tallymark.journal.postgresql.connection import Access
+from tallymark.journal.postgresql.errors import LeadLost
+from tallymark.journal.postgresql.insert import Insert
+from tallymark.journal.postgresql.leadership import Leadership
+from tallymark.journal.postgresql.schema import HELD, row_checksum
+from tallymark.server.standby import Following
+from tallymark.simulation.database.client import Wire
+from tallymark.simulation.database.server import Server
+from tallymark.simulation.drawing import draw
+from tallymark.simulation.plan import Plan
+from tallymark.simulation.world import World
+from tests.journal.test_growth import blocks_of, written
+
+URL = "postgresql://database/tallymark"
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server(World(1), standby_s=0.001)
+
+
+@pytest.fixture
+def access(server: Server) -> Access:
+    """Ways to it, on which the caller runs the world."""
+    return Wire(server, None, 0.0).access
+
+
+def lead(access: Access, name: str) -> tuple[Leadership, int]:
+    made = Leadership(URL, 1, name, 1000, access)
+    return made, made.claim()
+
+
+def fill(access: Access, epoch: int, blocks: list[tuple[str, bytes]]) -> None:
+    """Commit blocks, each as a row."""
+    connection = access.connect(URL)
+    at: dict[int, int] = {}
+    for name, block in blocks:
+        segment = int(name[:10])
+        offset = at.get(segment, 0)
+        schema.make_partition(connection, 1, segment)
+        insert = Insert(connection, 1, epoch, segment)
+        assert insert.row(segment << 32 | offset, row_checksum(block), block)
+        at[segment] = offset + len(block)
+    connection.close()
+
+
+def test_a_lease_that_another_one_has_is_not_claimed_before_it_runs_out(access: Access) -> None:
+    first, epoch = lead(access, "a")
+    assert epoch == 1
+    second, none = lead(access, "b")
+    assert none == 0
+    second.wait(1.1)
+    assert second.claim() == 2
+    with pytest.raises(LeadLost, match="epoch 2, and this broker's lead was epoch 1"):
+        first.renew(1)
+
+
+def test_a_commit_waits_for_the_standby_server_and_is_lost_with_its_answer(
+    server: Server, access: Access
+) -> None:
+    """The request is done, and no answer comes: the row of the leader is not visible before the
+    standby has it."""
+    _, epoch = lead(access, "a")
+    server.stall(5.0)
+    connection = access.connect(URL)
+    server.loop.call_later(1.0, access.cut, connection)
+    logged = len(server.log)
+    with pytest.raises(psycopg.OperationalError, match="shut down"):
+        connection.execute(HELD, {"journal": 1, "epoch": epoch})
+    assert (len(server.log), server.copied) == (logged + 1, logged)
+    server.down()
+    assert server.fail_over() == 1
+
+
+def test_a_transaction_whose_client_says_nothing_more_lets_go_of_its_locks(access: Access) -> None:
+    leadership, epoch = lead(access, "a")
+    frozen = access.connect(URL)
+    frozen.execute("BEGIN")
+    frozen.execute(
+        "SELECT holder, expires FROM tallymark.lease WHERE journal = %s FOR UPDATE", (1,)
+    )
+    assert leadership.renew(epoch).holder == "a"  # after ten seconds
+    with pytest.raises(psycopg.OperationalError, match="terminating connection"):
+        frozen.execute("COMMIT")
+
+
+def test_a_standby_forgets_what_its_database_has_lost(
+    tmp_path: Path, server: Server, access: Access
+) -> None:
+    """It had applied blocks that are gone after a failover to a server that was behind: were they
+    still in what it restores, it would lead on past the gap (world 5 of the pairs)."""
+    leader = written(tmp_path / "leader", clean=True)
+    blocks = blocks_of(leader.folder)
+    _, epoch = lead(access, "a")
+    fill(access, epoch, blocks)
+    folder = tmp_path / "standby"
+    folder.mkdir()
+    following = Following(Leadership(URL, 1, "b", 1000, access), folder, 1, False)
+    following.read_rest()
+    before, position = following.replay, following.position
+    server.down()
+    server.fail_over(behind=8)
+    assert following.until_leading(waits=True) == 2
+    following.read_rest()
+    assert following.position < position
+    assert following.replay is not before
+    following.close()
+    leader.journal.close()
+
+
+def test_one_seed_of_eight_is_a_pair_and_the_others_are_as_they_were() -> None:
+    drawn = [draw(seed) for seed in range(400)]
+    assert 30 < sum(one.pair is not None for one in drawn) < 70
+    assert all(draw(one.seed, pairs=False) == one for one in drawn if one.pair is None)
+
+
+def test_a_pair_has_a_fault_of_its_own_and_nobody_over_http() -> None:
+    def is_http(plan: Plan) -> bool:
+        return bool(plan.subscriptions or plan.sinks or plan.streams or plan.operators)
+
+    pairs = [draw(seed, pairs=True) for seed in range(100)]
+    assert all(one.pair is not None and one.faults and not is_http(one) for one in pairs)
