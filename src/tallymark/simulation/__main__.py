@@ -1,7 +1,8 @@
 """python -m tallymark.simulation: play seeds, one seed with its history, or the crash matrix.
 
 A run says which interesting states it has reached. A corpus is a file of seeds that reach each:
-`--corpus FILE` plays it, `--renew FILE` writes it from the seeds that are played.
+`--corpus FILE` plays it, `--renew FILE` writes it from the seeds that are played. `--choose FILE`
+writes a list of those that cost least and reach each state several times; `--list FILE` plays one.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from tallymark.simulation import matrix
+from tallymark.simulation.choosing import chosen
 from tallymark.simulation.drawing import draw
 from tallymark.simulation.playing import play, run
 from tallymark.simulation.run import Result
@@ -57,12 +59,13 @@ def main() -> int:
         return _many(matrix.crash, points, asked)
     plays = partial(play, pairs=True) if asked.pairs else play
     if asked.corpus:
-        return _many(plays, sorted({int(seed) for seed, _ in _lines(asked.corpus)}), asked)
-    seeds: list[int] = [*range(asked.first, asked.first + asked.seeds)]
-    if asked.fresh:
-        seeds += [random.SystemRandom().randrange(1 << 32) for _ in range(asked.fresh)]
-        print("fresh seeds:", *seeds[asked.seeds :])
-    return _many(plays, seeds, asked)
+        return _many(plays, sorted({*_listed([asked.corpus])}), asked)
+    seeds = dict.fromkeys(range(asked.first, asked.first + asked.seeds))
+    seeds |= dict.fromkeys(_listed(asked.list))
+    fresh = [random.SystemRandom().randrange(1 << 32) for _ in range(asked.fresh)]
+    if fresh:
+        print("fresh seeds:", *fresh)
+    return _many(plays, [*seeds, *fresh], asked)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,6 +75,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--seeds", type=int, default=100, help="number of seeds")
     parser.add_argument("--fresh", type=int, default=0, help="further seeds, drawn now")
+    parser.add_argument("--list", type=Path, action="append", default=[],
+                        help="and the seeds of this file, or corpus, one a line")  # fmt: skip
+    parser.add_argument("--choose", type=Path, help="write a list of those that were played, "
+                        "beside those of --list: cheap ones that reach every state")  # fmt: skip
     parser.add_argument("--time", type=float, help="seconds after which none is begun")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--seed", type=int, help="this one alone, with its history")
@@ -108,10 +115,9 @@ def _one(seed: int, less: Less, shrink: bool, pairs: bool | None) -> int:
     return 1 if result.failure else 0
 
 
-def _lines(corpus: Path) -> list[tuple[str, str]]:
-    """Return a corpus: seeds and states."""
-    found = [line.split(maxsplit=1) for line in corpus.read_text().splitlines()]
-    return [(seed, state) for seed, state in found]
+def _listed(files: Iterable[Path]) -> list[int]:
+    """Return the seeds of lists and corpora, with which their lines begin."""
+    return [int(line.split()[0]) for file in files for line in file.read_text().splitlines()]
 
 
 def _written(corpus: Path, reached: dict[str, list[object]]) -> None:
@@ -129,6 +135,7 @@ def _many(work: Callable[[T], Result], seeds: Iterable[T], asked: argparse.Names
     told = began - PROGRESS_S  # the first world is told at once
     seen: Counter[str] = Counter()
     reached: defaultdict[str, list[object]] = defaultdict(list)
+    played: dict[object, tuple[int, set[str]]] = {}
     done = failed = 0
     simulated_s = 0.0
     is_interrupted = False
@@ -152,6 +159,7 @@ def _many(work: Callable[[T], Result], seeds: Iterable[T], asked: argparse.Names
             done += 1
             simulated_s += result.simulated_s
             seen.update(result.seen)
+            played[seed] = result.steps, result.seen
             for state in result.seen:
                 if len(reached[state]) < EACH:
                     reached[state].append(seed)
@@ -175,6 +183,10 @@ def _many(work: Callable[[T], Result], seeds: Iterable[T], asked: argparse.Names
         print("never reached:", ", ".join(missing))
     if asked.renew:
         _written(asked.renew, reached)
+    if asked.choose:
+        seeds_of = {seed: what for seed, what in played.items() if isinstance(seed, int)}
+        found = chosen(seeds_of, {*_listed(asked.list)})
+        asked.choose.write_text("".join(f"{seed}\n" for seed in found))
     return 1 if failed or (asked.corpus and missing) else 0
 
 

@@ -45,11 +45,11 @@ SILENT_S: Final = 3
 UNHEARD: Final = (HALF_OPEN, ONE_WAY)
 UNHEARD_S: Final = 12
 """Three heartbeats of the broker."""
-MANY: Final = 3000
+MANY: Final = 2000
 """Messages from which on the publishers of a world pause `PATIENCE` times as long: queues are long
 by then, and more of the same costs most of a world and shows nothing."""
 PATIENCE: Final = 10
-MANY_GIVEN: Final = 10_000
+MANY_GIVEN: Final = 6000
 """Deliveries from which on the consumers of a world stay, and accept what they get."""
 WINDOW: Final = 5000
 """Transfer frames that a session over AMQP 1.0 takes at once."""

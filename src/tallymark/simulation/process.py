@@ -134,6 +134,7 @@ class Broker:
         node.certificates = tls
         node.broker.check()
         gc.enable()
+        gc.freeze()  # what it has made so far: the collection of a start has nothing to look at
 
     def _bound(self) -> Bound:
         """Return its ports: their attributes are what a start binds."""
