@@ -10,6 +10,7 @@ import pytest
 from tallymark.journal.postgresql import schema
 from tallymark.journal.postgresql.connection import Access
 from tallymark.journal.postgresql.errors import LeadLost
+from tallymark.journal.postgresql.home import PostgresqlHome
 from tallymark.journal.postgresql.insert import Insert
 from tallymark.journal.postgresql.leadership import Leadership
 from tallymark.journal.postgresql.schema import HELD, row_checksum
@@ -116,6 +117,24 @@ def test_a_standby_forgets_what_its_database_has_lost(
     assert following.replay is not before
     following.close()
     leader.journal.close()
+
+
+def test_a_superseded_leader_says_so_where_its_successor_has_removed_what_it_wrote(
+    tmp_path: Path, server: Server, access: Access
+) -> None:
+    """It said that the database had gone back, and ended with another exit code (world 802)."""
+    _, epoch = lead(access, "a")
+    home = PostgresqlHome(URL, 1, epoch, access)
+    (tmp_path / "users.json").write_text("{}")
+    home.put(tmp_path, ["users.json"], [])
+    other = Leadership(URL, 1, "b", 1000, access)
+    other.wait(1.1)
+    successor = PostgresqlHome(URL, 1, other.claim(), access)
+    successor.put(tmp_path, [], ["users.json"])
+    server.down()
+    server.restart()
+    with pytest.raises(LeadLost, match="it is in epoch 2"):
+        home.put(tmp_path, ["users.json"], [])
 
 
 def test_one_seed_of_eight_is_a_pair_and_the_others_are_as_they_were() -> None:

@@ -23,7 +23,7 @@ from tallymark.journal.files import Files
 from tallymark.journal.postgresql import schema
 from tallymark.journal.postgresql.compare import name_in
 from tallymark.journal.postgresql.connection import DIRECT, Access, Connection, Link, Waiting
-from tallymark.journal.postgresql.errors import LeadLost, OtherBytes
+from tallymark.journal.postgresql.errors import LeadLost, OtherBytes, WentBack
 from tallymark.journal.postgresql.insert import Insert
 from tallymark.journal.postgresql.marks import Mark, read_marks, write_marks
 from tallymark.journal.postgresql.proofs import Proofs
@@ -79,8 +79,11 @@ class PostgresqlHome:
     def check(self, connection: Connection) -> bool:
         """Check on a new connection that the database has what was safe before. From any thread.
         False: it could not be looked up yet, since files are being changed. Raises WentBack,
-        psycopg.Error."""
-        return self._proofs.check_soon(connection)
+        LeadLost, psycopg.Error."""
+        try:
+            return self._proofs.check_soon(connection)
+        except WentBack as error:
+            raise self._reason(connection, error) from None
 
     def end(self) -> None:
         self._waiting.end()
@@ -127,7 +130,7 @@ class PostgresqlHome:
                 return known
             known.close()
         else:
-            self._proofs.check(connection)
+            self._prove(connection)
         schema.make_partition(connection, self._journal, segment)
         self._insert = Insert(connection, self._journal, self.epoch, segment)
         return self._insert
@@ -145,6 +148,19 @@ class PostgresqlHome:
         ).fetchone()
         if not is_doubtful or found != (self.epoch, crc):
             raise OtherBytes(position, found)
+
+    def _prove(self, connection: Connection) -> None:
+        """Check on a new connection that the database has what was safe before. Raises WentBack,
+        LeadLost."""
+        try:
+            self._proofs.check(connection)
+        except WentBack as error:
+            raise self._reason(connection, error) from None
+
+    def _reason(self, connection: Connection, error: WentBack) -> WentBack | LeadLost:
+        """Return why the database lacks something: a leader after this one may have removed it."""
+        lost = self._lead_lost(connection)
+        return lost if lost.found > self.epoch else error
 
     def _fence(self, connection: Connection) -> None:
         """Commit the fence alone. Raises LeadLost."""
@@ -173,7 +189,7 @@ class PostgresqlHome:
 
         def work(connection: Connection, is_doubtful: bool) -> None:
             if connection is not self._proven:
-                self._proofs.check(connection)
+                self._prove(connection)
                 self._proven = connection
             connection.execute("BEGIN")
             for name in names:
