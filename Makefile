@@ -23,8 +23,10 @@ help:  ## show the targets
 # A step says what it does and how long it took; what it prints goes to build/steps/.
 STEP = $(PYTHON) .ci/step.py
 # Nothing is installed but files whose hashes are in constraints.txt. Packages that come as source are
-# built with what was installed so, too: pip checks no hashes of what it fetches for a build.
-PIP = $(BIN)/python -m pip --disable-pip-version-check install --require-hashes --no-build-isolation
+# built with what was installed so, too: pip checks no hashes of what it fetches for a build. Bytecode is
+# made by who imports a module first: most of them nobody does, and pip would take longer for that
+# than for the rest.
+PIP = $(BIN)/python -m pip --disable-pip-version-check install --require-hashes --no-build-isolation --no-compile
 
 # Packages of the broker, Spark's and the demo's: all that `make demo` needs.
 $(VENV)/.demo: pyproject.toml constraints.txt
