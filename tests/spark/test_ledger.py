@@ -230,6 +230,16 @@ def test_the_newest_segment_that_is_missing_is_told(tmp_path: Path) -> None:
         ledger_files.check_end(tmp_path)
 
 
+def test_a_ledger_without_a_checkpoint_is_told_with_how_to_get_one(tmp_path: Path) -> None:
+    disk = checkpointed(tmp_path)
+    for name in disk.names(".checkpoint"):
+        (tmp_path / name).unlink()
+    with pytest.raises(
+        ledger_files.LedgerIncomplete, match="POST /api/tallymark/ledger/checkpoint"
+    ):
+        ledger_files.find_checkpoint(tmp_path, None)
+
+
 def test_a_checkpoint_that_is_not_of_its_names_position_is_told(tmp_path: Path) -> None:
     disk = checkpointed(tmp_path)
     (name,) = disk.names(".checkpoint")

@@ -86,6 +86,11 @@ def find_checkpoint(folder: Path, upto: int | None) -> LedgerFile:
             if segment.is_sound_checkpoint(data):
                 _check_name(file, data)
                 return file
+    if not found:
+        raise LedgerIncomplete(
+            f"{folder}: no checkpoint yet, which ends the ledger: a broker writes one when it "
+            "stops, and when it is asked to (POST /api/tallymark/ledger/checkpoint)"
+        )
     what = "no sound checkpoint" if upto is None else f"no sound checkpoint at position {upto:#x}"
     raise LedgerIncomplete(f"{folder}: {what} among {[file.path.name for file in found]}")
 
