@@ -38,6 +38,8 @@ from tallymark.simulation.world import SECOND_NS
 
 LONGEST_S: Final = 6.0
 """Most seconds for which a fault of the database, or a hang, lasts."""
+BEFORE_S: Final = 0.2
+"""Seconds for which the synchronous server gets nothing before it takes over."""
 MOST_BEHIND: Final = 20
 """Commits that a server lacks which is behind, at most."""
 
@@ -146,7 +148,10 @@ class PairRun(Run):
             if self.broker.server.fail_over():
                 self.history.seen.add("failover with commits gone")
 
-        self._database_ends(comes_back)
+        server = self.broker.server
+        self._lasts(BEFORE_S)
+        server.stall(BEFORE_S + 0.1)  # what is committed until then is not on the other one
+        server.loop.call_later(BEFORE_S, self._database_ends, comes_back)
 
     def _fall_behind(self, leader: Member) -> None:
         """Fail over to a server that was behind: what was confirmed may be gone, since no

@@ -44,10 +44,11 @@ BEHIND_LIKELY: Final = 0.15
 
 def with_pair(plan: Plan, pairs: bool | None) -> Plan:
     """Return the plan as it is, or for a pair of brokers. pairs: which; None: the seed says."""
-    random = Random(f"pair {plan.seed}")
-    is_drawn = random.random() < LIKELY
+    is_drawn = Random(f"mirror {plan.seed}").random() < LIKELY
     if not (is_drawn if pairs is None else pairs):
         return plan
+    random = Random(f"pair {plan.seed}")
+    random.random()  # passed over: plans stay as they were when it said which seeds are pairs
     duration_s = random.choice([4.0, 8.0, 12.0])
     kinds = [kind for kind, likely in FAULTS if random.random() < likely] or [KILL]
     faults = [

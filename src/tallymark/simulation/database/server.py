@@ -168,7 +168,7 @@ class Server:
     def _come_back(self, kept: int) -> None:
         self.log = self.log[:kept]
         self.copied = kept
-        self._copied_at_ns = 0
+        self._copied_at_ns = self.stalls_until_ns = 0
         self.tables = Tables()
         self.last_epoch.clear()
         for changes in self.log:
