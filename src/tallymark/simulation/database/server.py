@@ -93,7 +93,7 @@ class Server:
 
     def _copy(self, number: int, log: list[list[Change]]) -> None:
         """The standby has a commit, unless another server has taken over since."""
-        if log is self.log and number > self.copied:
+        if self.is_up and log is self.log and number > self.copied:
             self.copied = number
             self.retry()
 
