@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pika
+import pytest
 
+from tallymark.server.heap import BURST_BYTES, HeapTrim
 from tests.server.lines import memory_mib
 from tests.support.patience import until
 from tests.support.process import BrokerProcess
@@ -31,3 +36,20 @@ def test_memory_of_messages_that_are_gone_goes_back_to_the_system(tmp_path: Path
         assert memory_mib(broker) > before + BURST_MIB / 2
         channel.queue_delete("gone")
         until(lambda: memory_mib(broker) < before + BURST_MIB / 4)
+
+
+def test_the_heap_is_trimmed_after_a_burst_and_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journal may hold the bytes of messages that are gone until it has written them."""
+    monkeypatch.setattr("tallymark.server.heap.resident_bytes", lambda: 0)
+    store, trims = SimpleNamespace(resident_bytes=0), list[int]()
+    node: Any = SimpleNamespace(
+        broker=SimpleNamespace(store=store), buffers=SimpleNamespace(total=0)
+    )
+    task = HeapTrim(node)
+    cast("Any", task)._trim = trims.append
+    for held, trimmed in (
+        (0, 0), (2 * BURST_BYTES, 0), (0, 1), (0, 2), (0, 2), (BURST_BYTES - 1, 2), (0, 2)
+    ):  # fmt: skip
+        store.resident_bytes = held
+        asyncio.run(task.run())
+        assert len(trims) == trimmed

@@ -60,8 +60,8 @@ def resident_bytes() -> int:
 
 
 class HeapTrim:
-    """The housekeeping task that trims the heap after a burst: the process has grown, or what is
-    counted towards max_memory has shrunk."""
+    """The housekeeping task that trims the heap after a burst, and once more a period later: the
+    process has grown, or what is counted towards max_memory has shrunk."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -71,6 +71,9 @@ class HeapTrim:
         """Least memory of the process since the last trim, bytes."""
         self._counted = 0
         """Highest count towards max_memory seen since the last trim."""
+        self._is_due_again = False
+        """True in the period after a burst: bytes that are counted no more may be freed later, when
+        the journal has written them."""
 
     def period_s(self) -> float:
         return 0.0 if self._trim is None else PERIOD_S
@@ -80,10 +83,12 @@ class HeapTrim:
         counted = node.broker.store.resident_bytes + node.buffers.total
         self._counted = max(self._counted, counted)
         resident = resident_bytes()
-        has_grown = resident - self._resident >= BURST_BYTES
+        is_burst = resident - self._resident >= BURST_BYTES
+        is_burst |= self._counted - counted >= BURST_BYTES
         self._resident = min(self._resident, resident)
-        if self._trim is None or not (has_grown or self._counted - counted >= BURST_BYTES):
+        if self._trim is None or not (is_burst or self._is_due_again):
             return
+        self._is_due_again = is_burst
         self._trim(0)
         self._resident = resident_bytes()
         self._counted = counted

@@ -132,7 +132,7 @@ def run(config: Config, read: Callable[[], Config] | None = None) -> int:
 
 
 def room(config: Config, error: OSError) -> str:
-    """What a full disk needs, for the end of its error."""
+    """Return what a full disk needs, for the end of its error; nothing for another error."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return ""
     size = show_size(config.segment_size)

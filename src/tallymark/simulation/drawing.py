@@ -27,6 +27,7 @@ from tallymark.simulation.plan import (
     ONE_WAY,
     POLICY,
     POWER,
+    POWER_IN_COMMIT,
     POWER_IN_FILES,
     POWER_IN_SYNC,
     POWER_TWICE,
@@ -93,7 +94,26 @@ def draw(seed: int, pairs: bool | None = None) -> Plan:
     )  # fmt: skip
     plan = _with_shovels(_over_http(plan))
     plan = _with_times(_with_archives(_with_timeouts(_with_repeats(plan))))
-    return with_pair(_with_outages(_with_rot(_with_slow(_with_shared(plan)))), pairs)
+    plan = _with_outages(_with_rot(_with_slow(_with_shared(plan))))
+    return with_pair(_with_commits(plan), pairs)
+
+
+def _with_commits(plan: Plan) -> Plan:
+    """Draw power cuts in the syncs of commits, where somebody may get what is not synced yet."""
+    random = Random(f"commits {plan.seed}")
+    consumed = {one.queue for one in plan.consumers}
+    is_seen = any(
+        one.transactional and one.batch > 1 and (one.target == "*" or one.target in consumed)
+        for one in plan.publishers
+    )
+    if not is_seen or _is_on(random, 0.3):
+        return plan
+    cuts = [
+        FaultPlan(round(random.uniform(0.3, plan.duration_s), 4), POWER_IN_COMMIT, f"commit{n}")
+        for n in range(random.randint(1, 3))
+    ]
+    faults = tuple(sorted((*plan.faults, *cuts), key=lambda one: one.at_s))
+    return replace(plan, sync="commit", deliver_after="written", faults=faults)
 
 
 def _with_outages(plan: Plan) -> Plan:

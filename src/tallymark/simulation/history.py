@@ -372,6 +372,10 @@ class History:
 
     # -- rules
 
+    def is_committing(self) -> bool:
+        """Return whether a client has asked for a commit, and has no answer yet."""
+        return "committing" in self.works.values()
+
     def is_unseen(self, work: str) -> bool:
         """Return whether nobody may see what was published in a transaction, or in a batch of a
         sink: its commit was not sent, or it was given up."""

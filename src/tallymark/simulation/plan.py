@@ -27,6 +27,8 @@ FAULTS: Final = (
 """Kinds of faults, and how likely a world has them."""
 POWER_IN_FILES: Final = "power cut among files"
 """Power cut in one of the next calls that change a name, or sync the folder."""
+POWER_IN_COMMIT: Final = "power cut in a commit"
+"""Power cut in the next sync after a client has asked for the commit of a transaction."""
 POWER_TWICE: Final = "power cut twice"
 FULL: Final = "disk full"
 """The disk has no room for a second."""

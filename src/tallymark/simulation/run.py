@@ -29,6 +29,7 @@ from tallymark.simulation.plan import (
     NSQ_QUEUE,
     ONE_WAY,
     POWER,
+    POWER_IN_COMMIT,
     POWER_IN_FILES,
     POWER_IN_SYNC,
     POWER_TWICE,
@@ -140,6 +141,8 @@ class Run:
         self._streams = [StreamReaders(self.clients, one) for one in plan.streams]
         self._subscribers = [Subscriber(self.clients, one) for one in plan.slow]
         self._due = list(plan.faults)
+        self._awaits_commit = False
+        """True if the power goes in the next sync after a commit is asked for."""
         self._full_until_ns = 0
         self._faults_from = 0
         """Time from which the times of faults count."""
@@ -306,6 +309,8 @@ class Run:
             else:
                 world.step()
                 broker.look()
+                if self._awaits_commit and self.history.is_committing():
+                    self._cut_in_sync()
             if world.now_ns > end_ns:
                 raise Stuck(f"{what}: not after {LIMIT_S} simulated seconds")
 
@@ -412,11 +417,13 @@ class Run:
                 broker.crash_next_at = self.world.random.randint(1, RECOVERY_CALLS)
             self._power_cut()
             self._start()
-        elif fault.kind in (POWER_IN_SYNC, POWER_IN_FILES):
+        elif fault.kind == POWER_IN_SYNC:
+            self._cut_in_sync()
+        elif fault.kind == POWER_IN_COMMIT:
+            self._awaits_commit = True
+        elif fault.kind == POWER_IN_FILES:
             if broker.disk is not None:
-                broker.disk.crashes_in_sync |= fault.kind == POWER_IN_SYNC
-                if fault.kind == POWER_IN_FILES:
-                    broker.disk.crash_among_files = self.world.random.randint(1, FILE_CALLS)
+                broker.disk.crash_among_files = self.world.random.randint(1, FILE_CALLS)
         elif fault.kind == KILL:
             self._look_before_the_end()
             self.history.life_ended(broker.life)
@@ -452,9 +459,16 @@ class Run:
                     assert fault.kind in (CUT, CUT_ALL)
                     self.network.cut(link)
 
+    def _cut_in_sync(self) -> None:
+        """Have the power go in the next sync."""
+        self._awaits_commit = False
+        if self.broker.disk is not None:
+            self.broker.disk.crashes_in_sync = True
+
     def _heal(self) -> None:
         """Let nothing more befall the world."""
         self._due.clear()
+        self._awaits_commit = False
         self.broker.faults = Faults()
         if self.broker.disk is not None:
             self.broker.disk.faults = self.broker.faults

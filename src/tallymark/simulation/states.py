@@ -17,6 +17,7 @@ STATES: Final = {
     # Faults of the plan.
     "power cut": "the power went",
     "power cut in a sync": "it went in a call that syncs",
+    "power cut in a commit": "it went in the next sync after a commit was asked for",
     "power cut among files": "it went in a call that changes a name, or syncs the folder",
     "power cut in a recovery": "it went before the broker had read its journal",
     "power cut without syncs": "it went where a confirm does not wait for the disk",
