@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pika
 import pytest
 
+from tallymark.server.http.archives import Archiving
+from tests.support.engine_rig import Rig
 from tests.support.process import BrokerProcess
 
 LOG = "/api/tallymark/streams/%2F/log"
@@ -87,3 +91,21 @@ def test_who_may_only_read_may_look_and_let_nothing_go(broker: BrokerProcess) ->
         body = {"to": 0, "id": id}
         assert broker.http("POST", LOG + "/release", body, user=f"{name}:pw")[0] == 403
     assert broker.http("GET", LOG + "/archive")[1]["archived"] is None
+
+
+def test_a_look_is_answered_when_what_it_shows_is_on_disk() -> None:
+    """World 8300032: it showed a range whose record was not on disk, and a kill took it back."""
+    rig = Rig()
+    queue = rig.declare("log", {"queue-type": "stream"})
+    steps: list[str] = []
+
+    async def durable() -> None:
+        steps.append("on disk")
+
+    node = SimpleNamespace(durable=durable)
+    http: Any = SimpleNamespace(node=node, queue=lambda request: queue)
+    look = Archiving(http)._show
+    request: Any = None
+    answered = asyncio.run(look(request)).text or ""
+    assert steps == ["on disk"]
+    assert '"archived":null' in answered

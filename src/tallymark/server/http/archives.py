@@ -1,7 +1,8 @@
 """Archives of streams over HTTP: record that a range is archived, and release archived messages.
 
 Both answer when it is on disk, in every sync mode, and may be repeated. Both need the permission to
-configure the stream, as deleting it does; to look at it needs to read.
+configure the stream, as deleting it does; to look at it needs to read. What a look shows is on
+disk, too: who archives goes on from there, and a crash does not take it back.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class Archiving:
     async def _show(self, request: web.Request) -> web.Response:
         queue = self._http.queue(request)
         streams.check_stream(queue, 0)
-        return answer(_shown(queue))
+        shown = _shown(queue)
+        await self._node.durable()
+        return answer(shown)
 
     async def _record(self, request: web.Request) -> web.Response:
         wanted = await body_of(request, Range)
