@@ -48,7 +48,7 @@ SUPERSEDED: Final = f"exit code {run.LED}"
 WENT_BACK: Final = (f"exit code {run.LED}", f"exit code {run.JOURNAL}")
 """Ways in which a broker ends whose database lacks what it had confirmed."""
 LOST_AT_START: Final = "LeadLost: [Errno 1] the database went back"
-"""How a start ends whose database fails over to a server behind when it has just taken the lead
+"""End of a start whose database fails over to a server behind when it has just taken the lead
 (seed 8301013)."""
 
 
