@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tallymark.server.access import users
+from tallymark.server.access.audit import BY_FILE
 from tallymark.server.access.logins import AT_A_TIME
-from tallymark.server.access.user import Permission, UsersError, hashed_user, make_user
+from tallymark.server.access.user import Permission, User, UsersError, hashed_user, make_user
 from tallymark.server.access.users import Users
 
 
@@ -104,6 +105,37 @@ def test_a_change_of_the_file_is_noticed_at_the_next_login(tmp_path: Path) -> No
     users.save(tmp_path, known)
     assert not check(who, "ann", "secret")
     assert check(who, "ann", "changed")
+
+
+def test_a_change_has_its_author_whoever_sees_it_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients log in all the time, also between the moment a file is replaced and the moment its
+    author's request goes on."""
+    add(tmp_path, "ann", "secret")
+    who = Users(tmp_path)
+    who.current()
+    save = users.save
+    authors: list[tuple[str, list[str]]] = []
+
+    def save_and_see(folder: Path, known: dict[str, User]) -> None:
+        save(folder, known)
+        who.current()  # as a log-in would
+
+    def note(before: dict[str, User], after: dict[str, User], by: str) -> None:
+        authors.append((by, sorted(before.keys() ^ after.keys())))
+
+    def add_bob(known: dict[str, User]) -> None:
+        known["bob"] = make_user("bob", "secret", False, {"*": Permission()})
+
+    monkeypatch.setattr(users, "save", save_and_see)
+    monkeypatch.setattr(users, "users_changed", note)
+    asyncio.run(who.change(add_bob, "guest"))
+    monkeypatch.undo()
+    monkeypatch.setattr(users, "users_changed", note)
+    add(tmp_path, "eve", "secret")
+    who.current()
+    assert authors == [("guest", ["bob"]), (BY_FILE, ["eve"])]
 
 
 def test_a_password_that_was_changed_while_its_check_waited_is_refused(tmp_path: Path) -> None:

@@ -105,8 +105,9 @@ class Users:
         self._users: dict[str, User] = {}
         self._all_scram = True
         self._has_looked = False
-        self._by = BY_FILE
-        """Author of the change of users under way."""
+        self._under_way: tuple[dict[str, User], str] | None = None
+        """Users that are being written to the file, and the author of the change. Whoever looks at
+        the file first finds them there, also before the change has returned."""
         self._key = secrets.token_bytes(32)
         self._logins = Logins()
         self._changing = asyncio.Lock()
@@ -131,7 +132,7 @@ class Users:
             before, self._users = self._users, found
             self._stamp = stamp
             if self._has_looked:
-                users_changed(before, self._users, self._by)
+                users_changed(before, found, self._author_of(found))
             self._all_scram = all(
                 user.scram is not None or user.algorithm == NO_PASSWORD
                 for user in self._users.values()
@@ -141,6 +142,11 @@ class Users:
                 observer()
         self._has_looked = True
         return self._users
+
+    def _author_of(self, found: dict[str, User]) -> str:
+        if self._under_way is not None and found == self._under_way[0]:
+            return self._under_way[1]
+        return BY_FILE
 
     @property
     def asks_everybody(self) -> bool:
@@ -285,12 +291,12 @@ class Users:
             change(users)
             if not users:
                 raise UsersError("no user would be left, expected at least one")
-            await asyncio.to_thread(save, self._folder, users)
-            self._by = by
+            self._under_way = users, by
             try:
+                await asyncio.to_thread(save, self._folder, users)
                 self.current()
             finally:
-                self._by = BY_FILE
+                self._under_way = None
 
 
 def _tell_problems(users: dict[str, User]) -> None:
