@@ -9,16 +9,18 @@ import pytest
 
 from tallymark.journal.postgresql import schema
 from tallymark.journal.postgresql.connection import Access
-from tallymark.journal.postgresql.errors import LeadLost
+from tallymark.journal.postgresql.errors import AnotherLeads, LeadLost, WentBack
 from tallymark.journal.postgresql.home import PostgresqlHome
 from tallymark.journal.postgresql.insert import Insert
 from tallymark.journal.postgresql.leadership import Leadership
 from tallymark.journal.postgresql.schema import HELD, row_checksum
+from tallymark.server import run
 from tallymark.server.standby import Following
 from tallymark.simulation.database.client import Wire
 from tallymark.simulation.database.server import Server
 from tallymark.simulation.drawing import draw
 from tallymark.simulation.plan import Plan
+from tallymark.simulation.playing import play
 from tallymark.simulation.world import World
 from tests.journal.test_growth import blocks_of, written
 
@@ -135,6 +137,25 @@ def test_a_superseded_leader_says_so_where_its_successor_has_removed_what_it_wro
     server.restart()
     with pytest.raises(LeadLost, match="it is in epoch 2"):
         home.put(tmp_path, ["users.json"], [])
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (AnotherLeads("broker b leads"), run.LED),
+        (LeadLost(1, 2, 3), run.LED),
+        (LeadLost(1, 2, 1), run.LED),
+        (WentBack("rows from position 0x10 on"), run.JOURNAL),
+    ],
+)
+def test_who_loses_the_lead_ends_with_a_code_that_says_so(error: Exception, code: int) -> None:
+    assert run.code_without_lead(error) == code
+
+
+@pytest.mark.parametrize("seed", [8301013, 8400523])
+def test_it_says_so_at_its_start_too(seed: int) -> None:
+    """It took the lead and lost it before it served: the exit code was 1, "cannot serve"."""
+    assert play(seed).failure == ""
 
 
 def test_one_seed_of_eight_is_a_pair_and_the_others_are_as_they_were() -> None:

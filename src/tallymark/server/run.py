@@ -27,7 +27,13 @@ from typing import TYPE_CHECKING, Any, Final
 from tallymark import __version__, is_compiled
 from tallymark.bridge.amqp091.lifecycle import Settings as Settings091
 from tallymark.journal.files import Files, FolderInUse
-from tallymark.journal.postgresql.errors import AnotherLeads, LeadLost, NotUsable, went_back
+from tallymark.journal.postgresql.errors import (
+    AnotherLeads,
+    LeadLost,
+    NotUsable,
+    WentBack,
+    went_back,
+)
 from tallymark.journal.postgresql.marks import forget_marks
 from tallymark.journal.recovery import JournalCorrupt
 from tallymark.server import amqp10, logs, supervisor
@@ -115,9 +121,9 @@ def run(config: Config, read: Callable[[], Config] | None = None) -> int:
     except FolderInUse as error:
         print(f"tallymark: {error}", file=sys.stderr)
         return IN_USE
-    except AnotherLeads as error:
+    except (AnotherLeads, LeadLost, WentBack) as error:
         print(f"tallymark: {error}", file=sys.stderr)
-        return LED
+        return code_without_lead(error)
     except JournalCorrupt as error:
         print(f"tallymark: {error}", file=sys.stderr)
         if config.journal != LOCAL:
@@ -129,6 +135,12 @@ def run(config: Config, read: Callable[[], Config] | None = None) -> int:
     except OSError as error:
         print(f"tallymark: cannot serve: {error}{room(config, error)}", file=sys.stderr)
         return FAILED
+
+
+def code_without_lead(error: BaseException) -> int:
+    """Return the exit code of a broker whose journal fails it, at its start or later: LED where
+    another broker leads, or led since, else JOURNAL."""
+    return LED if isinstance(error, AnotherLeads | LeadLost) else JOURNAL
 
 
 def room(config: Config, error: OSError) -> str:
@@ -438,7 +450,7 @@ async def _closed(node: Node) -> int:
         if went_back(reason):
             node.journal.leave_anchor(wall_ms())
         print(f"tallymark: the broker failed and stops: {reason}", file=sys.stderr)
-        return LED if isinstance(reason, LeadLost) else JOURNAL
+        return code_without_lead(reason)
     log.info("broker.stopped")
     return STOPPED
 
