@@ -152,7 +152,7 @@ def test_who_loses_the_lead_ends_with_a_code_that_says_so(error: Exception, code
     assert run.code_without_lead(error) == code
 
 
-@pytest.mark.parametrize("seed", [8301013, 8400523])
+@pytest.mark.parametrize("seed", [8301013, 8400523, 8500172])
 def test_it_says_so_at_its_start_too(seed: int) -> None:
     """It took the lead and lost it before it served: the exit code was 1, "cannot serve"."""
     assert play(seed).failure == ""

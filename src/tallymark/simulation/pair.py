@@ -120,6 +120,13 @@ class Member(Broker):
         return HangingLoop(self.world, process)
 
     async def _serve(self, loop: SimulatedLoop) -> int:
+        try:
+            return await self._lead(loop)
+        except (LeadLost, WentBack) as error:
+            return run.code_without_lead(error)
+
+    async def _lead(self, loop: SimulatedLoop) -> int:
+        """Wait for the lead, and serve."""
         assert self.process is not None
         config = replace(self._config_of(self.data_dir), accept_loss=self.accepts_loss)
         tls = Certificates(config)
@@ -139,8 +146,6 @@ class Member(Broker):
             lead.lead(node)
             self._set_up(node, tls)
             return await run._run(node, self._stop, bound, tls)
-        except (LeadLost, WentBack) as error:
-            return run.code_without_lead(error)
         finally:
             await lead.let_go()
 
