@@ -206,7 +206,7 @@ class Clients:
             address = f"/exchanges/{TOPICS}/{plan.key}"
         before: list[Published] = []
         life = 0
-        """Life of the broker in which they were published."""
+        """Life of the broker to which they were published."""
 
         async def work(session: Session, line: Line) -> None:
             nonlocal before, life
@@ -219,13 +219,13 @@ class Clients:
                     other = session.sender(f"/queues/{plan.second}")
                     senders[plan.second] = await opened.enter_async_context(other)
                 while self.publishing:
-                    if before and self._repeats(plan, is_new, life):
+                    if before and self._repeats(plan, is_new, life == line.life):
                         self.history.seen.add("message repeated")
                         batch, before = before, []
                     else:
                         batch = [self._message(plan, line, number + n) for n in range(plan.batch)]
                         number += plan.batch
-                        before, life = batch, self.broker.life
+                        before, life = batch, line.life
                     is_new = False
                     if plan.transactional:
                         await self._in_transaction(session, senders, batch)
@@ -235,13 +235,13 @@ class Clients:
 
         await self.steadily(plan.name, plan.protocol, lambda: self.publishing, work, plan.is_worker)
 
-    def _repeats(self, plan: PublisherPlan, is_new: bool, life: int) -> bool:
+    def _repeats(self, plan: PublisherPlan, is_new: bool, is_same: bool) -> bool:
         """Return whether a publisher sends its last batch again. is_new: it has just connected;
-        life: of the broker when the batch was sent. A queue may have forgotten in a crash what its
+        is_same: to the life of the broker that it sent the batch to. A queue may have forgotten in a crash what its
         consumers saw already, so that only numbers for streams are sent again after one."""
         if plan.is_numbered and is_new:
             return True  # their numbers come before those of others
-        return life == self.broker.life and self.world.random.random() < plan.repeats
+        return is_same and self.world.random.random() < plan.repeats
 
     def _message(self, plan: PublisherPlan, line: Line, number: int) -> Published:
         name = f"{plan.name}.{line.number}.{number}"

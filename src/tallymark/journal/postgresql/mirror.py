@@ -53,6 +53,9 @@ class Mirror:
         """Last row of each segment in the folder, by name."""
         self.cuts = 0
         """Times that the folder lost blocks which it had taken: the tables no longer have them."""
+        self._skipped = False
+        """True if the leader may have removed segments since the files were looked at: by now they
+        have a newer checkpoint, or the ledgers of those segments."""
         self._trusted = False
         """True where something was not compared because it was marked."""
         self.position = 0
@@ -89,12 +92,15 @@ class Mirror:
         """
         before = self.position, self.checkpoint
         lease, _ = self._leadership.look()
-        self._take_files()
-        if lease.epoch != self._epoch:
-            self._compare()
-            self._epoch = lease.epoch
-        while self._take_blocks():
-            pass
+        self._skipped = True
+        while self._skipped:
+            self._take_files()
+            self._skipped = lease.epoch != self._epoch
+            if self._skipped:
+                self._compare()
+                self._epoch = lease.epoch
+            while self._take_blocks():
+                pass
         return before != (self.position, self.checkpoint)
 
     # -- files
@@ -228,6 +234,8 @@ class Mirror:
         number, offset = position >> 32, position & OFFSET
         if offset == 0:
             write_marks(self._folder, self._files, self._rows)
+            expected = (self.position >> 32) + (self.position & OFFSET > 0)
+            self._skipped = self._skipped or number > expected
             self._name = name_in(data[:HEADER], number)
         elif position != self.position:
             self._epoch = -1  # rewritten behind us: compare again
