@@ -237,8 +237,9 @@ class Clients:
 
     def _repeats(self, plan: PublisherPlan, is_new: bool, is_same: bool) -> bool:
         """Return whether a publisher sends its last batch again. is_new: it has just connected;
-        is_same: to the life of the broker that it sent the batch to. A queue may have forgotten in a crash what its
-        consumers saw already, so that only numbers for streams are sent again after one."""
+        is_same: to the life of the broker that it sent the batch to. A queue may have forgotten in
+        a crash what its consumers saw already, so that only numbers for streams are sent again
+        after one."""
         if plan.is_numbered and is_new:
             return True  # their numbers come before those of others
         return is_same and self.world.random.random() < plan.repeats
