@@ -67,6 +67,26 @@ def stored(disk: Disk, *payloads: Payload) -> None:
 
 
 @pytest.mark.parametrize("version", [WHOLE, FORMAT])
+def test_what_a_segment_got_since_its_last_read_is_read(tmp_path: Path, version: int) -> None:
+    """World 8500872 of the pairs: where blocks have one checksum over everything, a leader with
+    little memory could not read what it had written since, and kept it from everybody."""
+    disk = Disk(tmp_path, segment_bytes=1 << 16, version=version)
+    disk.start()
+    for number in range(1, 5):
+        one = payload([b"body %d" % number], 10 * number)
+        records = [
+            Record(PAYLOAD, 0, one.first_id, one.count, TIME, one),
+            Record(ENTERED, 5, number, one.count, TIME, one),
+        ]
+        disk.journal.commit(records, TIME)
+        disk.wait()
+        one.raw = None
+        assert disk.journal.fetch(one) == b"body %d" % number
+        assert one.position >> 32 == 1, "all are in the segment that grows"
+    disk.journal.close()
+
+
+@pytest.mark.parametrize("version", [WHOLE, FORMAT])
 def test_every_flipped_byte_of_a_body_is_found_when_it_is_read(
     tmp_path: Path, version: int
 ) -> None:

@@ -107,14 +107,16 @@ def _check(position: int, data: bytes, expected: int) -> None:
 @final
 class Blocks:
     """Reads parts of blocks that have one checksum over everything. Caches the offsets of one
-    segment's blocks and the last block."""
+    segment's blocks and the last block. The segment may grow."""
 
-    __slots__ = ("_data", "_files", "_header", "_segment", "_starts", "_whole")
+    __slots__ = ("_data", "_end", "_files", "_header", "_segment", "_starts", "_whole")
 
     def __init__(self, files: Files) -> None:
         self._files = files
         self._segment = 0
         self._starts: array[int] = array("Q")
+        self._end = 0
+        """Offset behind the last block that was found."""
         self._header: Header | None = None
         self._data = b""
         self._whole = -1
@@ -125,6 +127,9 @@ class Blocks:
         OSError."""
         segment, offset = position >> 32, position & 0xFFFFFFFF
         if segment != self._segment:
+            self.forget(self._segment)
+            self._segment = segment
+        if offset >= self._end:
             self._find(fd, segment)
         at = bisect_right(self._starts, offset) - 1
         start = self._starts[at] if at >= 0 else -1
@@ -136,19 +141,21 @@ class Blocks:
             raise BytesLost(f"no bytes of a message at offset {offset} of segment {segment}")
         return self._data[skip : skip + size]
 
+    def forget(self, segment: int) -> None:
+        """Keep nothing of a segment: its file is another one now."""
+        if segment == self._segment:
+            self._segment = self._end = 0
+            self._starts = array("Q")
+            self._whole = -1
+
     def _find(self, fd: int, segment: int) -> None:
-        self._segment = 0
-        self._whole = -1
-        starts: array[int] = array("Q")
-        at = 0
+        """Find the blocks that follow those that are known."""
         while True:
-            header = _header(self._files.pread(fd, HEADER, at))
+            header = _header(self._files.pread(fd, HEADER, self._end))
             if header is None or header.segment != segment:
-                break
-            starts.append(at)
-            at += header.length
-        self._starts = starts
-        self._segment = segment
+                return
+            self._starts.append(self._end)
+            self._end += header.length
 
     def _load(self, fd: int, start: int, position: int) -> None:
         self._whole = -1
@@ -270,6 +277,7 @@ class Reader:
 
     def forget_file(self, number: int) -> None:
         """Close a segment's descriptor: the file is another one now."""
+        self._blocks.forget(number)
         fd = self._open_files.pop(number, -1)
         if fd >= 0:
             os.close(fd)
