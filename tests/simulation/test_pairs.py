@@ -13,7 +13,8 @@ from tallymark.journal.postgresql.errors import AnotherLeads, LeadLost, WentBack
 from tallymark.journal.postgresql.home import PostgresqlHome
 from tallymark.journal.postgresql.insert import Insert
 from tallymark.journal.postgresql.leadership import Leadership
-from tallymark.journal.postgresql.schema import HELD, row_checksum
+from tallymark.journal.postgresql.mirror import Mirror
+from tallymark.journal.postgresql.schema import HELD, partition_name, row_checksum
 from tallymark.server import run
 from tallymark.server.standby import Following
 from tallymark.simulation.database.client import Wire
@@ -22,6 +23,7 @@ from tallymark.simulation.drawing import draw
 from tallymark.simulation.plan import Plan
 from tallymark.simulation.playing import play
 from tallymark.simulation.world import World
+from tallymark.stored.segment import checkpoint_name
 from tests.journal.test_growth import blocks_of, written
 
 URL = "postgresql://database/tallymark"
@@ -118,6 +120,41 @@ def test_a_standby_forgets_what_its_database_has_lost(
     assert following.position < position
     assert following.replay is not before
     following.close()
+    leader.journal.close()
+
+
+def test_a_copy_whose_leader_removes_segments_meanwhile_gets_the_checkpoint_that_let_it(
+    tmp_path: Path, server: Server, access: Access
+) -> None:
+    """It had looked at the files before, and took the gap for damage (worlds 8500322, 8501036 and
+    8501207 of the pairs)."""
+    leader = written(tmp_path / "leader", clean=True)
+    blocks = blocks_of(leader.folder)
+    first = [one for one in blocks if int(one[0][:10]) == 1]
+    _, epoch = lead(access, "a")
+    fill(access, epoch, first)
+    wire = Wire(server, None, 0.0)
+    (tmp_path / "copy").mkdir()
+    mirror = Mirror(tmp_path / "copy", Leadership(URL, 1, "b", 1000, wire.access), 1)
+    mirror.open()
+    mirror.catch_up()
+    fill(access, epoch, blocks[len(first) :])
+    checkpoint = checkpoint_name(3 << 32)
+    (leader.folder / checkpoint).write_bytes(b"what it has needs no segment before the third")
+
+    def overtakes(text: str) -> bool:
+        if "FROM tallymark.block" in text:
+            wire.cuts_next = None
+            PostgresqlHome(URL, 1, epoch, access).put(leader.folder, [checkpoint], [])
+            connection = access.connect(URL)
+            for segment in (1, 2):
+                connection.execute(f'DROP TABLE "tallymark"."{partition_name(1, segment)}"')
+            connection.close()
+        return False
+
+    wire.cuts_next = overtakes
+    assert mirror.catch_up()
+    assert mirror.checkpoint == 3 << 32
     leader.journal.close()
 
 
