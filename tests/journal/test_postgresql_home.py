@@ -358,3 +358,27 @@ def test_a_repaired_segment_keeps_the_rows_that_say_the_same(led: Led, tmp_path:
     (tmp_path / name).write_bytes(block(0) + block(1) + block(5) + seal)
     successor.put(tmp_path, [name], [])
     assert led.rows() == [expected[0], (1 << 32 | 128, 1, block(5) + seal)]
+
+
+def test_a_repair_without_the_lead_changes_nothing(led: Led, tmp_path: Path) -> None:
+    led.taken_over()
+    name = segment_name(1, SALT)
+    (tmp_path / name).write_bytes(block(0, flags=SEALED))
+    with pytest.raises(LeadLost, match="it is in epoch 1, and this broker's lead was epoch 0"):
+        led.home.put(tmp_path, [name], [])
+    assert led.rows() == []
+
+
+def test_a_partition_is_not_dropped_without_the_lead(led: Led, tmp_path: Path) -> None:
+    led.home.append(1, 0, [block(0)])
+    name = segment_name(1, SALT)
+    (tmp_path / name.replace(".segment", ".ledger")).write_bytes(b"rows")
+    with connect(led.url) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM tallymark.block")
+        led.home.put(tmp_path, [name.replace(".segment", ".ledger")], [name])
+        reader.execute("COMMIT")
+    led.taken_over()
+    with pytest.raises(LeadLost), connect(led.url) as stale:
+        led.home._drop_dead(stale, False)
+    assert led.rows() == [(1 << 32, 0, block(0))]

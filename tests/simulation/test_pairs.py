@@ -19,6 +19,7 @@ from tallymark.server import run
 from tallymark.server.standby import Following
 from tallymark.simulation.database.client import Wire
 from tallymark.simulation.database.server import Server
+from tallymark.simulation.database.statements import BLOCKS
 from tallymark.simulation.drawing import draw
 from tallymark.simulation.plan import Plan
 from tallymark.simulation.playing import play
@@ -174,6 +175,50 @@ def test_a_superseded_leader_says_so_where_its_successor_has_removed_what_it_wro
     server.restart()
     with pytest.raises(LeadLost, match="it is in epoch 2"):
         home.put(tmp_path, ["users.json"], [])
+
+
+def test_a_repair_without_the_lead_says_who_has_it(
+    tmp_path: Path, server: Server, access: Access
+) -> None:
+    """It had written no row of a segment that the table lacked, and ended with an AssertionError
+    (world 8501617)."""
+    _, epoch = lead(access, "a")
+    server.down()
+    server.fail_over(behind=2)  # without the claim, and what confirmed it
+    name, block = blocks_of(written(tmp_path, clean=True).folder)[0]
+    (tmp_path / name).write_bytes(block)
+    with pytest.raises(LeadLost, match="the database went back: journal 1 is in epoch 0"):
+        PostgresqlHome(URL, 1, epoch, access).put(tmp_path, [name], [])
+
+
+def test_a_leader_that_stops_between_two_statements_keeps_nothing_from_its_successor(
+    tmp_path: Path, server: Server
+) -> None:
+    """A machine that was lost in the midst of dropping a partition kept all blocks from its
+    standby until the server ended the transaction, 10 s later (world 8501743)."""
+    wire = Wire(server, None, 0.0)
+    access = wire.access
+    _, epoch = lead(access, "a")
+    name, block = blocks_of(written(tmp_path, clean=True).folder)[0]
+    ledger = name.replace(".segment", ".ledger")
+    (tmp_path / name).write_bytes(block)
+    (tmp_path / ledger).write_bytes(b"rows")
+    asked: list[str] = []
+    kept: list[tuple[str, object]] = []
+
+    def look(text: str) -> bool:
+        asked.append(text)
+        kept.extend((text, key) for key in server.locks if key in (BLOCKS, ("leader", 1)))
+        return False
+
+    wire.cuts_next = look
+    home = PostgresqlHome(URL, 1, epoch, access)
+    home.put(tmp_path, [name], [])
+    home.put(tmp_path, [ledger], [name])
+    assert any("INSERT INTO" in text and '"block_1_' in text for text in asked)
+    assert any("DROP TABLE" in text for text in asked)
+    assert schema.partitions(access.connect(URL), 1) == []
+    assert kept == []
 
 
 @pytest.mark.parametrize(

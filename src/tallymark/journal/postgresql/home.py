@@ -2,8 +2,8 @@
 
 An append is one statement and one transaction: it locks the leader's row, compares the epoch, and
 inserts a row with the blocks. So there is no moment at which the server waits for a leader that
-holds the lock: one that is frozen does not hold up its successor. What has more than one statement
-compares the epoch last, together with its commit.
+holds the lock: one that is frozen or dead does not hold up its successor. What has more than one
+statement compares the epoch last, together with its commit; what locks all blocks is one message.
 
 An append whose outcome is unknown is made again, with the same position. Where it is found, the
 fence alone is committed after it, and makes it safe (connection.py). On a new connection what was
@@ -191,6 +191,8 @@ class PostgresqlHome:
             if connection is not self._proven:
                 self._prove(connection)
                 self._proven = connection
+            for named in filter(None, map(_segment_of, names)):
+                schema.make_partition(connection, self._journal, named[0])
             connection.execute("BEGIN")
             for name in names:
                 if _segment_of(name):
@@ -222,13 +224,16 @@ class PostgresqlHome:
     def _commit(self, connection: Connection) -> None:
         """Commit if the lead is held, in one message: the server waits for nobody in between.
         Raises LeadLost."""
-        held = schema.HELD % {"journal": self._journal, "epoch": self.epoch}
-        fence = f"SELECT 1 / count(*) FROM ({held}) AS held; COMMIT"
         try:
-            connection.execute(fence.encode())
+            connection.execute(f"{self._fails_without_lead()}; COMMIT".encode())
         except psycopg.errors.DivisionByZero:
             connection.execute("ROLLBACK")
             raise self._lead_lost(connection) from None
+
+    def _fails_without_lead(self) -> str:
+        """Return the fence as a statement that ends its transaction where the lead is lost."""
+        held = schema.HELD % {"journal": self._journal, "epoch": self.epoch}
+        return f"SELECT 1 / count(*) FROM ({held}) AS held"
 
     def _put_one(self, connection: Connection, folder: Path, name: str) -> list[int]:
         """Put a file, and return the checksums of its parts."""
@@ -246,11 +251,10 @@ class PostgresqlHome:
 
     def _rewrite(self, connection: Connection, folder: Path, name: str) -> tuple[int, int, int]:
         """Make the rows of a segment say what its file does; those that do already stay. Return
-        position, epoch and checksum of the last row."""
+        position, epoch and checksum of the last row. The lead is compared with the commit."""
         named = _segment_of(name)
         assert named is not None, "a segment's name"
         segment, data = named[0], (folder / name).read_bytes()
-        schema.make_partition(connection, self._journal, segment)
         table = schema.partition(self._journal, segment)
         kept = 0
         rows = connection.execute(
@@ -266,10 +270,10 @@ class PostgresqlHome:
             kept += size
         start = segment << 32 | kept
         connection.execute(sql.SQL("DELETE FROM {} WHERE position >= %s").format(table), (start,))
-        insert = Insert(connection, self._journal, self.epoch, segment)
+        inserting = sql.SQL("INSERT INTO {} VALUES (%s, %s, %s, %s, %b)").format(table)
         for position, joined in rows_of(start, data[kept:]):
-            insert.row(position, schema.row_checksum(joined), joined)
-        insert.close()
+            crc = schema.row_checksum(joined)
+            connection.execute(inserting, (self._journal, position, self.epoch, crc, joined))
         last = connection.execute(
             sql.SQL("SELECT position, epoch, crc FROM {} ORDER BY position DESC LIMIT 1")
             .format(table)
@@ -291,20 +295,21 @@ class PostgresqlHome:
         for segment in schema.partitions(connection, self._journal):
             if segment not in stripped:
                 continue
-            table = schema.partition(self._journal, segment)
-            connection.execute("BEGIN")
-            connection.execute(_DROPPING)
+            table = schema.partition(self._journal, segment).as_string(connection)
             try:
-                connection.execute(sql.SQL("DROP TABLE {}").format(table))
+                connection.execute(
+                    f"{_DROPPING}; DROP TABLE {table}; {self._fails_without_lead()}".encode()
+                )
             except psycopg.errors.LockNotAvailable:
-                connection.execute("ROLLBACK")
-            else:
-                self._commit(connection)
+                continue
+            except psycopg.errors.DivisionByZero:
+                raise self._lead_lost(connection) from None
 
 
-_DROPPING: Final = b"SET LOCAL lock_timeout TO 200; SET LOCAL synchronous_commit TO local"
+_DROPPING: Final = "SET LOCAL lock_timeout TO 200; SET LOCAL synchronous_commit TO local"
 """Settings of a transaction that drops a partition: milliseconds for which it waits for its
-readers, and new ones for it."""
+readers, and new ones for it. The statements of one message are one transaction, which the server
+ends by itself: a leader that stops in its midst would keep all blocks from its successor."""
 
 
 def _segment_of(name: str) -> tuple[int, int] | None:

@@ -433,6 +433,16 @@ def _(session: Session, found: re.Match[str], values: Sequence[Any]) -> Rows | i
     return [(at, row.epoch, row.crc) for at, row in rows[-1:]]
 
 
+@_does("INSERT INTO PART VALUES (%s, %s, %s, %s, %b)")
+def _(session: Session, found: re.Match[str], values: Sequence[Any]) -> Rows | int:
+    journal, position, epoch, crc, data = values
+    session.own(("row", journal, position))
+    if position in _partition(session, found):
+        raise psycopg.errors.UniqueViolation(f"row at {position:#x}")
+    session.change(ROW, (journal, position), Row(epoch, crc, data))
+    return 1
+
+
 @_does("DELETE FROM PART WHERE position >= %s")
 def _(session: Session, found: re.Match[str], values: Sequence[Any]) -> Rows | int:
     gone = [at for at in _partition(session, found) if at >= values[0]]
