@@ -53,6 +53,7 @@ from tallymark.server.config.settings import Config
 from tallymark.server.logs import log_of
 from tallymark.server.polls import LongPolls
 from tallymark.server.rhythm import Rhythm
+from tallymark.server.waking import Waking
 from tallymark.units import EngineMs, Position, WallMs
 from tallymark.wire.line import MonotonicMs
 
@@ -71,7 +72,6 @@ SUSPICIOUS_MS: Final = 1000
 """Milliseconds of drift between the two clocks, from one look to the next, above which it counts as
 a jump."""
 US_NS: Final = 1000
-LONGEST_SLEEP_MS: Final = 60_000
 CONFIRM_TIMES: Final = 28
 """Buckets of the times from publish to confirm: the last but one ends at 67 s."""
 
@@ -190,7 +190,7 @@ class Turns:
         """True if a turn is scheduled."""
         self._rhythm = Rhythm()
         self._call_soon = loop.call_soon
-        self._turn_of_loop = self._turn
+        self._turn_of_loop = self._turn_of_round
         """The two as the loop takes them: looked up once, and not for each turn."""
         self._has_ended = False
         self._lingers_until_ns = 0
@@ -200,9 +200,7 @@ class Turns:
         """True while a timer runs for them. It outlives a commit: where messages come one at a
         time, a timer for each would cost more than to find now and then that nothing is due."""
         self._linger_over = False
-        self._alarm: asyncio.TimerHandle | None = None
-        self._alarm_ms = NEVER
-        """Engine time for which `_alarm` is set."""
+        self._waking = Waking(loop, self.schedule)
         self._at_commit: list[tuple[Callable[[int], None], asyncio.Future[int]]] = []
 
     # -- time
@@ -252,7 +250,7 @@ class Turns:
         """Have a turn for what was just read: with the next round of the loop, or at once where
         reads come one at a time."""
         self.is_on_time = True
-        if self._rhythm.may_follow(self.is_due):
+        if self._rhythm.may_follow(self.is_due) and not self._waking.is_late(self._clock.now_ms):
             self.turn_now()
         else:
             self.schedule()
@@ -264,7 +262,11 @@ class Turns:
         if self.is_due or self._has_ended or self.polls.streams or self.polls.queues:
             return False
         due_ms = broker.next_due()
-        if due_ms < self._alarm_ms or due_ms <= self._clock.now_ms or not broker.record_settled():
+        if (
+            due_ms < self._waking.armed_ms
+            or due_ms <= self._clock.now_ms
+            or not broker.record_settled()
+        ):
             return False
         return bool(broker.ledger.rows) and self._may_linger()
 
@@ -284,6 +286,19 @@ class Turns:
             self._follow_up([])
         except Exception as error:
             self._broken(error)
+
+    def _turn_of_round(self) -> None:
+        """Have the turn that is due, or let it give way to one more round of the loop."""
+        if not self.is_due:
+            return
+        if not self.is_on_time:
+            self.tell_time()
+            self.is_on_time = True
+        if self._waking.gives_way(self._clock.now_ms):
+            self.is_on_time = False
+            self._call_soon(self._turn_of_loop)
+        else:
+            self._turn()
 
     def _turn(self) -> None:
         if not self.is_due:
@@ -340,8 +355,10 @@ class Turns:
             self.schedule()
         else:
             due_ms = broker.next_due()
-            if due_ms != self._alarm_ms:
-                self._set_alarm(due_ms)
+            if due_ms != self._waking.armed_ms:
+                if due_ms < NEVER:
+                    self.tell_time()
+                self._waking.set(EngineMs(due_ms), self._clock.now_ms)
 
     def _time_confirms(self, synced: Position) -> None:
         """Count how long the publishes took that are confirmed now."""
@@ -349,23 +366,6 @@ class Turns:
         while confirming and confirming[0][0] <= synced:
             _, began_ns, count = confirming.popleft()
             self.confirm_times.add((self._told_ns - began_ns) // US_NS, count)
-
-    def _set_alarm(self, due_ms: int) -> None:
-        """Have a turn when the engine's next deadline comes; engine time."""
-        self._alarm_ms = EngineMs(due_ms)
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-        if due_ms < NEVER:
-            # For a limited time: engine time is slewed, and jumps of the wall clock are logged.
-            self.tell_time()
-            wait_ms = min(max(0, due_ms - self.broker.clock.now_ms), LONGEST_SLEEP_MS)
-            self._alarm = self.loop.call_later(wait_ms / 1000, self._alarmed)
-
-    def _alarmed(self) -> None:
-        self._alarm = None
-        self._alarm_ms = NEVER
-        self.schedule()
 
     def _may_linger(self) -> bool:
         """Return whether the turn's records (there are some) can wait for others to be written with
@@ -399,7 +399,10 @@ class Turns:
             self._arm_linger(left_ns / 1_000_000_000)
             return
         self._linger_over = True
-        self.turn_now()
+        if self._waking.is_late(self._clock.now_ms):
+            self.schedule()
+        else:
+            self.turn_now()
 
     def _commit(self, now: EngineMs) -> None:
         """Hand the records to the journal as one block."""

@@ -1,0 +1,90 @@
+"""A turn that is late gives way to what waits in the sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tallymark.engine.clock import NEVER
+from tallymark.server.rhythm import ALONE
+from tallymark.server.waking import STOPPED_MS, Waking
+from tallymark.units import EngineMs
+from tallymark.wire.nsq.frames import MESSAGE
+from tests.server.faces import nsq_http
+from tests.server.test_nsq_listener import OK, Nsq, pub
+from tests.support.patience import until
+from tests.support.process import BrokerProcess
+
+TIMEOUT_MS = 1000
+CLIENTS = 8
+
+
+def with_waking(look: Callable[[Waking], None]) -> None:
+    async def play() -> None:
+        look(Waking(asyncio.get_running_loop(), lambda: None))
+
+    asyncio.run(play())
+
+
+def timed_out(broker: BrokerProcess) -> int:
+    """Messages of the channel that timed out."""
+    _, answer = nsq_http(broker, "GET", "/stats?format=json", None, "")
+    (channel,) = json.loads(answer)["topics"][0]["channels"]
+    found: int = channel["timeout_count"]
+    return found
+
+
+def test_a_turn_that_is_late_gives_way_once_for_each_deadline() -> None:
+    def look(waking: Waking) -> None:
+        late = EngineMs(1000 + STOPPED_MS + 1)
+        waking.set(EngineMs(1000), EngineMs(0))
+        assert not waking.gives_way(EngineMs(1000 + STOPPED_MS))
+        assert waking.is_late(late)
+        assert waking.gives_way(late)
+        waking._ring()  # the timer comes in the same round, or in the next
+        assert not waking.gives_way(late)
+        assert not waking.is_late(late)
+        assert not waking.gives_way(EngineMs(late + 1000)), "no deadline has come since"
+        waking.set(EngineMs(5000), late)
+        assert not waking.gives_way(EngineMs(5000))
+        assert waking.gives_way(EngineMs(6000))
+        waking.set(NEVER, EngineMs(6000))
+
+    with_waking(look)
+
+
+def test_what_was_settled_in_time_is_not_given_again_because_the_process_was_stopped(
+    tmp_path: Path,
+) -> None:
+    """Clients finish their messages while the broker is stopped, beyond the messages' time-out."""
+    with BrokerProcess(tmp_path / "data") as broker:
+        clients = [Nsq(broker.nsq_port) for _ in range(CLIENTS)]
+        for one in clients:
+            one.identify(msg_timeout=TIMEOUT_MS)
+            assert one.ask(b"SUB t c\n") == OK
+            one.send(b"RDY 1\n")
+        for _ in range(ALONE):  # reads come one at a time: turns follow at once
+            publisher = Nsq(broker.nsq_port)
+            publisher.identify()
+        ids = []
+        for n in range(CLIENTS):
+            assert publisher.ask(pub(b"%d" % n)) == OK
+        for one in clients:
+            kind, content = one.frame()
+            assert kind == MESSAGE
+            ids.append(content[10:26])
+        os.kill(broker.pid, signal.SIGSTOP)
+        try:
+            over_s = time.monotonic() + 2 * TIMEOUT_MS / 1000
+            for one, id in zip(clients, ids, strict=True):
+                one.send(b"FIN " + id + b"\n")
+            until(lambda: time.monotonic() > over_s)
+        finally:
+            os.kill(broker.pid, signal.SIGCONT)
+        until(lambda: broker.queues()["t:c"]["settled"] == CLIENTS or timed_out(broker))
+        assert timed_out(broker) == 0
