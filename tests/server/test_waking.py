@@ -11,16 +11,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tallymark.engine.clock import NEVER
+from tallymark.server.clock import CLOCKS
+from tallymark.server.node import Node
 from tallymark.server.rhythm import ALONE
 from tallymark.server.waking import STOPPED_MS, Waking
 from tallymark.units import EngineMs
 from tallymark.wire.nsq.frames import MESSAGE
 from tests.server.faces import nsq_http
+from tests.server.inside import with_broker
+from tests.server.peers import Bare
 from tests.server.test_nsq_listener import OK, Nsq, pub
+from tests.support.amqp091 import tune_ok
 from tests.support.patience import until
 from tests.support.process import BrokerProcess
 
 TIMEOUT_MS = 1000
+STOP_NS = 5_000_000_000
+HEARTBEAT = bytes([8, 0, 0, 0, 0, 0, 0, 0xCE])
 CLIENTS = 8
 
 
@@ -88,3 +95,28 @@ def test_what_was_settled_in_time_is_not_given_again_because_the_process_was_sto
             os.kill(broker.pid, signal.SIGCONT)
         until(lambda: broker.queues()["t:c"]["settled"] == CLIENTS or timed_out(broker))
         assert timed_out(broker) == 0
+
+
+def greeted(port: int) -> Bare:
+    """A connection with a heartbeat each second."""
+    link = Bare(port)
+    link.greet(tune_ok(heartbeat=1))
+    return link
+
+
+def test_a_heartbeat_that_came_while_the_process_was_stopped_counts(tmp_path: Path) -> None:
+    """uvloop looks at its timers before it reads, and the connection was taken for dead."""
+
+    async def play(ports: dict[str, int], node: Node) -> None:
+        link = await asyncio.to_thread(greeted, ports["amqp_port"])
+        link.socket.sendall(HEARTBEAT)
+        monotonic_ns, wall_ns, worked_ns = CLOCKS.monotonic_ns, CLOCKS.wall_ns, CLOCKS.worked_ns
+        try:
+            CLOCKS.set(lambda: monotonic_ns() + STOP_NS, lambda: wall_ns() + STOP_NS, worked_ns)
+            node.clients.deadlines._fire()
+            await asyncio.to_thread(link.open_channel, 1)
+        finally:
+            CLOCKS.set(monotonic_ns, wall_ns, worked_ns)
+            link.socket.close()
+
+    asyncio.run(with_broker(tmp_path, play))

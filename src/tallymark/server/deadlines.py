@@ -4,6 +4,9 @@ A deadline mostly moves later (traffic postpones heartbeats), so a client stays 
 heap until its old time comes and is asked again then: a busy client costs two comparisons a turn,
 an idle one one wake-up per deadline, and nobody is polled. A client that goes leaves its entry
 empty; entries without a client are cleared out when they are the most.
+
+A timer that is late because the process was stopped (waking.py) gives way to one more round of the
+loop: heartbeats that came meanwhile wait in the sockets.
 """
 
 from __future__ import annotations
@@ -14,8 +17,11 @@ from typing import Final, Protocol
 
 from tallymark.bridge.bridge import Bridge
 from tallymark.server.clock import now_ms
+from tallymark.server.waking import STOPPED_MS
 from tallymark.wire.line import MonotonicMs
 
+ROUND_S: Final = 0.001
+"""Seconds after which a timer that gave way comes again: the loop has read meanwhile."""
 EMPTY_MIN: Final = 64
 """Empty entries that are not worth clearing out."""
 
@@ -57,6 +63,7 @@ class Deadlines:
         self._numbers = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
+        self._gave_way = False
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -100,6 +107,12 @@ class Deadlines:
     def _fire(self) -> None:
         self._timer = None
         now = now_ms()
+        if not self._gave_way and now - self._timer_ms > STOPPED_MS:
+            self._gave_way = True
+            self._timer_ms = now
+            self._timer = self._loop.call_later(ROUND_S, self._fire)
+            return
+        self._gave_way = False
         try:
             while self._heap and self._heap[0].due_ms <= now:
                 client = heapq.heappop(self._heap).client
