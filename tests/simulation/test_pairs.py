@@ -23,7 +23,7 @@ from tallymark.simulation.database.statements import BLOCKS
 from tallymark.simulation.drawing import draw
 from tallymark.simulation.plan import Plan
 from tallymark.simulation.playing import play
-from tallymark.simulation.world import World
+from tallymark.simulation.world import SECOND_NS, World
 from tallymark.stored.segment import checkpoint_name
 from tests.journal.test_growth import blocks_of, written
 
@@ -219,6 +219,21 @@ def test_a_leader_that_stops_between_two_statements_keeps_nothing_from_its_succe
     assert any("DROP TABLE" in text for text in asked)
     assert schema.partitions(access.connect(URL), 1) == []
     assert kept == []
+
+
+def test_a_broker_that_stops_while_it_makes_the_tables_keeps_those_waiting_that_lack_them(
+    server: Server, access: Access
+) -> None:
+    """Each new connection looks whether there are tables. It took the lock of whoever makes them,
+    in a transaction of several messages: the others waited until the database ended it, 10 s."""
+    lead(access, "a")
+    stopped = access.connect(URL)
+    stopped.execute("BEGIN")
+    stopped.execute("SELECT pg_advisory_xact_lock(%s)", (schema._INSTALLING,))
+    before_ns = server.world.now_ns
+    Leadership(URL, 1, "b", 1000, Wire(server, None, 0.0).access).look()
+    assert server.world.now_ns - before_ns < SECOND_NS
+    stopped.close()
 
 
 @pytest.mark.parametrize(

@@ -117,14 +117,14 @@ def install(connection: psycopg.Connection[tuple[object, ...]]) -> None:
     Raises SchemaRefused: they are of a version that this program does not know; psycopg.Error, for
     example where there is no schema and the user may not make it.
     """
-    with connection.transaction():
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (_INSTALLING,))
-        found = connection.execute("SELECT to_regclass('tallymark.version') IS NULL").fetchone()
-        assert found is not None
-        if found[0]:
-            connection.execute(_TABLES)
-            connection.execute("INSERT INTO tallymark.version VALUES (%s)", (VERSION,))
-            return
+    if _are_missing(connection):
+        # The lock is only for this, since a broker that dies with it keeps the others waiting.
+        with connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (_INSTALLING,))
+            if _are_missing(connection):
+                connection.execute(_TABLES)
+                connection.execute("INSERT INTO tallymark.version VALUES (%s)", (VERSION,))
+                return
     row = connection.execute("SELECT max(version) FROM tallymark.version").fetchone()
     version = None if row is None else row[0]
     if version != VERSION:
@@ -132,6 +132,12 @@ def install(connection: psycopg.Connection[tuple[object, ...]]) -> None:
             f"the tables in the schema tallymark are of version {version}, this program works with "
             f"version {VERSION}"
         )
+
+
+def _are_missing(connection: psycopg.Connection[tuple[object, ...]]) -> bool:
+    found = connection.execute("SELECT to_regclass('tallymark.version') IS NULL").fetchone()
+    assert found is not None
+    return bool(found[0])
 
 
 def checksum(data: bytes) -> int:

@@ -117,7 +117,7 @@ def _does(*patterns: str) -> Callable[[Handler], Handler]:
 
 @_does("SET synchronous_commit TO on", "SET statement_timeout TO 0", "SET lock_timeout TO 0",
        "SET client_min_messages TO warning", "SET idle_in_transaction_session_timeout TO ...",
-       "SELECT pg_advisory_xact_lock(%s)", "DEALLOCATE ...")  # fmt: skip
+       "DEALLOCATE ...")  # fmt: skip
 def _(session: Session, found: re.Match[str], values: Sequence[Any]) -> Rows | int:
     return 0
 
@@ -162,9 +162,14 @@ def _(session: Session, found: re.Match[str], values: Sequence[Any]) -> Rows | i
 # -- the schema
 
 
-@_does("SELECT to_regclass('tallymark.version') IS NULL")
+@_does("SELECT pg_advisory_xact_lock(%s)")
 def _(session: Session, found: re.Match[str], values: Sequence[Any]) -> Rows | int:
     session.own("schema")
+    return 0
+
+
+@_does("SELECT to_regclass('tallymark.version') IS NULL")
+def _(session: Session, found: re.Match[str], values: Sequence[Any]) -> Rows | int:
     return [(session.tables.version is None,)]
 
 
