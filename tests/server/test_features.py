@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -10,10 +11,13 @@ import pytest
 from tallymark.engine.errors import NotFound, PreconditionFailed
 from tallymark.engine.ledger import definition_record
 from tallymark.engine.record import Record
+from tallymark.server.config.settings import Config
 from tallymark.server.features import FILE, FLAGS, Features, FeaturesError
+from tallymark.server.opening import open_node
 from tallymark.server.rehearsal import rehearse
 from tallymark.units import WallMs
 from tests.journal.builders import Disk
+from tests.support.memory_home import MemoryHome
 from tests.support.process import BrokerDied, BrokerProcess
 
 FIRST, SECOND = "message_containers", "message_containers_deaths_v2"
@@ -43,6 +47,22 @@ def test_dl_19_a_folder_from_before_the_flags_has_none(tmp_path: Path, file: str
     assert (features.enabled, features.death_form) == (frozenset(), 1)
     assert features.block_version == 1
     assert not (tmp_path / FILE).exists()
+
+
+def test_a_copy_of_a_journal_in_a_database_has_all_where_its_leader_died_at_once(
+    tmp_path: Path,
+) -> None:
+    """The file gets to the database up to a second after the first blocks. Who led next switched
+    every flag off, for good (pairs 8501377, 8501720)."""
+    home = MemoryHome()
+    loop = asyncio.new_event_loop()
+    (tmp_path / SEGMENT).write_bytes(b"")
+    node = open_node(Config(data_dir=tmp_path), loop, home=home)
+    assert node.features.enabled == set(FLAGS)
+    assert node.journal.version == 2
+    assert stored(tmp_path) == [FIRST, SECOND, THIRD]
+    node.journal.close()
+    loop.close()
 
 
 def test_flags_are_enabled_one_after_the_other_and_stay_so(tmp_path: Path) -> None:

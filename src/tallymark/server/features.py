@@ -5,7 +5,9 @@ started on the folder again. So flags go one way: what was written in a newer fo
 
 They are kept in the data folder's features.json, `{"enabled": [names]}`, replaced atomically. A new
 folder has all of them on. A folder with a journal and without the file was written by a version
-that had no flags: there they are off until somebody enables them.
+that had no flags: there they are off until somebody enables them. A copy of a journal that is in a
+database may be without the file as well, since it gets there only after the first blocks: every
+version that can have such a journal has flags, so that they are on.
 """
 
 from __future__ import annotations
@@ -73,16 +75,16 @@ class Features:
         """Names."""
 
     @staticmethod
-    def open(folder: Path) -> Features:
+    def open(folder: Path, is_copy: bool = False) -> Features:
         """The flags as the folder has them; in a new folder all on, and the file written. Call it
-        before the folder gets its journal.
+        before the folder gets its journal. is_copy: of a journal that is in a database.
 
         Raises: FeaturesError, OSError.
         """
         try:
             data = (folder / FILE).read_bytes()
         except FileNotFoundError:
-            if _has_journal(folder):
+            if not is_copy and _has_journal(folder):
                 return Features(folder, frozenset())
             features = Features(folder, frozenset(FLAGS))
             features._save(features.enabled)

@@ -91,7 +91,7 @@ def open_node(
     """
     began = time.perf_counter()
     relay = Relay(loop)
-    features = Features.open(config.data_dir)
+    features = Features.open(config.data_dir, is_copy=home is not None)
     if replay is None:
         replay = Replay(Opened(config.data_dir, config.accept_loss))
     journal = Journal(
