@@ -255,6 +255,11 @@ def test_it_says_so_at_its_start_too(seed: int) -> None:
     assert play(seed).failure == ""
 
 
+def test_feature_flags_stay_on_where_the_first_leader_dies_at_once() -> None:
+    """Its successor took the journal for an older version's."""
+    assert play(8501720, pairs=True).failure == ""
+
+
 def test_one_seed_of_eight_is_a_pair_and_the_others_are_as_they_were() -> None:
     drawn = [draw(seed) for seed in range(400)]
     assert 30 < sum(one.pair is not None for one in drawn) < 70

@@ -95,7 +95,12 @@ def draw(seed: int, pairs: bool | None = None) -> Plan:
     plan = _with_shovels(_over_http(plan))
     plan = _with_times(_with_archives(_with_timeouts(_with_repeats(plan))))
     plan = _with_outages(_with_rot(_with_slow(_with_shared(plan))))
-    return with_pair(_with_commits(plan), pairs)
+    return with_pair(_with_old_forms(_with_commits(plan)), pairs)
+
+
+def _with_old_forms(plan: Plan) -> Plan:
+    """Draw a folder that stores what an older version reads: in few worlds."""
+    return replace(plan, has_old_forms=_is_on(Random(f"forms {plan.seed}"), 0.1))
 
 
 def _with_commits(plan: Plan) -> Plan:

@@ -10,6 +10,8 @@ from tallymark.journal.postgresql.leadership import Leadership
 from tallymark.journal.postgresql.mirror import Mirror
 from tallymark.journal.verify import verify
 from tallymark.server.config.settings import Config
+from tallymark.server.features import FILE as FEATURES
+from tallymark.server.features import FLAGS
 from tallymark.simulation import states
 from tallymark.simulation.database.client import Wire
 from tallymark.simulation.disk import Faults
@@ -52,6 +54,10 @@ class PairRun(Run):
     def _make_broker(self, folder: Path, config: Config) -> Pair:  # type: ignore[override]
         assert self.plan.pair is not None
         return Pair(self.world, self.network, folder, config, self.plan.pair)
+
+    def _set_old_forms(self) -> None:
+        for one in self.broker.members:
+            (one.data_dir / FEATURES).write_text('{"enabled": []}\n')
 
     def _watch(self, history: History) -> None:
         self.broker.history = history
@@ -227,6 +233,9 @@ class PairRun(Run):
 
     def _look_at(self, leader: Member) -> None:
         assert leader.node is not None
+        enabled = leader.node.features.enabled
+        if not self.plan.has_old_forms and enabled != set(FLAGS):
+            raise Violated(f"feature flags that were on are off: enabled are {sorted(enabled)}")
         self.history.seen.update(states.of_drops(leader.node.broker))
         left = {
             queue.name: queue.ready + queue.acquired

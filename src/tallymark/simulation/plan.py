@@ -457,6 +457,9 @@ class Plan:
     shovels: tuple[ShovelPlan, ...] = ()
     shared: tuple[SharedPlan, ...] = ()
     slow: tuple[SlowPlan, ...] = ()
+    has_old_forms: bool = False
+    """True if the folder has its feature flags off, as one of an older version: the journal's
+    blocks have one checksum each."""
     has_ledger: bool = False
     """True if the ledger is balanced after each end of the broker."""
     faults: tuple[FaultPlan, ...] = ()

@@ -68,6 +68,8 @@ class Broker:
         """Bodies that were read back from the disk, of lives that are over."""
         self.failed_reads = 0
         self.refused_opens = 0
+        self.lacks_bodies = False
+        """True once the disk may have other bytes than were written: some cannot be read."""
         self._rounds = 0
         """Rounds of the loop until the next look at the whole account."""
         self._graves: list[object] = []
@@ -175,6 +177,20 @@ class Broker:
                 node.broker.check()
             except AssertionError as error:
                 self.world.failures.append(f"account: {error!r}")
+            self._look_at_quarantine(node)
+
+    def _look_at_quarantine(self, node: Node) -> None:
+        """Check that nothing is kept from clients as unreadable where every read has succeeded: a
+        restart reads it again, and would hide that."""
+        disk = self.disk
+        if disk is None or disk.failed_reads or disk.refused_opens or disk.is_lying:
+            return
+        for queue in node.broker.queues.values():
+            if queue.quarantine and not self.lacks_bodies:
+                self.world.failures.append(
+                    f"quarantined: {queue.account.quarantined} of {queue.name}, though no read "
+                    f"failed: {next(iter(queue.quarantine)).trouble}"
+                )
 
     def end_of_task(self) -> str:
         """Return why the process ended by itself; empty: it has not, or as it should."""

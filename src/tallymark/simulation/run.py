@@ -10,6 +10,7 @@ from tallymark.engine.queue import Queue
 from tallymark.journal.verify import OTHER_BYTES, verify
 from tallymark.server.config.settings import Config
 from tallymark.server.config.slow_consumers import SlowSettings, parse
+from tallymark.server.features import FILE as FEATURES
 from tallymark.simulation import states
 from tallymark.simulation.clients import Clients
 from tallymark.simulation.disk import Faults
@@ -131,6 +132,8 @@ class Run:
             disk_free_limit=0, slow_consumers=_slow_consumers(plan),
         )  # fmt: skip
         self.broker = self._make_broker(folder, config)
+        if plan.has_old_forms:
+            self._set_old_forms()
         self.network.overhears = AMQP  # who declares the queues: that can be said again
         self.history = History(world, plan)
         self._watch(self.history)
@@ -151,6 +154,10 @@ class Run:
 
     def _make_broker(self, folder: Path, config: Config) -> Broker:
         return Broker(self.world, self.network, folder, config)
+
+    def _set_old_forms(self) -> None:
+        """Switch feature flags off where the first start is: a folder without the file has all."""
+        (self.broker.data_dir / FEATURES).write_text('{"enabled": []}\n')
 
     def _watch(self, history: History) -> None:
         """Let brokers tell the history what they see: this one sees nothing."""
@@ -381,7 +388,7 @@ class Run:
         leaves behind, is sound, but for bodies that the journal's verification names."""
         broker, history, world = self.broker, self.history, self.world
         self._heal()
-        history.is_damaged = True
+        history.is_damaged = broker.lacks_bodies = True
         broker.start()
         end_ns = world.now_ns + ROT_S * SECOND_NS
         while world.now_ns < end_ns and not broker.has_ended:

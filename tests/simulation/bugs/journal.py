@@ -8,11 +8,12 @@ from typing import Any
 from tallymark.journal.cleaner import Cleaner
 from tallymark.journal.files import Files
 from tallymark.journal.journal import Journal
-from tallymark.journal.reading import Reader
+from tallymark.journal.reading import Blocks, Reader
 from tallymark.journal.recovery import Recovery
 from tallymark.journal.writer import Writer
 from tests.simulation.bugs.registry import (
     files_lack,
+    has_old_blocks_read,
     is_cut_in_a_sync,
     is_cut_without_syncs,
     mutant,
@@ -134,3 +135,15 @@ def _() -> None:
         return original(self, before, *rest)
 
     Cleaner.checkpoint = other  # type: ignore[method-assign]
+
+
+@mutant("blocks of a segment found only once", has_old_blocks_read)
+def _() -> None:
+    def make(find: Any) -> Any:
+        def once(self: Any, fd: int, segment: int) -> None:
+            if not self._end:
+                find(self, fd, segment)
+
+        return once
+
+    replaced(Blocks, "_find", make)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tallymark.journal.postgresql.errors import LeadLost
 from tallymark.journal.postgresql.home import PostgresqlHome
 from tallymark.journal.postgresql.lease import Lease
 from tallymark.journal.postgresql.mirror import Mirror
+from tallymark.server.features import Features
 from tallymark.server.standby import Following
 from tallymark.simulation.plan import BEHIND, CUT_OFF, HANG, KILL, LOST, Plan
 from tests.simulation.bugs.registry import mutant, replaced
@@ -82,3 +84,15 @@ def _() -> None:
         return forgetful
 
     replaced(Mirror, "_compare", make)
+
+
+@mutant("copy without flags taken for an old folder", _is_killed, pairs=True)
+def _() -> None:
+    def make(open_features: Any) -> Any:
+        def as_alone(folder: Path, is_copy: bool = False) -> Features:
+            made: Features = open_features(folder)
+            return made
+
+        return staticmethod(as_alone)
+
+    replaced(Features, "open", make)

@@ -15,6 +15,7 @@ from tallymark.journal.writer import Writer
 from tallymark.simulation.plan import (
     CLOCK,
     DELETE,
+    KIB,
     KILL,
     POWER_IN_SYNC,
     RIGHTS,
@@ -170,6 +171,11 @@ def has_durable_slow(plan: Plan) -> bool:
 
 def has_failing_reads(plan: Plan) -> bool:
     return any(one.kind == UNREADABLE for one in plan.faults)
+
+
+def has_old_blocks_read(plan: Plan) -> bool:
+    """Return whether blocks have one checksum each, and bodies leave memory."""
+    return plan.has_old_forms and plan.max_memory <= 64 * KIB
 
 
 def is_cut_in_a_sync(plan: Plan) -> bool:
