@@ -234,40 +234,6 @@ class TestTimeOuts:
         with pytest.raises(Violated, match="delivered twice at once: q0"):
             history.delivered(line, "q", "q0", b"q0 ", True)
 
-    @staticmethod
-    def answered(world: World, history: History, before_s: float, hangs_s: float) -> Line:
-        """A delivery that times out after a second and is accepted after 0.4 s; so long before, the
-        broker hung for so long."""
-        line = history.connected("c", 1)
-        first = history.delivered(line, "q", "q0", b"q0 ", False)
-        first.void_ns = first.at_ns + SECOND_NS
-        answers_ns = first.at_ns + SECOND_NS * 2 // 5
-        hangs_ns = answers_ns - int(before_s * SECOND_NS)
-        for at_ns, happens in sorted(
-            [
-                (answers_ns, lambda: history.answers(first, "accept")),
-                (hangs_ns, lambda: history.hangs(hangs_ns + int(hangs_s * SECOND_NS))),
-            ],
-            key=lambda one: one[0],
-        ):
-            world.now_ns = at_ns
-            happens()
-        world.now_ns += 3 * SECOND_NS
-        return line
-
-    @pytest.mark.parametrize("before_s", [0.1, -0.1])
-    def test_an_answer_that_a_hanging_broker_reads_too_late_may_be_too_late(
-        self, world: World, history: History, before_s: float
-    ) -> None:
-        """World 8301154: the broker hung for a second, and saw the time-out before the answer."""
-        line = self.answered(world, history, before_s, hangs_s=2)
-        history.delivered(line, "q", "q0", b"q0 ", True)
-
-    def test_one_that_it_reads_in_time_is_one(self, world: World, history: History) -> None:
-        line = self.answered(world, history, 0.1, hangs_s=0.3)
-        with pytest.raises(Violated, match="settled twice: q0"):
-            history.delivered(line, "q", "q0", b"q0 ", True)
-
 
 class TestPermissions:
     def test_a_right_that_was_taken_forbids_what_comes_after(self, world: World) -> None:

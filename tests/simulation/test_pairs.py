@@ -246,7 +246,7 @@ def test_a_broker_that_stops_while_it_makes_the_tables_keeps_those_waiting_that_
     ],
 )
 def test_who_loses_the_lead_ends_with_a_code_that_says_so(error: Exception, code: int) -> None:
-    assert run.code_without_lead(error) == code
+    assert run.code_of_failure(error) == code
 
 
 @pytest.mark.parametrize("seed", [8301013, 8400523, 8500172])

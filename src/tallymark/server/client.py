@@ -35,11 +35,12 @@ from tallymark.server.deadlines import Deadlines, Entry
 from tallymark.server.doors import Doors
 from tallymark.server.giving_way import is_ahead
 from tallymark.server.inlet import Inlet
+from tallymark.server.interfaces import Served
 from tallymark.server.logs import log_of
 from tallymark.server.outlet import room_of, weigh, write
 from tallymark.server.pacer import Pacer
 from tallymark.server.postponed import Postponed
-from tallymark.server.turns import Served, Turns
+from tallymark.server.turns import Turns
 from tallymark.wire.line import MonotonicMs
 
 LEAST_DELIVERY_BYTES: Final = 128 * 1024

@@ -14,8 +14,9 @@ from tallymark.engine.restore import live_payloads, packed_in, snapshot, tail_of
 from tallymark.server.alarms import Alarms
 from tallymark.server.buffers import Buffers
 from tallymark.server.clock import wall_ms
+from tallymark.server.interfaces import Upkeep
 from tallymark.server.logs import log_of
-from tallymark.server.turns import Turns, Upkeep
+from tallymark.server.turns import Turns
 from tallymark.stored.records import LIVE_PACKED
 from tallymark.units import EngineMs, Position
 

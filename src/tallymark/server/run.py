@@ -123,7 +123,7 @@ def run(config: Config, read: Callable[[], Config] | None = None) -> int:
         return IN_USE
     except (AnotherLeads, LeadLost, WentBack) as error:
         print(f"tallymark: {error}", file=sys.stderr)
-        return code_without_lead(error)
+        return code_of_failure(error)
     except JournalCorrupt as error:
         print(f"tallymark: {error}", file=sys.stderr)
         if config.journal != LOCAL:
@@ -137,9 +137,9 @@ def run(config: Config, read: Callable[[], Config] | None = None) -> int:
         return FAILED
 
 
-def code_without_lead(error: BaseException) -> int:
-    """Return the exit code of a broker whose journal fails it, at its start or later: LED where
-    another broker leads, or led since, else JOURNAL."""
+def code_of_failure(error: BaseException) -> int:
+    """Return the exit code of a broker that its journal fails, at its start or later: LED where
+    another broker leads, or has led since, else JOURNAL."""
     return LED if isinstance(error, AnotherLeads | LeadLost) else JOURNAL
 
 
@@ -450,7 +450,7 @@ async def _closed(node: Node) -> int:
         if went_back(reason):
             node.journal.leave_anchor(wall_ms())
         print(f"tallymark: the broker failed and stops: {reason}", file=sys.stderr)
-        return code_without_lead(reason)
+        return code_of_failure(reason)
     log.info("broker.stopped")
     return STOPPED
 

@@ -22,34 +22,19 @@ import asyncio
 import traceback
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol, assert_never
+from typing import Any, Final
 
-from tallymark.bridge.bridge import Bridge, Waiter
 from tallymark.engine.broker import Broker
 from tallymark.engine.clock import NEVER
 from tallymark.engine.effects import (
-    Activated,
-    Cancelled,
-    CloseConsumer,
-    CloseSession,
-    Confirm,
-    Deliver,
-    Drained,
-    Durable,
     Effect,
-    PublisherHeld,
-    Refused,
-    Signal,
-    TimedOut,
-    TransactionExpired,
 )
 from tallymark.engine.histogram import Histogram
-from tallymark.engine.queue import Queue
-from tallymark.engine.record import Record
-from tallymark.engine.session import Connection, Session
 from tallymark.journal.journal import Journal
 from tallymark.server.clock import CLOCKS, MS_NS, both_ms
 from tallymark.server.config.settings import Config
+from tallymark.server.effects import carry_out_all
+from tallymark.server.interfaces import Served, Tracer, Upkeep
 from tallymark.server.logs import log_of
 from tallymark.server.polls import LongPolls
 from tallymark.server.rhythm import Rhythm
@@ -76,68 +61,10 @@ CONFIRM_TIMES: Final = 28
 """Buckets of the times from publish to confirm: the last but one ends at 67 s."""
 
 log = log_of("server")
-engine_log = log_of("engine")
 
 
 class JournalFailed(Exception):
     """The broker is stopping because its journal failed: nothing more can be promised."""
-
-
-class Served:
-    """The connected clients, as a turn uses them. A class and no Protocol, and so is Upkeep: what
-    is compiled calls a method of a Protocol by its name."""
-
-    def give_room(self, connections: list[Connection]) -> None:
-        """Set how much a client may be sent in this turn."""
-        raise NotImplementedError
-
-    def flush_soon(self, bridge: Bridge) -> None:
-        """Flush the bridge's client in this turn: it has output."""
-        raise NotImplementedError
-
-    def flush(self) -> None:
-        """Write the output of all clients that have some, or were read."""
-        raise NotImplementedError
-
-    def hold_for(self, bridge: Bridge, queue: Queue, held: bool) -> None:
-        """Hold a publisher back for the sake of a queue, or no more."""
-        raise NotImplementedError
-
-    def broken(self, bridge: Bridge, error: Exception) -> bool:
-        """Drop the client of a bridge after an exception; False: it is gone already."""
-        raise NotImplementedError
-
-    def drop_all(self) -> None:
-        """Close every socket now."""
-        raise NotImplementedError
-
-
-class Upkeep:
-    """The housekeeping, as a turn uses it."""
-
-    wants_checkpoint: bool
-    wants_anchor: bool
-
-    def committed(self, position: Position, now: EngineMs) -> None:
-        """A block was handed to the journal, which now ends at `position`; now: engine time."""
-        raise NotImplementedError
-
-    def after_turn(self, now: EngineMs) -> None:
-        """The effects of a turn were carried out; now: engine time."""
-        raise NotImplementedError
-
-
-class Tracer(Protocol):
-    """The traces of messages, as a turn tells of them."""
-
-    def delivered(self, effect: Deliver) -> None:
-        """Messages are handed to a consumer."""
-
-    def committed(self, rows: list[Record], position: Position) -> None:
-        """A block was handed to the journal, which now ends at `position`."""
-
-    def synced(self, position: Position) -> None:
-        """The journal is on disk up to `position`."""
 
 
 class Turns:
@@ -190,7 +117,7 @@ class Turns:
         """True if a turn is scheduled."""
         self._rhythm = Rhythm()
         self._call_soon = loop.call_soon
-        self._turn_of_loop = self._turn_of_round
+        self._turn_of_loop = self._turn
         """The two as the loop takes them: looked up once, and not for each turn."""
         self._has_ended = False
         self._lingers_until_ns = 0
@@ -250,8 +177,8 @@ class Turns:
         """Have a turn for what was just read: with the next round of the loop, or at once where
         reads come one at a time."""
         self.is_on_time = True
-        if self._rhythm.may_follow(self.is_due) and not self._waking.is_late(self._clock.now_ms):
-            self.turn_now()
+        if self._rhythm.may_follow(self.is_due):
+            self._turn_in_time()
         else:
             self.schedule()
 
@@ -273,7 +200,14 @@ class Turns:
     def turn_now(self) -> None:
         """Have a turn at once, so that its effects are carried out before anything else happens."""
         self.is_due = True
-        self._turn()
+        self._turn(is_at_once=True)
+
+    def _turn_in_time(self) -> None:
+        """Have a turn at once, or with the next round of the loop where it is late."""
+        if self._waking.is_late(self._clock.now_ms):
+            self.schedule()
+        else:
+            self.turn_now()
 
     def synced(self) -> None:
         """Have confirms leave at once: the journal's thread synced something. That takes no turn:
@@ -287,20 +221,7 @@ class Turns:
         except Exception as error:
             self._broken(error)
 
-    def _turn_of_round(self) -> None:
-        """Have the turn that is due, or let it give way to one more round of the loop."""
-        if not self.is_due:
-            return
-        if not self.is_on_time:
-            self.tell_time()
-            self.is_on_time = True
-        if self._waking.gives_way(self._clock.now_ms):
-            self.is_on_time = False
-            self._call_soon(self._turn_of_loop)
-        else:
-            self._turn()
-
-    def _turn(self) -> None:
+    def _turn(self, is_at_once: bool = False) -> None:
         if not self.is_due:
             return
         self.is_due = False
@@ -308,7 +229,7 @@ class Turns:
         if self._has_ended or self.failed.done():
             return
         try:
-            self._run_turn()
+            self._run_turn(is_at_once)
         except Exception as error:
             self._broken(error)
 
@@ -317,13 +238,16 @@ class Turns:
         trace = "".join(traceback.format_exception(error))
         self.fail(RuntimeError(f"a turn of the engine failed: {error!r}\n{trace}"))
 
-    def _run_turn(self) -> None:
+    def _run_turn(self, is_at_once: bool) -> None:
         broker = self.broker
         if self.is_on_time:
             self.is_on_time = False
         else:
             self.tell_time()
         now = self._clock.now_ms
+        if not is_at_once and self._waking.gives_way(now):
+            self.schedule()
+            return
         if broker.agenda.spent:
             self.served.give_room(broker.agenda.spent)
         effects = broker.turn(now)
@@ -342,7 +266,7 @@ class Turns:
         if self.tracer is not None:
             self.tracer.synced(synced)
         if effects:
-            self._carry_out_all(effects)
+            carry_out_all(effects, self.served, self.tracer)
         self.served.flush()
         self.upkeep.after_turn(self._clock.now_ms)
         if self.polls.streams or self.polls.queues:
@@ -399,10 +323,7 @@ class Turns:
             self._arm_linger(left_ns / 1_000_000_000)
             return
         self._linger_over = True
-        if self._waking.is_late(self._clock.now_ms):
-            self.schedule()
-        else:
-            self.turn_now()
+        self._turn_in_time()
 
     def _commit(self, now: EngineMs) -> None:
         """Hand the records to the journal as one block."""
@@ -433,86 +354,11 @@ class Turns:
 
     # -- effects
 
-    def _carry_out(self, effect: Effect) -> None:
-        if isinstance(effect, Deliver):
-            bridge = _bridge_of(effect.consumer.session)
-            bridge.deliver(effect)
-            if self.tracer is not None:
-                self.tracer.delivered(effect)
-        elif isinstance(effect, Confirm):
-            bridge = _bridge_of(effect.session)
-            bridge.confirm(effect)
-        elif isinstance(effect, Drained):
-            bridge = _bridge_of(effect.consumer.session)
-            bridge.drained(effect)
-        elif isinstance(effect, Activated):
-            bridge = _bridge_of(effect.consumer.session)
-            bridge.activated(effect)
-        elif isinstance(effect, TimedOut):
-            bridge = _bridge_of(effect.session)
-            bridge.timed_out(effect)
-        elif isinstance(effect, Refused):
-            bridge = _bridge_of(effect.session)
-            bridge.refused(effect)
-        elif isinstance(effect, Durable):
-            waiter = effect.waiter
-            if isinstance(waiter, asyncio.Future):
-                if not waiter.done():
-                    waiter.set_result(None)
-                return
-            assert isinstance(waiter, Waiter), waiter
-            bridge = waiter.owner
-            waiter.durable()
-        elif isinstance(effect, Cancelled):
-            bridge = _bridge_of(effect.consumer.session)
-            bridge.cancelled(effect)
-        elif isinstance(effect, TransactionExpired):
-            bridge = _bridge_of(effect.transaction.session)
-            bridge.transaction_expired(effect)
-        elif isinstance(effect, CloseSession):
-            bridge = _bridge_of(effect.session)
-            bridge.close_session(effect)
-        elif isinstance(effect, CloseConsumer):
-            bridge = _bridge_of(effect.consumer.session)
-            bridge.close_consumer(effect)
-        elif isinstance(effect, PublisherHeld):
-            handle = effect.connection.handle
-            assert isinstance(handle, Bridge), handle
-            self.served.hold_for(handle, effect.queue, effect.held)
-            return
-        elif isinstance(effect, Signal):
-            tell = engine_log.error if effect.is_alarm else engine_log.info
-            tell(effect.name, **effect.values)
-            return
-        else:
-            assert_never(effect)
-        self.served.flush_soon(bridge)
-
-    def _carry_out_all(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            try:
-                self._carry_out(effect)
-            except Exception as error:
-                self._undeliverable(effect, error)
-
     def _carry_out_now(self, effect: Effect) -> None:
         """Carry out a command's effect before the turn; the client's answer leaves with the
         turn."""
-        self._carry_out_all([effect])
+        carry_out_all([effect], self.served, self.tracer)
         self.schedule()
-
-    def _undeliverable(self, effect: Effect, error: Exception) -> None:
-        """Close the connection of a client that an effect could not be sent to. The engine is done
-        with the effect, so only this connection is lost, and its messages return to their queues. A
-        broker that stopped instead would fail at the same message after each start.
-
-        Raises the error where the effect is for nobody.
-        """
-        bridge = _recipient(effect)
-        if bridge is None:
-            raise error
-        if not self.served.broken(bridge, error):
-            log.error("effect.unsaid", effect=type(effect).__name__, error=repr(error))
 
     # -- for those who wait
 
@@ -577,24 +423,3 @@ class Relay:
     def _failed(self, error: OSError) -> None:
         if self.turns is not None:
             self.turns.fail(error)
-
-
-def _recipient(effect: Effect) -> Bridge | None:
-    """Return the bridge of the client that an effect concerns; None: it concerns no client."""
-    match effect:
-        case Deliver() | Drained() | Activated() | Cancelled() | CloseConsumer():
-            return _bridge_of(effect.consumer.session)
-        case Confirm() | TimedOut() | Refused() | CloseSession():
-            return _bridge_of(effect.session)
-        case TransactionExpired():
-            return _bridge_of(effect.transaction.session)
-        case Durable(waiter=Waiter() as waiter):
-            return waiter.owner
-        case _:
-            return None
-
-
-def _bridge_of(session: Session) -> Bridge:
-    bridge = session.connection.handle
-    assert isinstance(bridge, Bridge), bridge
-    return bridge

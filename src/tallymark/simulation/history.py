@@ -149,8 +149,6 @@ class History:
         """Lives of brokers whose lead another one has taken: whatever they say may be late."""
         self.troubles: list[tuple[int, int]] = []
         """Times, from and until, in which the broker's journal may have to wait for its home."""
-        self._hangs_until_ns = 0
-        """Time until which the broker last hung: it reads nothing before."""
         self.is_draining = False
         self.is_damaged = False
         """True once stored bytes were changed: what happens to a message is not known any more, but
@@ -335,7 +333,7 @@ class History:
     def answers(self, delivery: Delivered, outcome: str, work: str = "", later_ns: int = 0) -> None:
         """Note that a client settles what it was given. later_ns: time by which it is put off."""
         now = self._world.now_ns
-        if max(now, self._hangs_until_ns) >= delivery.void_ns:  # too late, or perhaps in time
+        if now >= delivery.void_ns:  # too late, or perhaps in time
             delivery.is_certain = False
         elif later_ns:
             delivery.due_ns = now + later_ns - EARLY_NS
@@ -350,15 +348,6 @@ class History:
         delivery.work = work
         if work:
             self._answered_in[work].append(delivery)
-
-    def hangs(self, until_ns: int) -> None:
-        """Note that the broker reads nothing from now until then. Time-outs go on: it may see that
-        one is over before it reads the answer, also one that was under way when it hung."""
-        now, self._hangs_until_ns = self._world.now_ns, until_ns
-        for before in self.deliveries.values():
-            for one in before:
-                if 0 <= now - one.answered_ns < SOON_NS and until_ns >= one.void_ns:
-                    one.is_certain = False
 
     def may_be_answered(self, delivery: Delivered, queue: str, name: str, within_ns: int) -> bool:
         """Return whether an answer to an earlier delivery may settle this one: it was late, left on

@@ -123,7 +123,7 @@ class Member(Broker):
         try:
             return await self._lead(loop)
         except (LeadLost, WentBack) as error:
-            return run.code_without_lead(error)
+            return run.code_of_failure(error)
 
     async def _lead(self, loop: SimulatedLoop) -> int:
         """Wait for the lead, and serve."""

@@ -115,7 +115,6 @@ class PairRun(Run):
         if leader.process is not None:
             seconds = self._seconds()
             self._lasts(seconds)
-            self.history.hangs(self.world.now_ns + int(seconds * SECOND_NS))
             leader.hang(seconds)
 
     def _cut_off(self, leader: Member) -> None:

@@ -234,8 +234,8 @@ class Mirror:
         number, offset = position >> 32, position & OFFSET
         if offset == 0:
             write_marks(self._folder, self._files, self._rows)
-            expected = (self.position >> 32) + (self.position & OFFSET > 0)
-            self._skipped = self._skipped or number > expected
+            if number > (self.position >> 32) + (self.position & OFFSET > 0):
+                self._skipped = True
             self._name = name_in(data[:HEADER], number)
         elif position != self.position:
             self._epoch = -1  # rewritten behind us: compare again
