@@ -20,7 +20,7 @@ class Rig:
         self.world = World(1)
         self.model = Slow(self.world, plan, CERTAIN_NS)
         self.model.declares()
-        self.model.consumes()
+        self.model.consumes(life=1)
         self.count = 0
 
     def passes(self, seconds: float) -> None:
@@ -153,6 +153,25 @@ def test_publishers_that_are_held_back_do_not_go_on() -> None:
         rig.publish(1)
 
 
+def test_publishers_go_on_when_a_broker_begins_whose_consumer_is_not_back() -> None:
+    """World 8800148: a power cut, and the consumer's connection was half open."""
+    rig = Rig(replace(PLAN, policy=FLOW))
+    rig.publish(4)
+    rig.model.life_ended(1)
+    rig.passes(2)
+    rig.publish(3)
+
+
+def test_the_end_of_an_earlier_life_changes_nothing() -> None:
+    rig = Rig(replace(PLAN, policy=FLOW))
+    rig.model.consumes(life=2)
+    rig.publish(4)
+    rig.model.life_ended(1)
+    rig.passes(2)
+    with pytest.raises(Violated, match="publishers go on"):
+        rig.publish(3)
+
+
 def test_what_is_dropped_was_there_when_it_was_too_much() -> None:
     rig = Rig(replace(PLAN, policy=DROP_OLDEST, is_durable=True))
     first_ns = rig.world.now_ns
@@ -181,7 +200,7 @@ def test_a_queue_that_is_declared_anew_begins_empty() -> None:
     rig.passes(2)
     rig.model.closed()
     rig.model.declares()
-    rig.model.consumes()
+    rig.model.consumes(life=1)
     rig.publish(3)
     rig.passes(2)
     rig.model.check()

@@ -188,6 +188,8 @@ class History:
         for line in self.lines:
             if line.life == life:
                 self.disconnected(line)
+        for slow in self.slow.values():
+            slow.life_ended(life)
 
     def publishes(self, message: Published) -> None:
         """Note that a message is sent."""

@@ -74,7 +74,7 @@ class Subscriber:
                 f"/queues/{plan.name}", credit=plan.credit, exclusive=plan.is_durable
             )
             async with receiver as opened:
-                model.consumes()
+                model.consumes(line.life)
                 self._long_ns = clients.world.now_ns
                 self._is_new = False
                 watch = asyncio.ensure_future(self._watch(line))

@@ -51,6 +51,8 @@ class Slow:
         """Last time at which earlier queues of its name may have been above a limit."""
         self._since_ns = NEVER
         """Time since when it is consumed; NEVER: it is not."""
+        self._life = 0
+        """Life of the broker in which it is consumed, or was for the last time."""
         self._sure: dict[str, tuple[int, int]] = {}
         """Messages that it certainly has: when they were confirmed, and their bytes."""
         self._over_since_ns = NEVER
@@ -102,10 +104,17 @@ class Slow:
         least_ns = self._world.now_ns - self.certain_ns  # what is under way may enter the new one
         self._sent = {name: one for name, one in self._sent.items() if one.at_ns >= least_ns}
 
-    def consumes(self) -> None:
-        """Note that a consumer is there."""
+    def consumes(self, life: int) -> None:
+        """Note that a consumer is there, in this life of the broker."""
         self.ends()
         self._since_ns = self._world.now_ns
+        self._life = life
+
+    def life_ended(self, life: int) -> None:
+        """Note that a broker has ended: its consumer is gone, also where the client does not know
+        yet. Its publishers may be the first to come back."""
+        if self._life == life:
+            self.ends()
 
     def ends(self) -> None:
         """Note that its consumer is, or may be, gone."""
