@@ -145,6 +145,28 @@ def test_dl_4_nor_are_durable_subscriptions(rows: int) -> None:
     assert rig.ready("dead") == [2, 3, 4]
 
 
+@pytest.mark.parametrize("at_checkpoint", [False, True])
+def test_dl_4_what_was_on_lease_over_a_restart_expires_when_it_is_given_back(
+    at_checkpoint: bool,
+) -> None:
+    """World 8801900: its own time to live was forgotten, where it was all that the queue had."""
+    rig = pair()
+    rig.send("q", 1, ttl=10)
+    leases = rig.broker.leases
+    leases.lease(leases.attach(rig.vhost.queues["q"], "s"), 0, 1, 0)
+    finish(rig)
+    if at_checkpoint:
+        rig.checkpoint()
+    after = rig.restart()
+    after.advance(10)
+    leases = after.broker.leases
+    subscription = leases.attach(after.vhost.queues["q"], "s")
+    leases.judge(subscription, [(0, 1, RETURNED)])
+    leases.settle(subscription, 1)
+    finish(after)
+    assert (after.ready("q"), after.ready("dead")) == ([], [1])
+
+
 def test_dl_4_more_of_it_than_fits_a_turn_is_gone_before_the_next_head_is_served() -> None:
     rig = pair()
     rig.send("q", 0)

@@ -241,6 +241,7 @@ class Contents:
                 leased.add(piece.first, piece.first + len(piece))
                 piece.payload.live += len(piece)
                 queue.account.move(piece, MOVING, LEASED)
+                queue.note_time_to_live(piece)
         for low, high in leased:
             self._history.finished.add(low, high)
 
@@ -404,12 +405,7 @@ def _turn(found: tuple[int, int, Letter]) -> tuple[int, int]:
 
 def _enter_ready(queue: Queue, piece: Slice) -> None:
     queue.account.move(piece, MOVING, READY)
-    if (
-        piece.annotations is not None
-        and piece.annotations.ttl_ms >= 0
-        and not queue.settings.is_stream
-    ):
-        queue.own_ttl = True
+    queue.note_time_to_live(piece)
     queue.lanes.by_priority[piece.priority].fresh.append(piece)
 
 

@@ -133,7 +133,8 @@ class Queue(Timed):
         """State of retention, of a stream."""
 
         self.own_ttl = False
-        """True if ready messages may have a time to live of their own."""
+        """True if messages that are ready, handed out or leased may have a time to live of their
+        own."""
         self.seen = 0
         """Highest place that was taken when the queue was last attended to."""
         self.used_ms = EngineMs(0)
@@ -273,8 +274,7 @@ class Queue(Timed):
             if known is not None:
                 if known.due_ms:  # ready for the first time: its time to live begins
                     piece.annotations = ready_since(known, entry.due_ms)
-                if known.ttl_ms >= 0:
-                    self.own_ttl = True
+                self.note_time_to_live(piece)
             if entry.to_tail:
                 self.lanes.put_to_tail(piece, self.entered)
             else:
@@ -360,9 +360,15 @@ class Queue(Timed):
         """Make messages of no bucket ready at their old places. Their body bytes must be known if
         the queue counts body bytes."""
         self.account.move(piece, MOVING, READY)
-        if piece.annotations is not None and piece.annotations.ttl_ms >= 0:
-            self.own_ttl = self.watched = True
+        self.note_time_to_live(piece)
         self._to_places([piece])
+
+    def note_time_to_live(self, piece: Slice) -> None:
+        """Note whether messages that are ready, or will be when they are given back, have a time to
+        live of their own."""
+        known = piece.annotations
+        if known is not None and known.ttl_ms >= 0 and not self.settings.is_stream:
+            self.own_ttl = self.watched = True
 
     def put_aside(self, entry: Quarantined) -> None:
         """Quarantine messages of no bucket."""
