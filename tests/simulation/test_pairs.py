@@ -46,16 +46,17 @@ def lead(access: Access, name: str) -> tuple[Leadership, int]:
     return made, made.claim()
 
 
-def fill(access: Access, epoch: int, blocks: list[tuple[str, bytes]]) -> None:
-    """Commit blocks, each as a row."""
+def fill(access: Access, epoch: int, blocks: list[tuple[str, bytes]], begin: int = 0) -> None:
+    """Commit blocks from number `begin` on, each as a row."""
     connection = access.connect(URL)
     at: dict[int, int] = {}
-    for name, block in blocks:
+    for n, (name, block) in enumerate(blocks):
         segment = int(name[:10])
         offset = at.get(segment, 0)
-        schema.make_partition(connection, 1, segment)
-        insert = Insert(connection, 1, epoch, segment)
-        assert insert.row(segment << 32 | offset, row_checksum(block), block)
+        if n >= begin:
+            schema.make_partition(connection, 1, segment)
+            insert = Insert(connection, 1, epoch, segment)
+            assert insert.row(segment << 32 | offset, row_checksum(block), block)
         at[segment] = offset + len(block)
     connection.close()
 
@@ -124,14 +125,16 @@ def test_a_standby_forgets_what_its_database_has_lost(
     leader.journal.close()
 
 
+@pytest.mark.parametrize(("lacks", "removed"), [(0, (1, 2)), (1, (1,))])
 def test_a_copy_whose_leader_removes_segments_meanwhile_gets_the_checkpoint_that_let_it(
-    tmp_path: Path, server: Server, access: Access
+    tmp_path: Path, server: Server, access: Access, lacks: int, removed: tuple[int, ...]
 ) -> None:
-    """It had looked at the files before, and took the gap for damage (worlds 8500322, 8501036 and
-    8501207 of the pairs)."""
+    """It had looked at the files before, and took the gap for damage: whole segments (worlds
+    8500322, 8501036 and 8501207 of the pairs), or the last blocks of one (world 8803155)."""
     leader = written(tmp_path / "leader", clean=True)
     blocks = blocks_of(leader.folder)
     first = [one for one in blocks if int(one[0][:10]) == 1]
+    first = first[: len(first) - lacks]
     _, epoch = lead(access, "a")
     fill(access, epoch, first)
     wire = Wire(server, None, 0.0)
@@ -139,23 +142,24 @@ def test_a_copy_whose_leader_removes_segments_meanwhile_gets_the_checkpoint_that
     mirror = Mirror(tmp_path / "copy", Leadership(URL, 1, "b", 1000, wire.access), 1)
     mirror.open()
     mirror.catch_up()
-    fill(access, epoch, blocks[len(first) :])
-    checkpoint = checkpoint_name(3 << 32)
-    (leader.folder / checkpoint).write_bytes(b"what it has needs no segment before the third")
+    fill(access, epoch, blocks, len(first))
+    needed = removed[-1] + 1
+    checkpoint = checkpoint_name(needed << 32)
+    (leader.folder / checkpoint).write_bytes(b"what it has needs no segment before this one")
 
     def overtakes(text: str) -> bool:
         if "FROM tallymark.block" in text:
             wire.cuts_next = None
             PostgresqlHome(URL, 1, epoch, access).put(leader.folder, [checkpoint], [])
             connection = access.connect(URL)
-            for segment in (1, 2):
+            for segment in removed:
                 connection.execute(f'DROP TABLE "tallymark"."{partition_name(1, segment)}"')
             connection.close()
         return False
 
     wire.cuts_next = overtakes
     assert mirror.catch_up()
-    assert mirror.checkpoint == 3 << 32
+    assert mirror.checkpoint == needed << 32
     leader.journal.close()
 
 

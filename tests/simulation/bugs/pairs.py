@@ -13,8 +13,9 @@ from tallymark.journal.postgresql.lease import Lease
 from tallymark.journal.postgresql.mirror import Mirror
 from tallymark.server.features import Features
 from tallymark.server.standby import Following
+from tallymark.server.waking import Waking
 from tallymark.simulation.plan import BEHIND, CUT_OFF, HANG, KILL, LOST, Plan
-from tests.simulation.bugs.registry import mutant, replaced
+from tests.simulation.bugs.registry import has_timeouts, mutant, replaced
 
 
 def _loses_its_lead(plan: Plan) -> bool:
@@ -23,6 +24,10 @@ def _loses_its_lead(plan: Plan) -> bool:
 
 def _falls_behind(plan: Plan) -> bool:
     return any(one.kind == BEHIND for one in plan.faults)
+
+
+def _hangs_with_timeouts(plan: Plan) -> bool:
+    return has_timeouts(plan) and any(one.kind == HANG for one in plan.faults)
 
 
 def _is_killed(plan: Plan) -> bool:
@@ -96,3 +101,9 @@ def _() -> None:
         return staticmethod(as_alone)
 
     replaced(Features, "open", make)
+
+
+@mutant("time-outs before what waits in the sockets", _hangs_with_timeouts, pairs=True)
+def _() -> None:
+    Waking.gives_way = lambda self, now_ms: False  # type: ignore[method-assign]
+    Waking.is_late = lambda self, now_ms: False  # type: ignore[method-assign]

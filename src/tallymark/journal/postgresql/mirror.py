@@ -54,8 +54,8 @@ class Mirror:
         self.cuts = 0
         """Times that the folder lost blocks which it had taken: the tables no longer have them."""
         self._skipped = False
-        """True if the leader may have removed segments since the files were looked at: by now they
-        have a newer checkpoint, or the ledgers of those segments."""
+        """True if the leader may have removed a segment, or the rest of one, since the files were
+        looked at: by now they have a newer checkpoint, or the ledgers of those segments."""
         self._trusted = False
         """True where something was not compared because it was marked."""
         self.position = 0
@@ -234,8 +234,7 @@ class Mirror:
         number, offset = position >> 32, position & OFFSET
         if offset == 0:
             write_marks(self._folder, self._files, self._rows)
-            if number > (self.position >> 32) + (self.position & OFFSET > 0):
-                self._skipped = True
+            self._skipped = True
             self._name = name_in(data[:HEADER], number)
         elif position != self.position:
             self._epoch = -1  # rewritten behind us: compare again
