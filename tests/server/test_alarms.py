@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import pika
 import pytest
 
 from bench.lean import PERSISTENT, TRANSIENT, method, publish
@@ -21,7 +22,7 @@ from tests.faults.disks import Shim, make_shim
 from tests.server.lines import DOORS
 from tests.server.peers import Bare, Publisher, Reader, alarms, declare
 from tests.support.amqp10_socket import Client
-from tests.support.patience import until
+from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerProcess
 
 MIB = 1 << 20
@@ -93,6 +94,23 @@ def test_memory_alarm_blocks_publishers_until_consumers_made_room(
         until(lambda: late.confirmed == late.published, lambda: late.work(False))
         assert bodies_bytes(broker) <= 16 * MIB
         assert (publisher.lost, late.lost, alarms(broker)) == ("", "", [])
+
+
+def test_a_message_larger_than_the_memory_for_all_is_not_held_up_half_way(tmp_path: Path) -> None:
+    """World 8804710: what of it had come set the alarm, and nothing more of it was read."""
+    with BrokerProcess(tmp_path / "data", max_memory="16MiB") as broker:
+        parameters = pika.ConnectionParameters(
+            port=broker.amqp_port, blocked_connection_timeout=PATIENCE_S
+        )
+        with pika.BlockingConnection(parameters) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            channel.queue_declare("q", durable=True)
+            bodies = [b"first", bytes(48 * MIB)]
+            for body in bodies:  # who has never published is not held back
+                channel.basic_publish("", "q", body, pika.BasicProperties(delivery_mode=2))
+            until(lambda: not alarms(broker))
+            assert [channel.basic_get("q", True)[2] for _ in bodies] == bodies
 
 
 def test_max_pending_holds_publishers_silently_and_confirms_nothing_early(

@@ -3,10 +3,11 @@
     output      what a client has not read yet, what waits for the disk, answers to readers of HTTP
     input       frames and contents that are not complete
 
-Both count towards max_memory: while they take much, bodies leave memory earlier, clients are
-handed less at a time, and together with the bodies that cannot leave they set the memory alarm.
-Input that never becomes complete cannot be waited for: above its limit over all connections, the
-connection that holds most of it is closed.
+Both count towards max_memory: while they take much, bodies leave memory earlier and clients are
+handed less at a time. Output and the bodies that cannot leave memory set the memory alarm. Input
+does not: the alarm pauses publishers, and input of a connection that is not read never becomes
+complete. It has a limit of its own over all connections, above which the connection that holds most
+of it is closed.
 
 A connection is weighed when it was read from or written to, and all of them are when the sum is
 too high, since a socket's buffer empties without telling. Input changes only when something is

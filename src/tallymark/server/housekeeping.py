@@ -162,7 +162,8 @@ class Housekeeping(Upkeep):
                 journal.release(position, size)
             store.released.clear()
         # Twice the budget: what is not yet written cannot be let go of, and what is pinned neither.
-        is_short = store.resident_bytes + buffered > 2 * most
+        # Without incomplete input: who is paused in the midst of a message never completes it.
+        is_short = store.resident_bytes + buffered - buffers.input > 2 * most
         if is_short != ("memory" in self._active):
             self._set("memory", is_short)
         if not journal.accepts_payloads:
