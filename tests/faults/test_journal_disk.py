@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,9 +14,11 @@ from tallymark.engine.record import Record
 from tallymark.journal.files import Files
 from tallymark.journal.journal import BytesLost
 from tallymark.journal.spares import RESERVE, WANTED
+from tallymark.journal.threads import Threads
 from tallymark.journal.verify import verify
 from tallymark.stored.records import ENTERED, LIVE, PAYLOAD
 from tests.journal.builders import TIME, Disk, all_shown, entering, payload, settling
+from tests.support.patience import PATIENCE_S
 
 
 class FaultyDisk:
@@ -140,6 +143,27 @@ def test_after_a_failed_fsync_nothing_is_reported_again_though_it_would_succeed(
     assert disk.journal.synced == disk.journal.durable == reached
     assert faults.syncs == syncs
     assert len(disk.failures) == 1
+
+
+def test_a_flush_fails_with_a_sync_that_fails_while_it_waits(tmp_path: Path) -> None:
+    """World 8806242: compiled, it raised TypeError, as its thread changed what it had just read."""
+    waits = threading.Event()
+
+    class Done(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.set()
+            return disk.failed.wait(PATIENCE_S)
+
+    def fdatasync(fd: int) -> None:
+        assert waits.wait(PATIENCE_S)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    disk = Disk(tmp_path, Files(fdatasync=fdatasync), threads=Threads(event=Done))
+    disk.start()
+    disk.journal.commit(entering(1), TIME)
+    assert not disk.journal.flush()
+    assert [error.errno for error in disk.failures] == [errno.EIO]
+    disk.journal.close(clean=False)
 
 
 def test_what_a_failed_fsync_left_is_written_anew_at_the_next_start(

@@ -156,7 +156,7 @@ class Cleaner:
 
     def checkpoint(self, end: int, records: list[Record], now_ms: WallMs, version: int) -> bool:
         """Request a checkpoint: see Journal.checkpoint."""
-        if self.is_checkpointing or self._writer.failure is not None:
+        if self.is_checkpointing or self._writer.has_failed:
             return False
         self.is_checkpointing = True
         name = checkpoint_name(end)
@@ -167,7 +167,7 @@ class Cleaner:
     def write_anchor(self, anchor: Anchor) -> None:
         """Request that an anchor is written once the journal has reached its position on disk,
         unless one for that position was requested before."""
-        if self._writer.failure is not None or self.anchored == anchor.position:
+        if self._writer.has_failed or self.anchored == anchor.position:
             return
         self.anchored = anchor.position
         self._jobs.put(Job(ANCHOR, position=anchor.position, anchor=anchor))
@@ -195,7 +195,7 @@ class Cleaner:
         """Keep files in the home, and wait for it: see Journal.keep."""
         self._jobs.put(Job(KEEP, names=names, gone=gone))
         self.finish()
-        return self._writer.failure is None
+        return not self._writer.has_failed
 
     def take_results(self) -> list[str]:
         """Take in what was finished; return texts about problems."""

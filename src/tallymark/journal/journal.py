@@ -402,7 +402,7 @@ class Journal:
 
     @property
     def failed(self) -> bool:
-        return self._writer.failure is not None
+        return self._writer.has_failed
 
     def free_bytes(self) -> int:
         """Return the free bytes on the file system of the data folder, without preallocated
@@ -467,7 +467,7 @@ class Journal:
         self.problems.extend(self._cleaner.take_results())
         self._writer.forget_written()
         self._stock.turn_ended(self.end)
-        if self._writer.failure is None:
+        if not self._writer.has_failed:
             self._cleaner.clean(now_ms - ledger_retention_ms)
 
     def finish_cleaning(self) -> None:

@@ -83,6 +83,12 @@ class Writer:
         self.number = 0
         """Number of the segment being written."""
         self.failure: OSError | None = None
+        """First failed write or sync; set by the thread."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether nothing is written any more."""
+        return self.failure is not None
 
     def start(self, number: int, salt: int) -> None:
         """Make the first segment and start the thread. Raises OSError if the segment cannot be
@@ -98,7 +104,7 @@ class Writer:
         """Hand over one block. A new segment number begins a new file. After a failure nothing is
         written any more."""
         self.forget_written()
-        if self.failure is None:
+        if not self.has_failed:
             job = Job(WRITE, segment, salt, offset, length, buffers)
             self._pending.append(job)
             self.jobs.put(job)
@@ -124,9 +130,9 @@ class Writer:
         failed."""
         done = self._threads.event()
         self.jobs.put(Job(SYNC, done=done))
-        while self.failure is None and self._worker.is_alive():
+        while not self.has_failed and self._worker.is_alive():
             if done.wait(0.1):
-                return self.failure is None
+                return not self.has_failed
         return False
 
     def stop(self) -> None:
@@ -167,7 +173,7 @@ class Writer:
 
     def _round(self, jobs: list[Job]) -> bool:
         """Carry out the jobs handed over. Returns whether to go on."""
-        if self.failure is not None:
+        if self.has_failed:
             return False
         if jobs and jobs[0].kind == WRITE and jobs[0].end <= self.jobs.written:
             self._make_safe([part for job in jobs for part in job.buffers], jobs[0].offset)
