@@ -54,7 +54,8 @@ class Done:
 
     def __init__(self, lasts: bool, is_new: bool = False, count: int = 0) -> None:
         self.lasts = lasts
-        """True if what it is about survives a restart."""
+        """True if what it is about survives a restart, or is not there: who removed it may have
+        done so just now, and the disk may not know."""
         self.is_new = is_new
         """True if there was no such thing before."""
         self.count = count
@@ -160,7 +161,7 @@ class Operations:
         self._access.check(QUEUE, name, CONFIGURE)
         queue = self.vhost.queues.get(name)
         if queue is None:
-            return Done(False)
+            return Done(True)
         lasts = queue.stored
         count = self._broker.registry.delete_queue(self._connection, name, if_unused, if_empty)
         return Done(lasts, count=count)
@@ -229,7 +230,7 @@ class Operations:
         vhost = self.vhost
         exchange = vhost.exchanges.get(name)
         vhost.delete_exchange(name, if_unused)
-        return Done(exchange is not None and exchange.durable)
+        return Done(exchange is None or exchange.durable)
 
     # -- bindings
 
@@ -308,12 +309,12 @@ def arguments_of(table: dict[str, object]) -> dict[str, object]:
 
 
 def _binding_lasts(vhost: VirtualHost, source: str, kind: str, destination: str) -> bool:
-    """Return whether a binding between the two survives a restart."""
+    """Return whether a binding between the two survives a restart, or one of them is not there."""
     origin = vhost.exchanges.get(source)
-    if origin is None or not origin.durable:
-        return False
+    if origin is None:
+        return True
     if kind == QUEUE:
         queue = vhost.queues.get(destination)
-        return queue is not None and queue.stored
+        return queue is None or (origin.durable and queue.stored)
     exchange = vhost.exchanges.get(destination)
-    return exchange is not None and exchange.durable
+    return exchange is None or (origin.durable and exchange.durable)

@@ -171,7 +171,7 @@ class Topology:
                     path.source, kind, path.destination, path.key, binding.arguments
                 )
                 return Outcome(204, None, done.lasts)
-        return Outcome(204)
+        return Outcome(204, None, True)  # as Done.lasts of what is not there
 
     def list_bindings(self, request: Request) -> Outcome:
         found: list[Binding] = []

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 OPERATIONS: Final = {CONFIGURE: "configure", WRITE: "write", READ: "read"}
 BY_FILE: Final = "users.json"
 """Author of a change of users that was read from the file and not made through this broker."""
+READING: Final = ("GET", "HEAD", "OPTIONS")
+"""Methods of HTTP that change nothing."""
 CHANGES: Final = (
     "/api/users", "/api/permissions", "/api/topic-permissions", "/api/policies",
     "/api/operator-policies", "/api/parameters", "/api/global-parameters", "/api/vhosts",
@@ -88,7 +90,7 @@ def request_done(interface: str, peer: str, user: str, method: str, path: str, s
 
 def is_change(method: str, path: str) -> bool:
     """Return whether an HTTP request belongs in the audit log."""
-    return method not in ("GET", "HEAD", "OPTIONS") and path.startswith(CHANGES)
+    return method not in READING and path.startswith(CHANGES)
 
 
 def users_changed(before: dict[str, User], after: dict[str, User], by: str) -> None:

@@ -180,7 +180,7 @@ class HttpServer:
         try:
             self._guard.check(request)
             refuse_coded(request)
-            response = await handler(request)
+            response = await self._handle(request, handler)
             if audit.is_change(request.method, request.path):
                 await self.node.settings_files.keep()
                 user = request[USER].name if USER in request else ""
@@ -212,6 +212,16 @@ class HttpServer:
             if allowed := allowed_methods(error):
                 refusal.headers["Allow"] = allowed
             return refusal
+
+    async def _handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Return the answer. What stands in the way of a change, or has made it before, is on disk
+        when the client hears of it. Raises what the handler does; JournalFailed."""
+        try:
+            return await handler(request)
+        except BrokerError:
+            if request.method not in audit.READING:
+                await self.node.durable()
+            raise
 
     async def _refuse(
         self, request: web.Request, status: int, error: str, reason: str
