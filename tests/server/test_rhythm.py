@@ -89,6 +89,18 @@ def test_an_acknowledgement_alone_takes_no_turn_and_is_on_disk_after_the_linger(
     assert node.journal.syncs == blocks + 1, "both share a block"
 
 
+def test_what_lingers_when_turns_end_is_committed(broker: SteppedBroker) -> None:
+    """Worlds 8807930 and 8808247: a clean stop's checkpoint knew it, the ledger did not."""
+    source, sink = ends(broker)
+    source.send(ONE)
+    end = broker.node.journal.end
+    read(sink, settle(1, ACK, 1, 0))
+    assert broker.node.broker.ledger.rows
+    broker.node.end()
+    assert not broker.node.broker.ledger.rows
+    assert broker.node.journal.end > end
+
+
 def test_an_acknowledgement_that_makes_room_for_a_message_takes_a_turn(
     broker: SteppedBroker,
 ) -> None:

@@ -403,7 +403,10 @@ class Turns:
         self.served.drop_all()
 
     def end(self) -> None:
-        """End all turns: nothing may be written behind the journal's end."""
+        """End all turns: nothing may be written behind the journal's end. What the last ones did is
+        committed, as the checkpoint that comes now is of the journal's end."""
+        if self.broker.ledger.rows and not self.failed.done():
+            self._commit(self._clock.now_ms)
         self._has_ended = True
         self.loop.remove_reader(self._signal)
 
