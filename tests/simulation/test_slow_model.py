@@ -172,6 +172,18 @@ def test_the_end_of_an_earlier_life_changes_nothing() -> None:
         rig.publish(3)
 
 
+def test_what_it_had_goes_with_it_also_where_it_was_too_slow_by_its_rate() -> None:
+    """World 8808204."""
+    rig = Rig(replace(PLAN, count=None, rate=5.0, is_durable=True, deletes_persistent=True))
+    rig.publish(1)
+    rig.passes(11)
+    sent_ns = rig.world.now_ns
+    assert not rig.model.may_be_gone(sent_ns)
+    rig.model.closed()
+    assert rig.model.may_be_gone(sent_ns)
+    assert not rig.model.may_be_gone(sent_ns + 1)
+
+
 def test_what_is_dropped_was_there_when_it_was_too_much() -> None:
     rig = Rig(replace(PLAN, policy=DROP_OLDEST, is_durable=True))
     first_ns = rig.world.now_ns

@@ -48,7 +48,8 @@ class Slow:
         """Time after which the broker knows an answer."""
         self._sent: dict[str, _Sent] = {}
         self._over_ns = -1
-        """Last time at which earlier queues of its name may have been above a limit."""
+        """Last time at which earlier queues of its name may have been above a limit, or at which
+        its client was told that it is too slow."""
         self._since_ns = NEVER
         """Time since when it is consumed; NEVER: it is not."""
         self._life = 0
@@ -123,7 +124,8 @@ class Slow:
         self._let_through = 0
 
     def closed(self) -> None:
-        """Check that its client may be told that it is too slow. Raises Violated."""
+        """Check that its client may be told that it is too slow: what it had goes with it. Raises
+        Violated."""
         plan = self.plan
         if not plan.may_be_closed:
             kind = "durable" if plan.is_durable else "transient"
@@ -131,6 +133,7 @@ class Slow:
         now = self._world.now_ns
         if self._last_over_ns() < now - self._wait_ns and not self._may_lag():
             raise Violated(f"closed: {plan.name}, which was within its limits")
+        self._over_ns = now
 
     # -- rules
 
