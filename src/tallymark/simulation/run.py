@@ -52,6 +52,7 @@ from tallymark.simulation.sinks import Writer
 from tallymark.simulation.streams import StreamReaders
 from tallymark.simulation.subscribers import Subscriber
 from tallymark.simulation.world import NEVER_NS, SECOND_NS, Stuck, World
+from tallymark.stored.segment import WAS_ON_DISK
 
 MANY_LIVES: Final = 20
 """Lives of a broker from which on its disk does not fail any more: one that fails each hundredth
@@ -388,7 +389,8 @@ class Run:
 
     def _look_at_damage(self, how: str, is_sound: bool = True) -> None:
         """Let the broker serve what it is left with, or refuse to. is_sound: what it serves, and
-        leaves behind, is sound, but for bodies that the journal's verification names."""
+        leaves behind, is sound, but for bodies, and blocks before its checkpoint, that the
+        journal's verification names."""
         broker, history, world = self.broker, self.history, self.world
         self._heal()
         history.is_damaged = broker.lacks_bodies = True
@@ -404,8 +406,7 @@ class Run:
             raise Violated(f"the broker ended {how}: {reason}")
         history.note(f"broker {'refused to start' if reason else 'served'} {how}: {reason}")
         history.seen.add(f"{'refused to start' if reason else 'served'} {how}")
-        if is_sound and not reason:
-            self._stop_and_verify(may_lack_bodies=True)
+        if is_sound and not reason and self._stop_and_verify(may_lack=(OTHER_BYTES, WAS_ON_DISK)):
             check_ledger(broker.data_dir)
 
     def _look_before_the_end(self) -> None:
@@ -536,8 +537,9 @@ class Run:
             self._stop_and_verify()
             self._start()
 
-    def _stop_and_verify(self, may_lack_bodies: bool = False) -> None:
-        """Stop the broker, and verify what it leaves. may_lack_bodies: the disk lost some."""
+    def _stop_and_verify(self, may_lack: tuple[str, ...] = ()) -> bool:
+        """Stop the broker, and verify what it leaves; return whether all blocks are there.
+        may_lack: words of problems that may be, as the disk lied."""
         broker = self.broker
         broker.stop()
         self._until_ended()
@@ -545,13 +547,11 @@ class Run:
         if reason:
             raise Violated(f"the broker ended: {reason}")
         broker.ended()
-        problems = [
-            problem
-            for problem in verify(broker.data_dir).problems
-            if not (may_lack_bodies and OTHER_BYTES in problem)
-        ]
+        found = verify(broker.data_dir).problems
+        problems = [one for one in found if not any(words in one for words in may_lack)]
         if problems:
             raise Violated(f"the journal is not sound: {problems}")
+        return not any(WAS_ON_DISK in one for one in found)
 
     def _until_ended(self) -> None:
         world = self.world

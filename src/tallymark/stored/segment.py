@@ -44,6 +44,8 @@ TORN: Final = "torn"
 """Verdict: a block follows that was being written. It was never synced and is cut off."""
 CORRUPT: Final = "corrupt"
 """Verdict: bytes that had been synced are damaged."""
+WAS_ON_DISK: Final = "was known on disk"
+"""Words of a reason: the disk had blocks, and has them no more."""
 
 
 @final
@@ -145,7 +147,7 @@ def _judge(
         if resume < 0 and is_whole(data, header):
             resume = header.at
     if proof > segment << 32 | at:
-        reason = f"no sound block at offset {at}, though position {proof:#x} was known on disk"
+        reason = f"no sound block at offset {at}, though position {proof:#x} {WAS_ON_DISK}"
         return Verdict(CORRUPT, reason, resume)
     if blank:
         return Verdict(BLANK)
