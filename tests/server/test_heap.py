@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -38,13 +39,30 @@ def test_memory_of_messages_that_are_gone_goes_back_to_the_system(tmp_path: Path
         until(lambda: memory_mib(broker) < before + BURST_MIB / 4)
 
 
+def node_with(store: SimpleNamespace, turn: Callable[[], None] = lambda: None) -> Any:
+    return SimpleNamespace(
+        broker=SimpleNamespace(store=store),
+        buffers=SimpleNamespace(total=0),
+        turns=SimpleNamespace(schedule=turn),
+    )
+
+
+def test_a_turn_is_asked_for_while_messages_that_are_gone_have_their_bytes() -> None:
+    """A queue is deleted, and then nothing happens any more."""
+    asked = list[str]()
+    store = SimpleNamespace(resident_bytes=0, awaits_sweep=True)
+    task = HeapTrim(node_with(store, lambda: asked.append("turn")))
+    asyncio.run(task.run())
+    store.awaits_sweep = False
+    asyncio.run(task.run())
+    assert asked == ["turn"]
+
+
 def test_the_heap_is_trimmed_after_a_burst_and_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """The journal may hold the bytes of messages that are gone until it has written them."""
     monkeypatch.setattr("tallymark.server.heap.resident_bytes", lambda: 0)
-    store, trims = SimpleNamespace(resident_bytes=0), list[int]()
-    node: Any = SimpleNamespace(
-        broker=SimpleNamespace(store=store), buffers=SimpleNamespace(total=0)
-    )
+    node = node_with(store := SimpleNamespace(resident_bytes=0, awaits_sweep=False))
+    trims = list[int]()
     task = HeapTrim(node)
     cast("Any", task)._trim = trims.append
     for held, trimmed in (

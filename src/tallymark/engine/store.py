@@ -121,6 +121,11 @@ class Store:
             self._dead += self._dying
             self._dying.clear()
 
+    @property
+    def awaits_sweep(self) -> bool:
+        """True while payloads without users still have their bytes: a coming turn releases them."""
+        return bool(self._dead or self._dying)
+
     def sweep(self) -> None:
         """Release payloads that had no users before the last commit, whose effects have been
         carried out. If there are many, the rest follows in the next turns."""

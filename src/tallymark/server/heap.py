@@ -8,7 +8,8 @@ Until then what was freed is used again. A block that is mapped on its own, or a
 at once, gives each of its pages back to the system and gets it again: for messages of 4 MiB that
 was two fifths of the broker's work.
 
-With another C library nothing is done.
+A turn releases what the one before it left without users. Where no other turn follows, the task
+asks for one. With another C library that is all that it does.
 """
 
 from __future__ import annotations
@@ -63,8 +64,9 @@ def resident_bytes() -> int:
 
 
 class HeapTrim:
-    """The housekeeping task that trims the heap after a burst, and once more a period later: the
-    process has grown, or what is counted towards max_memory has shrunk."""
+    """The housekeeping task that releases messages that are gone where nothing else happens, and
+    trims the heap after a burst, and once more a period later: the process has grown, or what is
+    counted towards max_memory has shrunk."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -79,10 +81,12 @@ class HeapTrim:
         the journal has written them."""
 
     def period_s(self) -> float:
-        return 0.0 if self._trim is None else PERIOD_S
+        return PERIOD_S
 
     async def run(self) -> None:
         node = self._node
+        if node.broker.store.awaits_sweep:
+            node.turns.schedule()
         counted = node.broker.store.resident_bytes + node.buffers.total
         self._counted = max(self._counted, counted)
         resident = resident_bytes()
