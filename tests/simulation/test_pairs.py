@@ -125,6 +125,70 @@ def test_a_standby_forgets_what_its_database_has_lost(
     leader.journal.close()
 
 
+@pytest.mark.parametrize("is_broken_off", [False, True])
+def test_a_standby_forgets_what_its_database_has_lost_also_where_it_ends_at_the_same_position(
+    tmp_path: Path, server: Server, is_broken_off: bool
+) -> None:
+    """Another leader had written as much in place of it; or the connection was lost between the
+    cut of the copy and the end of that step, and nothing came after it. The folder was right, and
+    the broker in the making was not."""
+    leader = written(tmp_path / "leader", clean=True)
+    blocks = blocks_of(leader.folder)
+    others = blocks_of(written(tmp_path / "other", clean=True).folder)
+    kept = sum(int(name[:10]) < 4 for name, _ in blocks)
+    wire = Wire(server, None, 0.0)
+    access = wire.access
+    _, epoch = lead(access, "a")
+    fill(access, epoch, blocks[:kept])
+    before_loss = len(server.log)
+    fill(access, epoch, blocks, kept)
+    (tmp_path / "standby").mkdir()
+    following = Following(Leadership(URL, 1, "b", 1000, access), tmp_path / "standby", 1, False)
+    following.read_rest()
+    before, position = following.replay, following.position
+    behind = server.copied - before_loss
+    server.down()
+    server.fail_over(behind)
+    other = Leadership(URL, 1, "c", 1000, access)
+    other.wait(1.1)
+    epoch = other.claim()
+    if is_broken_off:
+        wire.cuts_next = lambda text: text.startswith("SELECT position, crc, bytes")
+    else:
+        fill(access, epoch, others, kept)
+    following.read_rest()
+    assert (following.position == position) is not is_broken_off
+    assert following.replay is not before
+    following.close()
+    leader.journal.close()
+
+
+def test_a_standby_applies_what_it_had_fetched_when_its_connection_was_lost(
+    tmp_path: Path, server: Server
+) -> None:
+    """Nothing came after it, so that it stayed out of what the broker in the making knew."""
+    leader = written(tmp_path / "leader", clean=True)
+    wire = Wire(server, None, 0.0)
+    access = wire.access
+    _, epoch = lead(access, "a")
+    (tmp_path / "standby").mkdir()
+    following = Following(Leadership(URL, 1, "b", 1000, access), tmp_path / "standby", 1, False)
+    following.read_rest()
+    fill(access, epoch, blocks_of(leader.folder))
+    fetches: list[str] = []
+
+    def is_second_fetch(text: str) -> bool:
+        fetches.extend([text] if text.startswith("SELECT position, crc, bytes") else [])
+        return len(fetches) == 2
+
+    wire.cuts_next = is_second_fetch
+    following.read_rest()
+    assert following.position > 4 << 32
+    assert list(following._opened.recovery.growth()) == [], "records that it has not applied"
+    following.close()
+    leader.journal.close()
+
+
 @pytest.mark.parametrize(("lacks", "removed"), [(0, (1, 2)), (1, (1,))])
 def test_a_copy_whose_leader_removes_segments_meanwhile_gets_the_checkpoint_that_let_it(
     tmp_path: Path, server: Server, access: Access, lacks: int, removed: tuple[int, ...]

@@ -77,6 +77,8 @@ class Following:
         """Position of the checkpoint that the replay began with."""
         self._cuts = 0
         """Cuts of the mirror at that time: what was cut must not be in the replay."""
+        self._replayed = 0
+        """Position that the replay reaches to."""
         self.replay = Replay(self._opened)
         self.lease = Lease(0, "", 0)
         """Lease as it was seen last."""
@@ -188,15 +190,20 @@ class Following:
         return True
 
     def _read(self) -> None:
-        if self._mirror.catch_up() or self._checkpoint < 0:
-            now = self._mirror.checkpoint, self._mirror.cuts
-            if now != (self._checkpoint, self._cuts):
-                self._checkpoint, self._cuts = now
-                self._opened.begin_again()
-                self.replay = Replay(self._opened)
-            else:
-                self._opened.recovery.look_again()
-            self.replay.advance()
+        """Bring the folder to what the tables have, and the replay to what the folder has. The two
+        are compared, since a step may have been broken off between them."""
+        self._mirror.catch_up()
+        now = self._mirror.checkpoint, self._mirror.cuts
+        if now != (self._checkpoint, self._cuts):
+            self._checkpoint, self._cuts = now
+            self._opened.begin_again()
+            self.replay = Replay(self._opened)
+        elif self.position != self._replayed:
+            self._opened.recovery.look_again()
+        else:
+            return
+        self.replay.advance()
+        self._replayed = self.position
 
     def _show(self, number: int) -> None:
         """Make a view of the folder as it is now, unless the last one is that."""
