@@ -20,6 +20,7 @@ from tallymark.server.standby import Following
 from tallymark.simulation.database.client import Wire
 from tallymark.simulation.database.server import Server
 from tallymark.simulation.database.statements import BLOCKS
+from tallymark.simulation.database.tables import Change
 from tallymark.simulation.drawing import draw
 from tallymark.simulation.plan import Plan
 from tallymark.simulation.playing import play
@@ -242,6 +243,34 @@ def test_a_superseded_leader_says_so_where_its_successor_has_removed_what_it_wro
     server.down()
     server.restart()
     with pytest.raises(LeadLost, match="it is in epoch 2"):
+        home.put(tmp_path, ["users.json"], [])
+
+
+@pytest.mark.parametrize("is_gone_again", [False, True])
+def test_a_change_of_files_whose_answer_was_lost_is_no_sign_that_the_database_went_back(
+    tmp_path: Path, server: Server, access: Access, is_gone_again: bool
+) -> None:
+    """It changed a file that the change before it had put, say the users twice in a row: its next
+    attempt found the file otherwise than that one had left it, and the broker ended."""
+    _, epoch = lead(access, "a")
+    home = PostgresqlHome(URL, 1, epoch, access)
+    (tmp_path / "users.json").write_text("[]")
+    home.put(tmp_path, ["users.json"], [])
+    (tmp_path / "users.json").write_text("[1]")
+    lost: list[int] = []
+
+    def loses_the_answer(changes: list[Change]) -> None:
+        server.on_commit = lambda changes: None
+        lost.append(len(server.log))
+        home._putting.cut()
+
+    server.on_commit = loses_the_answer
+    home.put(tmp_path, *([], ["users.json"]) if is_gone_again else (["users.json"], []))
+    assert lost, "its commit was over"
+    assert len(server.log) > lost[0], "and was made again"
+    server.down()
+    server.fail_over(behind=len(server.log) - lost[0] + 1)
+    with pytest.raises(WentBack, match=r"the last change of users\.json"):
         home.put(tmp_path, ["users.json"], [])
 
 

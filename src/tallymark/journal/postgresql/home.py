@@ -149,11 +149,11 @@ class PostgresqlHome:
         if not is_doubtful or found != (self.epoch, crc):
             raise OtherBytes(position, found)
 
-    def _prove(self, connection: Connection) -> None:
-        """Check on a new connection that the database has what was safe before. Raises WentBack,
-        LeadLost."""
+    def _prove(self, connection: Connection, doubtful: Sequence[dict[str, list[int]]] = ()) -> None:
+        """Check on a new connection that the database has what was safe before. doubtful: see
+        Proofs.check. Raises WentBack, LeadLost."""
         try:
-            self._proofs.check(connection)
+            self._proofs.check(connection, doubtful)
         except WentBack as error:
             raise self._reason(connection, error) from None
 
@@ -186,10 +186,12 @@ class PostgresqlHome:
     def _put(self, folder: Path, names: Sequence[str], gone: Sequence[str]) -> None:
         sums: dict[str, list[int]] = {}
         rewritten: list[tuple[int, int, int]] = []
+        asked: list[dict[str, list[int]]] = []
+        """Changes whose commit was asked for, one of each attempt: a file may change meanwhile."""
 
         def work(connection: Connection, is_doubtful: bool) -> None:
             if connection is not self._proven:
-                self._prove(connection)
+                self._prove(connection, asked)
                 self._proven = connection
             for named in filter(None, map(_segment_of, names)):
                 schema.make_partition(connection, self._journal, named[0])
@@ -203,6 +205,7 @@ class PostgresqlHome:
                 "DELETE FROM tallymark.file WHERE journal = %s AND name = ANY(%s)",
                 (self._journal, [name for name in gone if name not in names]),
             )
+            asked.append({name: [] for name in gone} | sums)
             self._commit(connection)
 
         self._waiting.until_safe(self._putting, work)

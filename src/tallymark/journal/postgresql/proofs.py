@@ -76,8 +76,10 @@ class Proofs:
             self._changing.release()
         return True
 
-    def check(self, connection: Connection) -> None:
-        """Look the proofs up in what is visible. Raises WentBack, psycopg.Error."""
+    def check(self, connection: Connection, doubtful: Sequence[dict[str, list[int]]] = ()) -> None:
+        """Look the proofs up in what is visible. doubtful: changes of files, as `_files` has them,
+        that came after the last one and whose outcome is unknown: what both come to proves as much.
+        Raises WentBack, psycopg.Error."""
         with self.changing():
             if self._row is not None:
                 position, *expected = self._row
@@ -86,8 +88,12 @@ class Proofs:
                     raise WentBack(f"the blocks at position {position:#x}")
             if not self._files:
                 return
-            rows = connection.execute(_SUMS, (self._journal, [*self._files])).fetchall()
-            sums: dict[str, list[int]] = {str(name): found for name, found in rows}
-            for name, expected in self._files.items():
-                if sums.get(name, []) != expected:
-                    raise WentBack(f"the last change of {name}")
+            lacking = self._lacking(connection, self._files)
+            if lacking and all(self._lacking(connection, self._files | one) for one in doubtful):
+                raise WentBack(f"the last change of {lacking}")
+
+    def _lacking(self, connection: Connection, files: dict[str, list[int]]) -> str:
+        """Return a file that is not as this change has it; empty: all are. Raises psycopg.Error."""
+        rows = connection.execute(_SUMS, (self._journal, [*files])).fetchall()
+        sums: dict[str, list[int]] = {str(name): found for name, found in rows}
+        return next((name for name in files if sums.get(name, []) != files[name]), "")
