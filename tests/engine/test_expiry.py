@@ -167,6 +167,25 @@ def test_dl_4_what_was_on_lease_over_a_restart_expires_when_it_is_given_back(
     assert (after.ready("q"), after.ready("dead")) == ([], [1])
 
 
+def test_dl_4_what_a_rollback_gives_back_expires() -> None:
+    """Its own time to live was forgotten where the queue was attended to while it was staged, and
+    nothing else was ready or handed out."""
+    rig = pair()
+    rig.send("q", 1, ttl=10)
+    finish(rig)
+    session, queue = rig.session(), rig.vhost.queues["q"]
+    rig.get(session, queue)
+    transactions = rig.broker.transactions
+    transaction = transactions.begin(session)
+    transactions.settle(transaction, session, 1, 1, ACCEPTED, is_final=True)
+    assert rig.get(session, queue) is None
+    transactions.rollback(transaction)
+    finish(rig)
+    assert rig.ready("q") == [1]
+    rig.advance(10)
+    assert (rig.ready("q"), rig.ready("dead")) == ([], [1])
+
+
 def test_dl_4_more_of_it_than_fits_a_turn_is_gone_before_the_next_head_is_served() -> None:
     rig = pair()
     rig.send("q", 0)

@@ -133,8 +133,8 @@ class Queue(Timed):
         """State of retention, of a stream."""
 
         self.own_ttl = False
-        """True if messages that are ready, handed out or leased may have a time to live of their
-        own."""
+        """True if messages that are ready, handed out, leased or staged may have a time to live of
+        their own."""
         self.seen = 0
         """Highest place that was taken when the queue was last attended to."""
         self.used_ms = EngineMs(0)

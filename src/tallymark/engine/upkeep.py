@@ -83,7 +83,7 @@ class Upkeep:
                 self._agenda.mark(queue)
         if queue.letters and self._pending.is_due(queue):
             self._retries.retry(queue)
-        if queue.own_ttl and not queue.ready and not queue.acquired:
+        if queue.own_ttl and not (queue.ready or queue.acquired or queue.account.staged):
             queue.own_ttl = False
         queue.watch()
         self._arm(queue)
