@@ -65,6 +65,20 @@ def test_a_turn_that_is_late_gives_way_once_for_each_deadline() -> None:
     with_waking(look)
 
 
+def test_a_turn_at_once_after_one_that_gave_way_costs_the_next_deadline_nothing() -> None:
+    """It asks nobody, and the turn that had given way was none any more: the one that was late for
+    the next deadline took itself for it."""
+
+    def look(waking: Waking) -> None:
+        waking.set(EngineMs(1000), EngineMs(0))
+        assert waking.gives_way(EngineMs(2000))
+        waking.set(EngineMs(5000), EngineMs(2000))
+        assert waking.gives_way(EngineMs(6000))
+        waking.set(NEVER, EngineMs(6000))
+
+    with_waking(look)
+
+
 def test_what_was_settled_in_time_is_not_given_again_because_the_process_was_stopped(
     tmp_path: Path,
 ) -> None:

@@ -44,6 +44,7 @@ class Waking:
         """Have a turn at engine time `due_ms`, and for no other deadline; NEVER: for none."""
         self.armed_ms = due_ms
         self._late_from_ms = due_ms + STOPPED_MS
+        self._gave_way = False  # a turn at once has come before the one that gave way
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
