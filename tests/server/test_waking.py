@@ -79,6 +79,19 @@ def test_a_turn_at_once_after_one_that_gave_way_costs_the_next_deadline_nothing(
     with_waking(look)
 
 
+def test_a_deadline_that_came_in_time_makes_no_later_turn_late() -> None:
+    """No other one came, and for none the timer is not set."""
+
+    def look(waking: Waking) -> None:
+        waking.set(EngineMs(1000), EngineMs(0))
+        waking._ring()
+        assert not waking.gives_way(EngineMs(1000))
+        assert not waking.is_late(EngineMs(5000))
+        assert not waking.gives_way(EngineMs(5000))
+
+    with_waking(look)
+
+
 def test_what_was_settled_in_time_is_not_given_again_because_the_process_was_stopped(
     tmp_path: Path,
 ) -> None:

@@ -65,6 +65,8 @@ class Waking:
     def gives_way(self, now_ms: EngineMs) -> bool:
         """Return whether the turn that is due comes one round of the loop later."""
         if now_ms <= self._late_from_ms:
+            if self.armed_ms == NEVER:  # the timer has rung, and nobody sets it where none comes
+                self._late_from_ms = NEVER
             return False
         self._gave_way = not self._gave_way
         if not self._gave_way:
