@@ -10,12 +10,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from bench.stepped import Pipe, SteppedBroker
 from tallymark.engine.clock import NEVER
 from tallymark.server.clock import CLOCKS
 from tallymark.server.node import Node
 from tallymark.server.rhythm import ALONE
 from tallymark.server.waking import STOPPED_MS, Waking
 from tallymark.units import EngineMs
+from tallymark.wire.nsq import commands
 from tallymark.wire.nsq.frames import MESSAGE
 from tests.server.faces import nsq_http
 from tests.server.inside import with_broker
@@ -29,6 +33,8 @@ TIMEOUT_MS = 1000
 STOP_NS = 5_000_000_000
 HEARTBEAT = bytes([8, 0, 0, 0, 0, 0, 0, 0xCE])
 CLIENTS = 8
+LARGE = 4096
+"""Bytes of which a turn is made at once."""
 
 
 def with_waking(look: Callable[[Waking], None]) -> None:
@@ -122,6 +128,27 @@ def test_what_was_settled_in_time_is_not_given_again_because_the_process_was_sto
             os.kill(broker.pid, signal.SIGCONT)
         until(lambda: broker.queues()["t:c"]["settled"] == CLIENTS or timed_out(broker))
         assert timed_out(broker) == 0
+
+
+def test_nor_because_much_was_read_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn comes at once where much was read: time-outs were over before the other sockets were
+    read."""
+    monkeypatch.setattr(Pipe, "pause_reading", lambda self: None)
+    with SteppedBroker(tmp_path / "data") as broker:
+        sink, source = broker.nsq(), broker.nsq()
+        sink.send(commands.MAGIC + commands.identify(b'{"msg_timeout": %d}' % TIMEOUT_MS))
+        sink.send(commands.sub("t", "c") + commands.rdy(1))
+        source.send(commands.MAGIC + pub(b"x"))
+        id = sink.pipe.take()[-17:-1]
+        (queue,) = [one for one in broker.node.broker.queues.values() if one.acquired]
+        broker.loop.now += 2 * TIMEOUT_MS / 1000
+        broker.node.most_unwritten = LARGE
+        source._client.data_received(pub(b"y" * LARGE))
+        sink._client.data_received(commands.fin(int(id, 16)))
+        broker.step()
+        assert (queue.account.settled, b"E_FIN_FAILED" in sink.pipe.take()) == (1, False)
 
 
 def greeted(port: int) -> Bare:

@@ -345,7 +345,7 @@ class Clients(Served):
             client.read_or_not()
         if turns.unwritten_bytes > turns.most_unwritten:
             turns.is_on_time = True
-            turns.turn_now()
+            turns.turn_in_time()
             client.let_others()
         else:
             turns.was_read()

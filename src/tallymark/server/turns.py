@@ -178,7 +178,7 @@ class Turns:
         reads come one at a time."""
         self.is_on_time = True
         if self._rhythm.may_follow(self.is_due):
-            self._turn_in_time()
+            self.turn_in_time()
         else:
             self.schedule()
 
@@ -202,7 +202,7 @@ class Turns:
         self.is_due = True
         self._turn(is_at_once=True)
 
-    def _turn_in_time(self) -> None:
+    def turn_in_time(self) -> None:
         """Have a turn at once, or with the next round of the loop where it is late."""
         if self._waking.is_late(self._clock.now_ms):
             self.schedule()
@@ -323,7 +323,7 @@ class Turns:
             self._arm_linger(left_ns / 1_000_000_000)
             return
         self._linger_over = True
-        self._turn_in_time()
+        self.turn_in_time()
 
     def _commit(self, now: EngineMs) -> None:
         """Hand the records to the journal as one block."""
