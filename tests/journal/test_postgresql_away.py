@@ -8,8 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from tallymark.journal.postgresql import schema
-from tallymark.journal.postgresql.connection import Stopped, parameters, shown
+from tallymark.journal.postgresql.connection import Stopped, parameters
 from tallymark.journal.postgresql.home import ROW_BYTES, PostgresqlHome, rows_of
+from tallymark.journal.postgresql.url import shown
+from tallymark.server.config.kinds import JOURNAL
 from tallymark.stored.layout import HEADER, SEALED, bare_block
 from tests.support.patience import until
 from tests.support.ports import reserved
@@ -71,13 +73,35 @@ def test_a_url_says_what_it_says_and_the_rest_is_ours() -> None:
     ("url", "expected"),
     [
         ("postgresql://ann:secret@db/x", "postgresql://ann@db/x"),
+        ("postgresql://ann:s@cret@db/x", "postgresql://ann@db/x"),
         ("postgresql://ann@db1,db2/x?y=1", "postgresql://ann@db1,db2/x?y=1"),
         ("postgresql://db/x", "postgresql://db/x"),
+        ("postgresql://db/x?user=ann&password=s@cret", "postgresql://db/x?user=ann&password=..."),
+        (
+            "postgresql://ann:secret@db/x?sslpassword=secret&y=1",
+            "postgresql://ann@db/x?sslpassword=...&y=1",
+        ),
         ("local", "local"),
     ],
 )
 def test_no_password_is_shown(url: str, expected: str) -> None:
     assert shown(url) == expected
+    assert JOURNAL.show(url) == expected
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://ann:s%zzecret@db/x",
+        'postgresql://ann:s"%zzecret@db/x',
+        "postgresql://db/x?password=s%zzecret",
+        "postgresql://db/x?password=secret&nonsense=1",
+    ],
+)
+def test_nor_with_what_is_wrong_with_a_url(url: str) -> None:
+    with pytest.raises(ValueError, match=r"^journal 'postgresql://") as refused:
+        parameters(url)
+    assert "ecret" not in str(refused.value)
 
 
 def test_rows_are_whole_blocks_and_as_large_as_may_be() -> None:

@@ -113,6 +113,8 @@ def test_settings_of_one_home_of_the_journal_are_refused_with_the_other() -> Non
         load(None, {}, {"journal": url, "sync": "never"})
     with pytest.raises(ConfigError, match=r"'/srv/journal', expected local, or a URL postgresql"):
         load(None, {}, {"journal": "/srv/journal"})
+    with pytest.raises(ConfigError, match=r"journal is 'pg://ann@db/x', expected local, or a URL"):
+        load(None, {}, {"journal": "pg://ann:secret@db/x"})
 
 
 def test_a_url_that_is_none_is_refused_without_its_password() -> None:

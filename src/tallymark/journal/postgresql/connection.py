@@ -24,6 +24,7 @@ from typing import Any, Final, TypeAlias, final
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from tallymark.journal.postgresql.url import shown
 from tallymark.journal.threads import REAL, Threads
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
@@ -67,20 +68,13 @@ def parameters(url: str) -> str:
 def _without_secrets(error: Exception, url: str) -> str:
     """Return the text of an error, which may quote the URL, or the password in it."""
     safe = shown(url)
+    if '"' in url:  # nobody can say where what it quotes ends
+        return re.sub('".*"', '"..."', str(error).strip(), flags=re.DOTALL)
 
     def kept(found: re.Match[str]) -> str:
         return found[0] if found[1] in safe or len(found[1]) == 1 else '"..."'
 
     return re.sub(r'"([^"]*)"', kept, str(error).strip())
-
-
-def shown(url: str) -> str:
-    """Return a URL without its password, for logs and messages."""
-    head, at, rest = url.rpartition("@")
-    scheme, slashes, user = head.partition("://")
-    if not at or not slashes:
-        return url
-    return f"{scheme}://{user.partition(':')[0]}@{rest}"
 
 
 def connect(url: str) -> Connection:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from tallymark.engine.patterns import problem_of
+from tallymark.journal.postgresql.url import shown
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -45,6 +46,7 @@ _TIMES: Final = {
     "D": 86_400_000,
 }
 _POSTGRESQL: Final = re.compile(r"postgres(ql)?://")
+_A_JOURNAL: Final = "local, or a URL postgresql://..."
 _QUANTITY: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 TLS_VERSIONS: Final = {
@@ -166,9 +168,11 @@ def _text(value: object) -> str:
 
 
 def _journal(value: object) -> str:
-    if value != LOCAL and not (isinstance(value, str) and _POSTGRESQL.match(value)):
+    if not isinstance(value, str):
         raise ValueError
-    return str(value)
+    if value != LOCAL and not _POSTGRESQL.match(value):
+        raise Wrong(f"is {shown(value)!r}, expected {_A_JOURNAL}")
+    return value
 
 
 def _pattern(value: object) -> str:
@@ -252,12 +256,8 @@ OPTIONAL_PATH: Final[Kind[Path | None]] = Kind(
     lambda value: None if value == "" else _path(value),
     lambda value: "" if value is None else str(value),
 )
-JOURNAL: Final[Kind[str]] = Kind(
-    "local, or a URL postgresql://...",
-    _journal,
-    lambda value: re.sub(r"(//[^:/@]*):[^@]*@", r"\1@", value),
-)
-"""Place of the journal; shown without its password."""
+JOURNAL: Final[Kind[str]] = Kind(_A_JOURNAL, _journal, shown)
+"""Place of the journal; shown without its passwords."""
 TEXT: Final[Kind[str]] = Kind("a text", _text)
 PATTERN: Final[Kind[str]] = Kind("a regular expression, or empty for none", _pattern)
 FLAG: Final = Kind("true or false", _flag, lambda value: str(value).lower())
