@@ -125,7 +125,9 @@ async def _lead(
     leadership: Leadership,
     epoch: int,
     stop: asyncio.Future[int],
-) -> Lead:
+) -> Lead | None:
+    """Read the rest, as a leader; None: it was stopped before. Raises as take_lead; whoever does
+    not lead in the end has given the lease back."""
     loop = asyncio.get_running_loop()
     lost: asyncio.Future[LeadLost | WentBack] = loop.create_future()
 
@@ -140,8 +142,17 @@ async def _lead(
     keeper = Keeper(own, epoch, on_lost, on_handover)
     keeper.start()
     log.info("lead.taken", epoch=epoch, position=f"{following.position:#x}")
-    await asyncio.to_thread(following.read_rest)
-    return Lead(config, following.replay, keeper, lost, access)
+    reading = asyncio.create_task(asyncio.to_thread(following.read_rest))
+    both: set[asyncio.Future[Any]] = {reading, stop}
+    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    if reading.done() and reading.exception() is None:
+        return Lead(config, following.replay, keeper, lost, access)
+    following.stop()
+    await asyncio.to_thread(keeper.stop)
+    await reading
+    following.close()
+    log.info("standby.stopped")
+    return None
 
 
 def _leave(leadership: Leadership) -> None:

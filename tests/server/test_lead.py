@@ -1,0 +1,74 @@
+"""A broker that has just taken the lead of its journal, and does not serve yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tallymark.journal.postgresql.connection import Access
+from tallymark.journal.postgresql.leadership import Leadership
+from tallymark.journal.recovery import JournalCorrupt
+from tallymark.server import cluster
+from tallymark.server.cluster import Lead
+from tallymark.server.config.settings import Config
+from tallymark.server.standby import Following, Keeper
+from tallymark.simulation.database.client import Wire
+from tallymark.simulation.database.server import Server
+from tallymark.simulation.world import World
+
+URL = "postgresql://database/tallymark"
+
+
+@pytest.fixture
+def access() -> Access:
+    """Ways to a database that is away."""
+    server = Server(World(1))
+    server.down()
+    return Wire(server, None, 0.0).access
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Epochs whose lease is given back."""
+    found: list[int] = []
+    monkeypatch.setattr(Keeper, "start", lambda self: None)
+    monkeypatch.setattr(Keeper, "stop", lambda self: found.append(self.epoch))
+    return found
+
+
+def led(folder: Path, access: Access, meanwhile: Callable[[asyncio.Future[int]], None]) -> object:
+    """Lead in epoch 7; meanwhile: is given what a signal resolves."""
+
+    async def play() -> Lead | None:
+        stop: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(meanwhile, stop)
+        leadership = Leadership(URL, 1, "a", 1000, access)
+        following = Following(leadership, folder, 1, False)
+        return await cluster._lead(Config(journal=URL), following, leadership, 7, stop)
+
+    return asyncio.run(play())
+
+
+def test_it_can_be_stopped_while_the_database_is_away(
+    tmp_path: Path, access: Access, ended: list[int]
+) -> None:
+    """It read on for as long as that took, and no signal ended it."""
+    assert led(tmp_path, access, lambda stop: stop.set_result(15)) is None
+    assert ended == [7]
+
+
+def test_it_gives_the_lease_back_where_the_journal_is_not_sound(
+    tmp_path: Path, access: Access, ended: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A standby waited for the lease to run out."""
+
+    def finds_damage(self: Following) -> None:
+        raise JournalCorrupt(tmp_path, ["segment 2 is gone"], "")
+
+    monkeypatch.setattr(Following, "read_rest", finds_damage)
+    with pytest.raises(JournalCorrupt, match="segment 2"):
+        led(tmp_path, access, lambda stop: None)
+    assert ended == [7]
