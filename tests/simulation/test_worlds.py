@@ -160,7 +160,7 @@ def test_chosen_seeds_are_the_cheapest_of_each_state_and_of_all() -> None:
         5: (10, {other}), 6: (20, set()), 7: (30, set()), 8: (40, {other}),
     }  # fmt: skip
     assert chosen(played, set(), 7) == [2, 3, 4, 5, 6, 7, 8]
-    assert chosen(played, {4, 6}, 5) == [2, 3, 5, 7, 8], "what is played anyway counts"
+    assert chosen(played, {4, 6}, 7) == [2, 3, 5, 7, 8], "what is played anyway counts"
 
 
 @long

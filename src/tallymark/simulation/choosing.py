@@ -7,8 +7,8 @@ from typing import Final
 
 from tallymark.simulation.states import STATES
 
-COUNT: Final = 180
-"""Seeds of a list: with the 20 of the corpus they are two hundred."""
+COUNT: Final = 200
+"""Seeds of a list, and those that are played beside it."""
 EACH: Final = 3
 """Seeds for each state, if so many reach it."""
 
@@ -16,9 +16,9 @@ EACH: Final = 3
 def chosen(
     played: Mapping[int, tuple[int, Set[str]]], known: Set[int], count: int = COUNT
 ) -> list[int]:
-    """Return so many of the seeds that were played: the cheapest ones, after those that each state
-    needs. played: steps and states of each; known: seeds that are played anyway, which count for
-    the states and are left out."""
+    """Return the seeds with which those that are known become so many: the cheapest ones, after
+    those that each state needs. played: steps and states of each; known: seeds that are played
+    anyway, which count for the states and are left out."""
     cheapest = sorted(played, key=lambda seed: (played[seed][0], seed))
     kept: set[int] = set()
     for state in STATES:
@@ -27,5 +27,5 @@ def chosen(
         others = [seed for seed in reach if seed not in known and seed not in kept]
         kept.update(others[: max(0, lacking)])
     others = [seed for seed in cheapest if seed not in known and seed not in kept]
-    kept.update(others[: max(0, count - len(kept))])
+    kept.update(others[: max(0, count - len(known) - len(kept))])
     return sorted(kept)
