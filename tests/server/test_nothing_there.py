@@ -10,6 +10,7 @@ import pika
 import pytest
 
 from tests.faults.disks import Shim, make_shim
+from tests.server.faces import nsq_http
 from tests.support.patience import until
 from tests.support.process import BrokerProcess
 
@@ -47,6 +48,25 @@ def test_the_second_to_delete_is_not_told_before_the_first(
             first: Future[int] = pool.submit(broker.http, "DELETE", QUEUE)  # type: ignore[arg-type]
             until(lambda: broker.http("GET", QUEUE)[0] == 404)
             second = pool.submit(delete, broker)
+            assert not wait([first, second], LONG_ENOUGH_S).done
+        finally:
+            shim.go_on()
+        assert second.result() == 404
+
+
+def test_nor_over_nsq(tmp_path: Path, shim: Shim) -> None:
+    """The answer that there is no such topic came at once."""
+    with BrokerProcess(tmp_path / "data", env=shim.env) as broker, ThreadPoolExecutor(2) as pool:
+
+        def post(path: str) -> int:
+            return nsq_http(broker, "POST", path, b"", "")[0]
+
+        assert post("/topic/create?topic=t") == 200
+        shim.hang()
+        try:
+            first = pool.submit(post, "/topic/delete?topic=t")
+            until(lambda: "t:" not in broker.queues())
+            second = pool.submit(post, "/topic/delete?topic=t")
             assert not wait([first, second], LONG_ENOUGH_S).done
         finally:
             shim.go_on()

@@ -51,7 +51,8 @@ from tallymark.server.nsq.topics import TopicRoutes
 from tallymark.server.turns import JournalFailed
 from tallymark.wire.nsq.limits import Limits
 
-HTTP_WORDS: Final = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_BIG"}
+NOT_FOUND: Final = 404
+HTTP_WORDS: Final = {NOT_FOUND: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_BIG"}
 
 log = log_of("nsq")
 
@@ -100,7 +101,7 @@ class NsqHttp:
             self._guard.check(request)
             if self.context.tls_required == "true" and not request.secure:
                 return self._refuse_plain()
-            return await handler(request)
+            return await self._handle(request, handler)
         except Refused as error:
             return self._refuse(request, error.status, str(error))
         except Turned as error:
@@ -110,7 +111,7 @@ class NsqHttp:
             word = "FORBIDDEN" if error.status == FORBIDDEN else "MISDIRECTED_REQUEST"
             return self._refuse(request, error.status, f"{word}: {error}")
         except NotFound:  # it went between our look and our step
-            return self._refuse(request, 404, "TOPIC_NOT_FOUND")
+            return self._refuse(request, NOT_FOUND, "TOPIC_NOT_FOUND")
         except (HeldBack, ResourceExhausted) as error:
             log.info("publish.refused", path=request.path, error=str(error))
             return self._refuse(request, 503, "BLOCKED")
@@ -128,6 +129,18 @@ class NsqHttp:
             trace = "".join(traceback.format_exception(error))
             log.error("request.failed", method=request.method, path=request.path, trace=trace)
             return self._refuse(request, 500, "INTERNAL_ERROR")
+
+    async def _handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Return the answer. That a topic or channel is not there is on disk when the client hears
+        of it: who removed it may have done so just now. Raises what the handler does;
+        JournalFailed."""
+        try:
+            return await handler(request)
+        except (Refused, NotFound) as error:
+            is_missing = isinstance(error, NotFound) or error.status == NOT_FOUND
+            if is_missing and request.method not in audit.READING:
+                await self._node.durable()
+            raise
 
     @web.middleware
     async def _authenticate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
