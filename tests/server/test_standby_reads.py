@@ -23,7 +23,7 @@ from tallymark.journal.recovery import Opened
 from tallymark.server.access.users import Users
 from tallymark.server.config.settings import Config
 from tallymark.server.http.guard import guard_of
-from tallymark.server.http.reads import ReadRoutes, Reads
+from tallymark.server.http.reads import PAUSE_S, SHARE, ReadRoutes, Reads
 from tallymark.server.view import View
 from tallymark.stored import layout
 from tallymark.stored.records import PAYLOAD
@@ -61,7 +61,7 @@ class Copy:
         self._leader = leader
         self._opened = Opened(folder)
         self.problem = ""
-        self.position = 0
+        self.position = self.cuts = 0
         self.on_view: Callable[[int, View | None], None] = lambda number, view: None
         self._asked = 0
         self.arrives = False
@@ -76,7 +76,7 @@ class Copy:
         self._asked = number
         if self.arrives:
             self.take_all()
-        self.on_view(number, View(self._opened, self.position))
+        self.on_view(number, View(self._opened, self.position, self.cuts))
 
     def take_all(self) -> None:
         for file in self._leader.iterdir():
@@ -186,3 +186,23 @@ def test_a_queue_is_looked_at_and_not_leased(broker: BrokerProcess, tmp_path: Pa
 
     with_standby(broker, tmp_path, work)
     until(lambda: broker.queues()["q"]["ready"] == 3)
+
+
+def test_a_copy_that_lost_blocks_is_another_one_also_at_the_same_position(
+    broker: BrokerProcess, tmp_path: Path
+) -> None:
+    async def play() -> None:
+        copy = Copy(broker.data_dir, tmp_path)
+        reads = Reads(copy)
+        await reads.fresh()
+        first = reads.view
+        for cuts, is_new in ((0, False), (1, True)):
+            copy.cuts = cuts
+            first.made_at -= PAUSE_S + SHARE * first.took_s
+            await reads.current()
+            await asyncio.sleep(0)
+            assert (reads.view is not first) is is_new
+        reads.close()
+        copy.close()
+
+    asyncio.run(play())

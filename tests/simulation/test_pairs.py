@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -17,6 +18,7 @@ from tallymark.journal.postgresql.mirror import Mirror
 from tallymark.journal.postgresql.schema import HELD, partition_name, row_checksum
 from tallymark.server import run
 from tallymark.server.standby import Following
+from tallymark.server.view import View
 from tallymark.simulation.database.client import Wire
 from tallymark.simulation.database.server import Server
 from tallymark.simulation.database.statements import BLOCKS
@@ -126,42 +128,79 @@ def test_a_standby_forgets_what_its_database_has_lost(
     leader.journal.close()
 
 
+class Behind:
+    """A standby whose database has failed over to a server without the last segment, and which has
+    not looked since."""
+
+    def __init__(self, folder: Path, server: Server) -> None:
+        leader, other = (written(folder / name, clean=True) for name in ("leader", "other"))
+        self._blocks, self._others = blocks_of(leader.folder), blocks_of(other.folder)
+        self._kept = sum(int(name[:10]) < 4 for name, _ in self._blocks)
+        self.wire = Wire(server, None, 0.0)
+        access = self._access = self.wire.access
+        _, epoch = lead(access, "a")
+        fill(access, epoch, self._blocks[: self._kept])
+        logged = len(server.log)
+        fill(access, epoch, self._blocks, self._kept)
+        (folder / "standby").mkdir()
+        leadership = Leadership(URL, 1, "b", 1000, access)
+        self.following = Following(leadership, folder / "standby", 1, False)
+        self.views: list[View | None] = []
+        self.following.on_view = lambda number, view: self.views.append(view)
+        self.following.wanted = 1
+        self.following.read_rest()
+        behind = server.copied - logged
+        server.down()
+        server.fail_over(behind)
+        self._successor = Leadership(URL, 1, "c", 1000, access)
+        self._successor.wait(1.1)
+        self._epoch = self._successor.claim()
+
+    def fill(self) -> None:
+        """Let another leader write as much as what is gone."""
+        fill(self._access, self._epoch, self._others, self._kept)
+
+    def close(self) -> None:
+        for view in self.views:
+            if view is not None:
+                view.close()
+        self.following.close()
+
+
+@pytest.fixture
+def behind(tmp_path: Path, server: Server) -> Iterator[Behind]:
+    made = Behind(tmp_path, server)
+    yield made
+    made.close()
+
+
 @pytest.mark.parametrize("is_broken_off", [False, True])
 def test_a_standby_forgets_what_its_database_has_lost_also_where_it_ends_at_the_same_position(
-    tmp_path: Path, server: Server, is_broken_off: bool
+    behind: Behind, is_broken_off: bool
 ) -> None:
     """Another leader had written as much in place of it; or the connection was lost between the
     cut of the copy and the end of that step, and nothing came after it. The folder was right, and
     the broker in the making was not."""
-    leader = written(tmp_path / "leader", clean=True)
-    blocks = blocks_of(leader.folder)
-    others = blocks_of(written(tmp_path / "other", clean=True).folder)
-    kept = sum(int(name[:10]) < 4 for name, _ in blocks)
-    wire = Wire(server, None, 0.0)
-    access = wire.access
-    _, epoch = lead(access, "a")
-    fill(access, epoch, blocks[:kept])
-    before_loss = len(server.log)
-    fill(access, epoch, blocks, kept)
-    (tmp_path / "standby").mkdir()
-    following = Following(Leadership(URL, 1, "b", 1000, access), tmp_path / "standby", 1, False)
-    following.read_rest()
+    following = behind.following
     before, position = following.replay, following.position
-    behind = server.copied - before_loss
-    server.down()
-    server.fail_over(behind)
-    other = Leadership(URL, 1, "c", 1000, access)
-    other.wait(1.1)
-    epoch = other.claim()
     if is_broken_off:
-        wire.cuts_next = lambda text: text.startswith("SELECT position, crc, bytes")
+        behind.wire.cuts_next = lambda text: text.startswith("SELECT position, crc, bytes")
     else:
-        fill(access, epoch, others, kept)
+        behind.fill()
     following.read_rest()
     assert (following.position == position) is not is_broken_off
     assert following.replay is not before
-    following.close()
-    leader.journal.close()
+
+
+def test_nor_is_it_shown_to_those_who_only_read(behind: Behind) -> None:
+    """A view was as good as new where the position was that of the last one."""
+    behind.fill()
+    behind.following.wanted = 2
+    behind.following.read_rest()
+    first, second = behind.views
+    assert first is not None
+    assert second is not None
+    assert first.position == second.position
 
 
 def test_a_standby_applies_what_it_had_fetched_when_its_connection_was_lost(

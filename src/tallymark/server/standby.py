@@ -71,8 +71,8 @@ class Following:
         """Number of the newest view that there is."""
         self._furthest = 0
         """Position that the folder reached to with the last step."""
-        self._viewed = -1
-        """Position of that view."""
+        self._viewed = (-1, 0)
+        """Position and cuts of that view."""
         self._checkpoint = -1
         """Position of the checkpoint that the replay began with."""
         self._cuts = 0
@@ -95,6 +95,11 @@ class Following:
     def position(self) -> int:
         """Position that the folder reaches to."""
         return self._mirror.position
+
+    @property
+    def cuts(self) -> int:
+        """Times that the folder lost blocks: it may be another one at the same position."""
+        return self._mirror.cuts
 
     @property
     def behind_s(self) -> float:
@@ -193,7 +198,7 @@ class Following:
         """Bring the folder to what the tables have, and the replay to what the folder has. The two
         are compared, since a step may have been broken off between them."""
         self._mirror.catch_up()
-        now = self._mirror.checkpoint, self._mirror.cuts
+        now = self._mirror.checkpoint, self.cuts
         if now != (self._checkpoint, self._cuts):
             self._checkpoint, self._cuts = now
             self._opened.begin_again()
@@ -208,9 +213,10 @@ class Following:
     def _show(self, number: int) -> None:
         """Make a view of the folder as it is now, unless the last one is that."""
         view = None
-        if self._viewed != self.position:
-            self._viewed = self.position
-            view = View(self._opened, self.position)
+        now = self.position, self.cuts
+        if self._viewed != now:
+            self._viewed = now
+            view = View(self._opened, *now)
         self.on_view(number, view)
 
     def _is_free(self) -> bool:

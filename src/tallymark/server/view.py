@@ -20,9 +20,9 @@ from tallymark.server.replay import Replay
 class View:
     """Replay of a folder that has ended, with its files open."""
 
-    def __init__(self, opened: Opened, position: int) -> None:
+    def __init__(self, opened: Opened, position: int, cuts: int = 0) -> None:
         """opened: the folder, of which the view gets a replay of its own. position: that it reaches
-        to. Raises as Replay.finish."""
+        to; cuts: times that it lost blocks before. Raises as Replay.finish."""
         began = time.monotonic()
         own = Opened(opened.path, under=opened)
         replay = Replay(own)
@@ -34,6 +34,7 @@ class View:
             raise
         self.broker = replay.broker
         self.position = position
+        self.cuts = cuts
         self.made_at = time.monotonic()
         """Monotonic time, in seconds, as is `took_s`."""
         self.took_s = self.made_at - began

@@ -64,6 +64,10 @@ class Follower(Protocol):
     def position(self) -> int:
         """Position that the folder reaches to."""
 
+    @property
+    def cuts(self) -> int:
+        """Times that the folder lost blocks: it may be another one at the same position."""
+
 
 @final
 class Reads:
@@ -101,12 +105,17 @@ class Reads:
         return self._view
 
     async def current(self) -> None:
-        """Return when there is a view; have a new one made where the journal has grown."""
+        """Return when there is a view; have a new one made where the journal has grown, or
+        lost what it had."""
         if self._view is None:
             await self.fresh()
-        elif self._view.position != self._following.position and self._pause() <= 0:
+        elif self._is_outdated(self._view) and self._pause() <= 0:
             self._ask()
         self.broker.clock.read(*both_ms())
+
+    def _is_outdated(self, view: View) -> bool:
+        following = self._following
+        return (view.position, view.cuts) != (following.position, following.cuts)
 
     async def fresh(self) -> None:
         """Return when the view has all that was committed when this was called. Raises Refused 503:
