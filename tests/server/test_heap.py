@@ -43,7 +43,7 @@ def node_with(store: SimpleNamespace, turn: Callable[[], None] = lambda: None) -
     return SimpleNamespace(
         broker=SimpleNamespace(store=store),
         buffers=SimpleNamespace(total=0),
-        turns=SimpleNamespace(schedule=turn),
+        schedule=turn,
     )
 
 

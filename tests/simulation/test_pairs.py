@@ -92,6 +92,23 @@ def test_a_commit_waits_for_the_standby_server_and_is_lost_with_its_answer(
     assert server.fail_over() == 1
 
 
+def test_a_request_of_which_the_answer_alone_is_lost_is_done(server: Server) -> None:
+    """The end of its connection comes after it, however long each is on its way."""
+    wire = Wire(server, None, 0.001)
+    _, epoch = lead(wire.access, "a")
+    wire.is_cut_after = True
+    logged = len(server.log)
+    for _ in range(50):
+        wire.cuts_next = lambda text: True
+        with pytest.raises(psycopg.OperationalError, match="reset by peer"):
+            wire.access.connect(URL).execute(HELD, {"journal": 1, "epoch": epoch})
+    until_ns = server.world.now_ns + SECOND_NS
+    server.loop.call_later(1.0, lambda: None)
+    while server.world.now_ns < until_ns:
+        server.world.step()
+    assert len(server.log) == logged + 50
+
+
 def test_a_transaction_whose_client_says_nothing_more_lets_go_of_its_locks(access: Access) -> None:
     leadership, epoch = lead(access, "a")
     frozen = access.connect(URL)

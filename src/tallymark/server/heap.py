@@ -86,7 +86,7 @@ class HeapTrim:
     async def run(self) -> None:
         node = self._node
         if node.broker.store.awaits_sweep:
-            node.turns.schedule()
+            node.schedule()
         counted = node.broker.store.resident_bytes + node.buffers.total
         self._counted = max(self._counted, counted)
         resident = resident_bytes()

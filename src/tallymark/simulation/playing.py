@@ -7,6 +7,7 @@ import gc
 import io
 import itertools
 import random
+import re
 import shutil
 import sys
 import tempfile
@@ -23,6 +24,13 @@ from tallymark.simulation.run import Result, Run
 COLLECT_EVERY: Final = 10
 """Worlds after which a process looks for garbage in all that it has."""
 SHARED_MEMORY: Final = Path("/dev/shm")
+MISTAKES: Final = frozenset({
+    "connection.broken", "effect.unsaid", "housekeeping.failed", "request.failed",
+    "server.unexpected", "shovel.broken",
+})  # fmt: skip
+"""Events of the log after which the broker goes on, though it has a mistake. No fault of a world
+leads to one."""
+_LOGGED: Final = re.compile(r"\S+ \[error *\] (\S+) *(.*)")
 
 
 def run(plan: Plan) -> Result:
@@ -36,19 +44,31 @@ def run(plan: Plan) -> Result:
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None  # of coroutines that never end
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        said = io.StringIO()
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
             logs.configure("error", {}, "text")
             try:
                 # Each life of the broker collects and freezes: it looks at its own objects only.
                 gc.freeze()
-                return (Run if plan.pair is None else PairRun)(plan, folder).play()
+                result = (Run if plan.pair is None else PairRun)(plan, folder).play()
             finally:
                 _collect()
+        result.failure = result.failure or mistake_in(said.getvalue())
+        return result
     finally:
         random._urandom = drawn  # type: ignore[attr-defined]
         sys.unraisablehook = hook
         shutil.rmtree(folder, ignore_errors=True)
         gc.enable()
+
+
+def mistake_in(said: str) -> str:
+    """Return the first mistake that brokers have logged, as a failure; empty: there is none."""
+    for line in said.splitlines():
+        found = _LOGGED.fullmatch(line)
+        if found is not None and found[1] in MISTAKES:
+            return f"log: {found[1]} {found[2]}"
+    return ""
 
 
 _since_collected = itertools.count(1)

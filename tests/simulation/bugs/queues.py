@@ -1,4 +1,4 @@
-"""Deliberate bugs of queues, deliveries, transactions and time."""
+"""Deliberate bugs of queues, deliveries, transactions, time and housekeeping."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from tallymark.engine.state import Agenda
 from tallymark.engine.topology import Targets
 from tallymark.engine.transactions import Transactions
 from tallymark.engine.upkeep import Upkeep
+from tallymark.server.heap import HeapTrim
 from tallymark.stored import records
 from tallymark.units import UNLIMITED
 from tests.simulation.bugs.registry import (
@@ -334,3 +335,11 @@ def _() -> None:
 @mutant("time to live ignored behind a head", has_own_ttl)
 def _() -> None:
     Upkeep.next_head = lambda self, queue: queue.head()  # type: ignore[method-assign]
+
+
+@mutant("housekeeping that fails")
+def _() -> None:
+    async def fails(self: HeapTrim) -> None:
+        raise AttributeError("a name that is not there")
+
+    HeapTrim.run = fails  # type: ignore[method-assign]

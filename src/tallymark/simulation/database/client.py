@@ -267,10 +267,12 @@ class Connection:
         server.loop.call_at(self._back_ns / SECOND_NS, call, *args)
 
     def broken(self, problem: str) -> None:
-        """Break: nothing comes over this connection any more."""
+        """Break: nothing comes over this connection any more. The server hears of it after what it
+        was asked."""
         if not self._problem and not self.closed:
             self._problem = problem
-            self._end(self._wire.delay_s())
+            asked_s = (self._there_ns + 1 - self._server.world.now_ns) / SECOND_NS
+            self._end(max(self._wire.delay_s(), asked_s))
             self._wake()
 
     def left(self, is_heard: bool) -> None:
