@@ -1,4 +1,4 @@
-"""Eight fixed workloads for a broker in steps: the same bytes in the same reads, every time.
+"""Nine fixed workloads for a broker in steps: the same bytes in the same reads, every time.
 
 A workload is set up once; `inputs` gives what its clients send for some messages, and what every
 step of it costs is the broker's alone but for a copy of the bytes.
@@ -7,6 +7,7 @@ step of it costs is the broker's alone but for a copy of the bytes.
 from __future__ import annotations
 
 import random
+import re
 import struct
 from array import array
 from collections.abc import Callable, Iterator
@@ -136,6 +137,31 @@ def _routed(broker: SteppedBroker) -> Callable[[int], Iterator[Step]]:
     return inputs
 
 
+def _calls(broker: SteppedBroker) -> Callable[[int], Iterator[Step]]:
+    """RPC by direct reply-to: the answer is published by who has got the request, and acknowledges
+    it in the same read."""
+    asking, answering = broker.amqp().enter(), broker.amqp().enter(prefetch=1000)
+    _declare(answering, "calls", durable=False)
+    _consume(answering, "calls")
+    flags = struct.pack(">H", 1 << 9)
+    told = flags + short("amq.rabbitmq.reply-to")
+    request, tags = publish(1, "", "calls", told, SMALL), _Tags()
+    asking.call(
+        (60, 20), b"\0\0" + short("amq.rabbitmq.reply-to") + short("r") + b"\2" + bytes(4)
+    )
+
+    def inputs(count: int) -> Iterator[Step]:
+        yield asking, request * count
+        heard = answering.pipe.take()
+        found = re.findall(rb"amq\.rabbitmq\.reply-to\.[^\xce]+(?=\xce)", heard)
+        assert len(found) == count, f"{len(found)} requests were handed out, expected {count}"
+        answers = [publish(1, "", one.decode(), TRANSIENT, SMALL) for one in found]
+        yield answering, b"".join(answers) + _all_at_once(tags.more(count))
+        asking.pipe.take()
+
+    return inputs
+
+
 def _links(broker: SteppedBroker) -> Callable[[int], Iterator[Step]]:
     source, sink = broker.amqp().enter_links(), broker.amqp().enter_links()
     _declare(broker.amqp().enter(), "links")
@@ -182,5 +208,6 @@ WORKLOADS = (
     Workload("g", "as b, routes and properties differ", 50, 500, _routed),
     Workload("l", "as c, acknowledged in no order", 50, 1_000, _durable("l", _shuffled)),
     Workload("p", "as b, over AMQP 1.0", 50, 1_000, _links),
+    Workload("i", "RPC by direct reply-to, one call at a time", 1, 100, _calls),
     Workload("nsq", "as c, over NSQ", 50, 1_000, _nsq),
 )  # fmt: skip
