@@ -146,9 +146,7 @@ def _calls(broker: SteppedBroker) -> Callable[[int], Iterator[Step]]:
     flags = struct.pack(">H", 1 << 9)
     told = flags + short("amq.rabbitmq.reply-to")
     request, tags = publish(1, "", "calls", told, SMALL), _Tags()
-    asking.call(
-        (60, 20), b"\0\0" + short("amq.rabbitmq.reply-to") + short("r") + b"\2" + bytes(4)
-    )
+    asking.call((60, 20), b"\0\0" + short("amq.rabbitmq.reply-to") + short("r") + b"\2" + bytes(4))
 
     def inputs(count: int) -> Iterator[Step]:
         yield asking, request * count

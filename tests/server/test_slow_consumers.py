@@ -3,12 +3,15 @@ is shown, and what the ledger has of it."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pika
@@ -16,6 +19,7 @@ import pyarrow as pa
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from tallymark.server.slow.consumers import SlowConsumerWatch
 from tallymark.spark import ledger
 from tallymark.spark.client import BrokerUnreachable
 from tallymark.spark.sink import BatchWriter
@@ -424,3 +428,27 @@ def test_the_ledger_has_near_found_and_acted_and_what_consumers_came_to(
     with BrokerProcess(tmp_path / "data") as broker:  # and a restart passes them over
         row = broker.queues()["sub"]
         assert (row["entered"], row["ready"]) == (22, 22)
+
+
+def test_sockets_are_read_before_anybody_is_taken_for_slow() -> None:
+    """A process that was stopped looks at its timers first."""
+    order: list[str] = []
+
+    def read(socket_: socket.socket) -> None:
+        order.append(f"read {socket_.recv(16).decode()}")
+
+    def due() -> list[object]:
+        order.append("looked")
+        return []
+
+    async def play() -> None:
+        slow = SimpleNamespace(walked=0, rules=None, due=due)
+        turns: Any = SimpleNamespace(broker=SimpleNamespace(slow=slow), tell_time=lambda: None)
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            theirs.sendall(b"ack")
+            asyncio.get_running_loop().add_reader(ours, read, ours)
+            await SlowConsumerWatch(turns).run()
+
+    asyncio.run(play())
+    assert order[:2] == ["read ack", "looked"]

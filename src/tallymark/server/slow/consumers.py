@@ -25,6 +25,9 @@ from tallymark.stored import records
 SLICES_AT_ONCE: Final = 20_000
 """Slices that may be gone through before others get their turn."""
 LOOKS_AT_ONCE: Final = 500
+ROUNDS: Final = 2
+"""Rounds of the loop after which all sockets were read: asyncio's loop runs what is due before what
+it has just read, uvloop the other way round."""
 STATES: Final = {FINE: "fine", NEAR: "near", OVER: "over"}
 
 log = log_of("engine")
@@ -49,6 +52,10 @@ class SlowConsumerWatch:
         return self._turns.config.slow_consumers.period_s
 
     async def run(self) -> None:
+        """Look at the subscriptions that are due, after all sockets were read: acknowledgements may
+        wait there, for as long as the process was stopped."""
+        for _ in range(ROUNDS):
+            await asyncio.sleep(0)
         slow = self._turns.broker.slow
         self._turns.tell_time()
         walked, looks, rules = slow.walked, 0, slow.rules
