@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MIB: Final = 1 << 20
 OWN_BYTES: Final = 32 * MIB
 """Size from which a block is mapped on its own, and goes back to the system when it is freed: the
-largest that glibc takes."""
+largest to which glibc raises it by itself."""
 TOP_BYTES: Final = 64 * MIB
 """Free bytes at the heap's end above which they go back at once."""
 M_TRIM_THRESHOLD: Final = -1
