@@ -89,6 +89,8 @@ class Client(Inlet):
         """True once it has published: it is paused when memory or disk run low."""
         self.read_at = 0
         """Number of the read of any client in which it was read last."""
+        self.asked_ns = 0
+        """Monotonic time of its last read that took a turn, nanoseconds."""
         self.held_for: dict[int, str] = {}
         """Names of queues by id whose slow consumers hold back this client's publishing [SC-D7]."""
         self.blocked_reason: str | None = None
@@ -348,7 +350,7 @@ class Clients(Served):
             turns.turn_in_time()
             client.let_others()
         else:
-            turns.was_read()
+            client.asked_ns = turns.was_read(client.asked_ns)
 
     def _published(self, client: Client, count: int, size: int) -> None:
         if not client.publishing:
