@@ -6,16 +6,16 @@ meanwhile is read in one round, and shares the turn, the block and the sync. A n
 its interrupts in the same way.
 
 The loop rests while reads come at more than a rate, and each is of a client that had asked for
-nothing for RARE_NS: a rest makes its pace slower by a fortieth at most. Whoever waits for each
-answer before it asks again comes sooner, and ends the gathering at once. Acknowledgements that take
-no turn do not count.
+nothing for RARE_NS: a rest makes its pace slower by a sixtieth at most. Whoever waits for each
+answer before it asks again comes sooner, and ends the gathering at once. Nobody waits for an answer
+to an acknowledgement: it does not count.
 """
 
 from __future__ import annotations
 
 from typing import Final, final
 
-REST_S: Final = 0.000_5
+REST_S: Final = 0.000_3
 """Seconds of a rest."""
 RARE_NS: Final = 20_000_000
 """Nanoseconds since a client asked last, below which it may be waiting for an answer."""
@@ -29,7 +29,7 @@ READ_NS: Final = 250_000
 
 @final
 class Gathering:
-    """The reads of one node that took a turn."""
+    """The reads of one node that ask for something."""
 
     __slots__ = ("_reads", "_since_ns", "is_on")
 
@@ -42,7 +42,7 @@ class Gathering:
         """True while the loop rests behind each turn."""
 
     def asked(self, before_ns: int, now_ns: int) -> None:
-        """Note a read that takes a turn. before_ns: time of the same client's last one; both
+        """Note a read that asks for something. before_ns: time of the same client's last one; both
         monotonic, nanoseconds."""
         if now_ns - before_ns < RARE_NS:
             self._reads = 0

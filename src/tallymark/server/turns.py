@@ -175,19 +175,21 @@ class Turns:
             self.is_due = True
             self._call_soon(self._turn_of_loop)
 
-    def was_read(self, before_ns: int) -> int:
-        """Have a turn for what was just read: with the next round of the loop, or at once where
-        reads come one at a time. before_ns: the same client's last read that took a turn; returns
-        the time of this one."""
-        self.is_on_time = True
+    def asked(self, before_ns: int) -> int:
+        """Note that a client asks for something with what was just read. before_ns: when it asked
+        last; returns the time of this. Both monotonic, nanoseconds."""
         now_ns = self._told_ns
-        gathering = self._gathering
-        gathering.asked(before_ns, now_ns)
-        if not gathering.is_on and self._rhythm.may_follow(self.is_due):
+        self._gathering.asked(before_ns, now_ns)
+        return now_ns
+
+    def was_read(self) -> None:
+        """Have a turn for what was just read: with the next round of the loop, or at once where
+        reads come one at a time."""
+        self.is_on_time = True
+        if not self._gathering.is_on and self._rhythm.may_follow(self.is_due):
             self.turn_in_time()
         else:
             self.schedule()
-        return now_ns
 
     def put_off(self) -> bool:
         """Let what was just read, settlements, wait for the next turn, for LINGER_S at most. False:
