@@ -89,8 +89,6 @@ class Client(Inlet):
         """True once it has published: it is paused when memory or disk run low."""
         self.read_at = 0
         """Number of the read of any client in which it was read last."""
-        self.asked_ns = 0
-        """Monotonic time of its last read that asked for something, nanoseconds."""
         self.held_for: dict[int, str] = {}
         """Names of queues by id whose slow consumers hold back this client's publishing [SC-D7]."""
         self.blocked_reason: str | None = None
@@ -336,13 +334,10 @@ class Clients(Served):
         bridge.room = room_of(client, self.buffers)
         bridge.receive(data, monotonic_ms, broker.clock.now_ms)
         if broker.publishing.published != published:
-            client.asked_ns = turns.asked(client.asked_ns)
             self._published(client, broker.publishing.published - published, len(data))
         elif not self.replies.written and turns.put_off():
             self._look_after(client)
             return
-        elif not broker.agenda.settling:  # else it may be an acknowledgement: nobody waits for it
-            client.asked_ns = turns.asked(client.asked_ns)
         if not client.touched:
             client.touched = True
             self._touched.append(client)

@@ -32,31 +32,26 @@ def alignment_ns(readings: Iterable[tuple[int, int, int]]) -> int:
 
 class Clocks:
     """The monotonic and the wall clock, and the processor time of the thread that asks, in
-    nanoseconds; and the rest of a thread, for so many seconds. `CLOCKS` has those of this
-    process."""
+    nanoseconds. `CLOCKS` has those of this process."""
 
     def __init__(
         self,
         monotonic_ns: Callable[[], int],
         wall_ns: Callable[[], int],
         worked_ns: Callable[[], int],
-        rest: Callable[[float], None],
     ) -> None:
-        self.set(monotonic_ns, wall_ns, worked_ns, rest)
+        self.set(monotonic_ns, wall_ns, worked_ns)
 
     def set(
         self,
         monotonic_ns: Callable[[], int],
         wall_ns: Callable[[], int],
         worked_ns: Callable[[], int] = lambda: 0,
-        rest: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        """Read other clocks from now on: a simulation has its own, and its work and its rests take
-        no time."""
+        """Read other clocks from now on: a simulation has its own, and its work takes no time."""
         self.monotonic_ns = monotonic_ns
         self.wall_ns = wall_ns
         self.worked_ns = worked_ns
-        self.rest = rest
         self.alignment_ns = alignment_ns([self.read() for _ in range(READINGS)])
         """Nanoseconds that are added to the monotonic clock."""
 
@@ -65,7 +60,7 @@ class Clocks:
         return self.monotonic_ns(), self.wall_ns(), self.monotonic_ns()
 
 
-CLOCKS: Final = Clocks(time.monotonic_ns, time.time_ns, time.thread_time_ns, time.sleep)
+CLOCKS: Final = Clocks(time.monotonic_ns, time.time_ns, time.thread_time_ns)
 
 
 def now_ms() -> MonotonicMs:

@@ -34,7 +34,6 @@ from tallymark.journal.journal import Journal
 from tallymark.server.clock import CLOCKS, MS_NS, both_ms
 from tallymark.server.config.settings import Config
 from tallymark.server.effects import carry_out_all
-from tallymark.server.gathering import REST_S, Gathering
 from tallymark.server.interfaces import Served, Tracer, Upkeep
 from tallymark.server.logs import log_of
 from tallymark.server.polls import LongPolls
@@ -117,7 +116,6 @@ class Turns:
         self.is_due = False
         """True if a turn is scheduled."""
         self._rhythm = Rhythm()
-        self._gathering = Gathering()
         self._call_soon = loop.call_soon
         self._turn_of_loop = self._turn
         """The two as the loop takes them: looked up once, and not for each turn."""
@@ -175,18 +173,11 @@ class Turns:
             self.is_due = True
             self._call_soon(self._turn_of_loop)
 
-    def asked(self, before_ns: int) -> int:
-        """Note that a client asks for something with what was just read. before_ns: when it asked
-        last; returns the time of this. Both monotonic, nanoseconds."""
-        now_ns = self._told_ns
-        self._gathering.asked(before_ns, now_ns)
-        return now_ns
-
     def was_read(self) -> None:
         """Have a turn for what was just read: with the next round of the loop, or at once where
         reads come one at a time."""
         self.is_on_time = True
-        if not self._gathering.is_on and self._rhythm.may_follow(self.is_due):
+        if self._rhythm.may_follow(self.is_due):
             self.turn_in_time()
         else:
             self.schedule()
@@ -263,8 +254,6 @@ class Turns:
         if not broker.ledger.rows or not self._may_linger():
             self._commit(now)
         self._follow_up(effects)
-        if self._gathering.is_on and not is_at_once:
-            CLOCKS.rest(REST_S)
 
     def _follow_up(self, effects: list[Effect]) -> None:
         """Carry out effects, and those that waited for the disk; write all output."""
