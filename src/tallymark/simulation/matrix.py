@@ -37,7 +37,7 @@ SCRIPT: Final = Plan(
     checkpoint_every=16 * KIB,
     queues=(
         QueuePlan("plain", priorities=5),
-        QueuePlan("short", ttl_ms=200, dead_letters=True, dead_length=10),
+        QueuePlan("short", ttl_ms=200, dead_letters=True, dead_length=6),
         QueuePlan("once", max_length=10, dedup_ms=60_000),
         QueuePlan("tried", type="quorum", delivery_limit=2, dead_letters=True),
         QueuePlan("leased"),
