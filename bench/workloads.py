@@ -155,7 +155,8 @@ def _calls(broker: SteppedBroker) -> Callable[[int], Iterator[Step]]:
         assert len(found) == count, f"{len(found)} requests were handed out, expected {count}"
         answers = [publish(1, "", one.decode(), TRANSIENT, SMALL) for one in found]
         yield answering, b"".join(answers) + _all_at_once(tags.more(count))
-        asking.pipe.take()
+        answered = asking.pipe.take().count(SMALL)
+        assert answered == count, f"{answered} calls were answered, expected {count}"
 
     return inputs
 
