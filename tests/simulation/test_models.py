@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from tallymark.simulation.history import Delivered, History, Line, Published
+from tallymark.simulation.history import NEVER, Delivered, History, Line, Published
 from tallymark.simulation.http import answer_in
 from tallymark.simulation.models.leases import Leases
 from tallymark.simulation.models.permissions import READ, WRITE, Permissions
@@ -204,6 +204,7 @@ class TestTimeOuts:
 
     @staticmethod
     def late(world: World, history: History, is_answered: bool) -> tuple[Line, Delivered]:
+        """Return a line and its second delivery, of a message whose first one was held too long."""
         line = history.connected("c", 1)
         first = history.delivered(line, "q", "q0", b"q0 ", False)
         first.void_ns = first.at_ns + SECOND_NS
@@ -216,21 +217,36 @@ class TestTimeOuts:
         self, world: World, history: History
     ) -> None:
         line, second = self.late(world, history, is_answered=True)
-        assert history.may_be_answered(second, "q", "q0", SECOND_NS)
         second.void_ns = second.at_ns
         history.delivered(line, "q", "q0", b"q0 ", True)
 
     def test_one_that_was_under_way_for_too_long_is_not(
         self, world: World, history: History
     ) -> None:
-        _, second = self.late(world, history, is_answered=True)
-        assert not history.may_be_answered(second, "q", "q0", 0)
+        line, _ = self.late(world, history, is_answered=True)
+        assert history.answered_late_ns(line, "q", "q0", SECOND_NS) == world.now_ns
+        world.now_ns += SECOND_NS
+        assert history.answered_late_ns(line, "q", "q0", SECOND_NS) == NEVER
+
+    def test_a_delivery_that_a_late_answer_gave_back_may_arrive_behind_the_next_ones_end(
+        self, world: World, history: History
+    ) -> None:
+        line, second = self.late(world, history, is_answered=True)
+        second.void_ns = second.at_ns
+        world.now_ns += 1
+        other = history.connected("d", 1)
+        history.answers(history.delivered(other, "q", "q0", b"q0 ", True), "accept")
+        world.now_ns += 1
+        late_ns = history.answered_late_ns(line, "q", "q0", SECOND_NS)
+        history.delivered(line, "q", "q0", b"q0 ", True, late_ns=late_ns)
+        with pytest.raises(Violated, match="settled twice: q0"):
+            history.delivered(other, "q", "q0", b"q0 ", True)
 
     def test_where_nobody_answered_the_next_delivery_is_held(
         self, world: World, history: History
     ) -> None:
-        line, second = self.late(world, history, is_answered=False)
-        assert not history.may_be_answered(second, "q", "q0", SECOND_NS)
+        line, _ = self.late(world, history, is_answered=False)
+        assert history.answered_late_ns(line, "q", "q0", SECOND_NS) == NEVER
         with pytest.raises(Violated, match="delivered twice at once: q0"):
             history.delivered(line, "q", "q0", b"q0 ", True)
 

@@ -222,10 +222,13 @@ class History:
         is_flagged: bool,
         is_leased: bool = False,
         failures: int | None = None,
+        late_ns: int = NEVER,
     ) -> Delivered:
         """Check a delivery, and note it. is_leased: it was taken at some time before, from when on
         no limit of its queue is for it. failures: failed deliveries before this one, as the broker
-        says; None: nothing. Raises Violated."""
+        says; None: nothing. late_ns: time of a late answer that may have settled this delivery
+        while it was under way (`answered_late_ns`): what others did with the message from then on
+        says nothing of it. Raises Violated."""
         now = self._world.now_ns
         self.given += 1
         message = self.published.get(name)
@@ -249,12 +252,13 @@ class History:
         if line.down_ns < NEVER:  # it was under way when the connection ended
             before.append(delivery)
             return delivery
-        for one in before:
+        known = before if late_ns == NEVER else [one for one in before if one.at_ns < late_ns]
+        for one in known:
             if self._is_settled(one):
                 raise Violated(f"settled twice: {where} was {one.outcome}ed at {_s(one)}")
             if not one.outcome and self._is_held(one):
                 raise Violated(f"delivered twice at once: {where}, held since {_s(one)}")
-        self._check_deferral(before, where)
+        self._check_deferral(known, where)
         if before and not is_flagged:
             raise Violated(f"no flag: {where} came before, at {_s(before[-1])}")
         if before:
@@ -351,15 +355,18 @@ class History:
         if work:
             self._answered_in[work].append(delivery)
 
-    def may_be_answered(self, delivery: Delivered, queue: str, name: str, within_ns: int) -> bool:
-        """Return whether an answer to an earlier delivery may settle this one: it was late, left on
-        the same line within that time, and protocols like NSQ's know messages, not deliveries."""
-        return any(
-            one is not delivery
-            and one.line is delivery.line
-            and one.is_certain is False
-            and delivery.at_ns - one.answered_ns < within_ns
-            for one in self.deliveries[queue, name]
+    def answered_late_ns(self, line: Line, queue: str, name: str, within_ns: int) -> int:
+        """Return when, within a time before now, a message was first answered too late on a line;
+        NEVER: it was not. Such an answer may settle the next delivery on that line, which it met
+        under way: protocols like NSQ's know messages, not deliveries."""
+        since_ns = self._world.now_ns - within_ns
+        return min(
+            (
+                one.answered_ns
+                for one in self.deliveries[queue, name]
+                if one.line is line and one.is_certain is False and one.answered_ns > since_ns
+            ),
+            default=NEVER,
         )
 
     def ended_work(self, work: str, how: str) -> None:

@@ -8,7 +8,7 @@ from collections import deque
 from typing import Any, Final
 
 from tallymark.simulation.clients import GONE, Clients
-from tallymark.simulation.history import Delivered, Line, Published
+from tallymark.simulation.history import NEVER, Delivered, Line, Published
 from tallymark.simulation.network import End
 from tallymark.simulation.plan import NSQ_QUEUE, ConsumerPlan, PublisherPlan
 from tallymark.simulation.process import NSQ
@@ -207,14 +207,14 @@ class NsqClients:
             return self._world.now_ns, number, None
         name = body.split(b" ")[0].decode()
         self._history.note(f"{plan.name} got {name}, attempt {attempts}")
-        delivery = self._history.delivered(line, NSQ_QUEUE, name, body, attempts > 1)
+        history = self._history
+        late_ns = history.answered_late_ns(line, NSQ_QUEUE, name, 2 * UNDER_WAY_NS)
+        delivery = history.delivered(line, NSQ_QUEUE, name, body, attempts > 1, late_ns=late_ns)
         if plan.timeout_ms is not None:
             # It counts from when it was sent, which may be a while ago.
-            late_ns = plan.timeout_ms * 1_000_000 - UNDER_WAY_NS
-            is_unsure = self._history.is_slow or self._history.may_be_answered(
-                delivery, NSQ_QUEUE, name, 2 * UNDER_WAY_NS
-            )
-            delivery.void_ns = delivery.at_ns + (0 if is_unsure else late_ns)
+            held_ns = plan.timeout_ms * 1_000_000 - UNDER_WAY_NS
+            is_unsure = history.is_slow or late_ns < NEVER
+            delivery.void_ns = delivery.at_ns + (0 if is_unsure else held_ns)
         return self._world.now_ns + hold_ns, number, delivery
 
     def _answer(
