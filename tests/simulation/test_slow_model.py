@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from tallymark.client.errors import ConnectionClosed, SessionClosed
 from tallymark.simulation.models.slow import Slow
 from tallymark.simulation.plan import DELETE, DROP_OLDEST, FLOW, NOTIFY, SlowPlan
+from tallymark.simulation.subscribers import is_for_slowness
 from tallymark.simulation.violated import Violated
 from tallymark.simulation.world import SECOND_NS, World
 
@@ -219,3 +221,13 @@ def test_a_queue_that_is_declared_anew_begins_empty() -> None:
     assert rig.model.may_be_gone(now)
     with pytest.raises(Violated, match="within its limits"):
         rig.model.closed()
+
+
+def test_a_connection_that_is_not_heard_is_not_closed_for_slowness() -> None:
+    limit = "amqp:resource-limit-exceeded"
+    slow = ConnectionClosed("Consuming too slow.", condition=limit)
+    unheard = ConnectionClosed("nothing received for 8001 ms", condition=limit)
+    assert is_for_slowness(slow, may_be_unheard=True)
+    assert is_for_slowness(unheard, may_be_unheard=False)
+    assert not is_for_slowness(unheard, may_be_unheard=True)
+    assert not is_for_slowness(SessionClosed("Consuming too slow.", condition=limit), True)

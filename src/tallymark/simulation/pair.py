@@ -191,6 +191,8 @@ class Pair:
         """Fault that befell the leader last, as states call it; empty: a takeover came since."""
         self._database_ns = 0
         """Time from which on the database counts as there."""
+        self._bound_ns = 0
+        """Time of the last look at whether somebody leads."""
 
     # -- as of one broker
 
@@ -303,7 +305,9 @@ class Pair:
                 self._ended(one)
             else:
                 one.look()
-        self._check_bound()
+        if self.world.now_ns > self._bound_ns:
+            self._bound_ns = self.world.now_ns
+            self._check_bound()
 
     def _ended(self, member: Member) -> None:
         """One has ended by itself. Raises Violated."""

@@ -196,7 +196,8 @@ class PairRun(Run):
         server.loop.call_later(seconds, comes_back)
 
     def _heal(self) -> None:
-        """Let nothing more befall the world, and wait until one leads and the other follows."""
+        """Let nothing more befall the world, and wait until its troubles are over, one leads and
+        the other follows."""
         self._due.clear()
         self.network.weather = Weather()
         pair = self.broker
@@ -207,7 +208,7 @@ class PairRun(Run):
             one.faults = pair.faults
             if one.disk is not None:
                 one.disk.faults = pair.faults
-        end_ns = self.world.now_ns + int((LONGEST_S + HEALED_S) * SECOND_NS)
+        end_ns = max((until for _, until in self.history.troubles), default=0)
         self._until(lambda: self.world.now_ns > end_ns and self._is_calm(), "a pair serves")
 
     def _is_calm(self) -> bool:

@@ -17,11 +17,22 @@ from tallymark.simulation.clients import GONE, TOPICS, Clients, declare_subscrip
 from tallymark.simulation.history import History, Line, Violated
 from tallymark.simulation.models.slow import MS_NS, Slow
 from tallymark.simulation.network import End
-from tallymark.simulation.plan import DROP_OLDEST, SlowPlan
+from tallymark.simulation.plan import DROP_OLDEST, ONE_WAY, SlowPlan
 from tallymark.simulation.world import SECOND_NS
 
 TOO_SLOW: Final = 506
+SILENT: Final = "nothing received for "
+"""How a text begins with which a connection is closed whose other end is not heard, by the same
+code."""
 LOOK_S: Final = 0.05
+
+
+def is_for_slowness(error: BaseException, may_be_unheard: bool) -> bool:
+    """Return whether an error says that a whole connection was closed because a consumer was too
+    slow. may_be_unheard: the other end may have closed it because it heard nothing."""
+    if not isinstance(error, ConnectionClosed) or error.code != TOO_SLOW:
+        return False
+    return not (may_be_unheard and error.text.startswith(SILENT))
 
 
 class Subscriber:
@@ -56,8 +67,8 @@ class Subscriber:
 
     def _check(self, error: BaseException) -> None:
         """Check that an error is one that may be. Raises Violated."""
-        name, code = self._plan.name, getattr(error, "code", 0)
-        if isinstance(error, ConnectionClosed) and code == TOO_SLOW:
+        name = self._plan.name
+        if is_for_slowness(error, may_be_unheard=ONE_WAY in self._history.seen):
             raise Violated(f"closed: the connection of {name}: {error}") from error
         if self._is_new and isinstance(error, RequestRefused | LinkRefused):
             raise Violated(f"{name} cannot subscribe anew: {error}") from error
