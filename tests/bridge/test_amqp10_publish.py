@@ -177,12 +177,17 @@ def test_each_message_may_say_where_it_goes(rig: Rig) -> None:
         ("/nonsense", "amqp:precondition-failed"),
         ("/exchanges/none/x", "amqp:not-found"),
         ("/exchanges/closed/x", "amqp:unauthorized-access"),
+        ("/exchanges/inner/x", "amqp:unauthorized-access"),
+        ("/exchanges/inner-headers/x", "amqp:unauthorized-access"),
     ],
 )
 def test_a_message_that_goes_nowhere_is_rejected_and_the_others_are_not(
     rig: Rig, to: str | None, condition: str
 ) -> None:
-    rig.broker.vhost("/").declare_exchange("closed", "fanout", True, False, False, {}, False)
+    declare = rig.broker.vhost("/").declare_exchange
+    declare("closed", "fanout", True, False, False, {}, False)
+    declare("inner", "fanout", True, False, True, {}, False)
+    declare("inner-headers", "headers", True, False, True, {}, False)
     rig.users["guest"] = Permissions("guest", {"/": (".*", "^(?!closed)", ".*")})
     peer = rig.connect10()
     link = peer.sender(peer.session(), None)

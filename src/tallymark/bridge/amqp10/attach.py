@@ -26,7 +26,6 @@ from tallymark.bridge.operations import Operations, refuse_breaks
 from tallymark.bridge.permissions import EXCHANGE, QUEUE, READ, WRITE, check_keys
 from tallymark.engine.arguments import check_consumer_arguments, consumer_priority, named
 from tallymark.engine.errors import (
-    AccessRefused,
     BrokerError,
     NotFound,
     PreconditionFailed,
@@ -180,11 +179,7 @@ def _find_target(session: Session, where: Target) -> Queue | None:
         # Another connection's exclusive queue as well: replies go there, as over AMQP 0-9-1.
         found = client.vhost.queues.get(where.key)
         return found if found is not None else _find_queue(session, where.key)
-    exchange = client.vhost.exchange(where.exchange)
-    if exchange.internal:
-        raise AccessRefused(
-            f"cannot publish to internal {named(EXCHANGE, exchange.name, client.vhost.name)}"
-        )
+    client.vhost.published_to(where.exchange)
     return None
 
 
