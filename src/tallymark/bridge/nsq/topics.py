@@ -19,7 +19,7 @@ is stored twice.
 from __future__ import annotations
 
 from array import array
-from typing import Final, final
+from typing import final
 
 from tallymark.bridge.operations import NSQ_CHANNEL, NSQ_TOPIC
 from tallymark.bridge.permissions import CONFIGURE, EXCHANGE, QUEUE, READ, WRITE, Access
@@ -35,7 +35,7 @@ from tallymark.engine.errors import (
 from tallymark.engine.exchange import FANOUT, Exchange
 from tallymark.engine.message import Payload
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import Connection, Session
+from tallymark.engine.session import NOBODY, Connection, Session
 from tallymark.engine.settings import DROP_TAIL, REJECT_PUBLISH
 from tallymark.engine.topology import Targets
 from tallymark.engine.vhost import VirtualHost
@@ -43,9 +43,6 @@ from tallymark.stored.annotations import Annotations, Route
 from tallymark.stored.formats import NSQ
 from tallymark.units import EngineMs
 from tallymark.wire.nsq.names import is_ephemeral
-
-ANYBODY: Final = 0
-"""Id of a connection that owns nothing."""
 
 
 @final
@@ -134,7 +131,7 @@ class Topics:
         registers topics elsewhere takes them and clears the list."""
         self.keeps_changes = True
         """True if there is such a component."""
-        self._nobody = Connection(ANYBODY, vhost, "", "nsq")
+        self._nobody = Connection(NOBODY, vhost, "", "nsq")
         self._session = Session(broker.owner_ids(), self._nobody)
         self._topics: dict[str, Topic] = {}
         self._channels: dict[str, dict[str, Queue]] = {}
@@ -236,8 +233,9 @@ class Topics:
 
     def publish(
         self, name: str, raw: bytes, cuts: array[int], head: int, engine_ms: EngineMs, delay_ms: int
-    ) -> None:
-        """Publish messages to all of the topic's channels. If this raises, no channel has any.
+    ) -> Targets:
+        """Publish messages to all of the topic's channels; return the queues that they went to. If
+        this raises, no channel has any.
 
         raw, cuts: cells (wire.nsq.kernel), `head` bytes of each in front of its body.
         engine_ms: their arrival. delay_ms: ready only then [NQ-16]. On disk once
@@ -265,6 +263,7 @@ class Topics:
         broker.publishing.publish(self._session, targets, payload, annotations)
         topic.message_count += count
         topic.message_bytes += payload.size - count * head
+        return targets
 
     def _targets(self, topic: Topic) -> Targets:
         vhost = self.broker.vhost(self.vhost)
@@ -394,10 +393,10 @@ class Topics:
             self.broker.contents.transfer(backlog, channels)
 
     def _bind(self, topic: Topic, queue: Queue) -> None:
-        self.broker.vhost(self.vhost).bind_queue(queue.name, topic.name, "", {}, ANYBODY)
+        self.broker.vhost(self.vhost).bind_queue(queue.name, topic.name, "", {}, NOBODY)
 
     def _unbind(self, topic: Topic, queue: Queue) -> None:
-        self.broker.vhost(self.vhost).unbind_queue(queue.name, topic.name, "", {}, ANYBODY)
+        self.broker.vhost(self.vhost).unbind_queue(queue.name, topic.name, "", {}, NOBODY)
 
     # -- following changes of queues
 
