@@ -233,6 +233,8 @@ class Publishing:
         self._transactions.publish(
             transaction, session, targets, payload, annotations, handle, rules
         )
+        if targets.holding:
+            self.hold_publisher(session.connection, targets)
 
     def commit_sink(
         self,
