@@ -690,8 +690,13 @@ def test_a_dynamic_target_is_a_queue_that_goes_with_the_link(rig: Rig) -> None:
     name = target.address[len("/queues/") :]
     assert peer.states(peer.send(link, "x")) == [ACCEPTED]
     assert rig.queue(name).exclusive_owner
-    peer.receiver(session, target.address, credit=1)
+    reader = peer.receiver(session, target.address, credit=1)
     assert peer.bodies() == [b"x"]
+    reader.detach()
+    peer.pump()
+    peer.take(LinkDetached)
+    assert rig.queue(name).ready == 1, "the link whose node it is is still there"
+    assert peer.states(peer.send(link, "y")) == [ACCEPTED]
     link.detach()
     peer.pump()
     assert name not in rig.broker.vhost("/").queues
