@@ -34,6 +34,7 @@ from tallymark.engine.errors import (
 )
 from tallymark.engine.exchange import FANOUT, Exchange
 from tallymark.engine.message import Payload
+from tallymark.engine.publishing import Part
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import NOBODY, Connection, Session
 from tallymark.engine.settings import DROP_TAIL, REJECT_PUBLISH
@@ -60,6 +61,7 @@ class Topic:
         "name",
         "refusing",
         "route",
+        "routes_singly",
         "targets",
         "vhost",
     )
@@ -89,8 +91,11 @@ class Topic:
         self.targets: Targets | None = None
         self.refusing: list[Queue] = []
         """Queues of the topic itself that refuse messages when full."""
+        self.routes_singly = False
+        """True if its exchange leads to one that routes each message by itself."""
         self.generation = 0
-        """Generation of the virtual host when `targets` and `refusing` were computed."""
+        """Generation of the virtual host when `targets`, `refusing` and `routes_singly` were
+        computed."""
 
     @property
     def paused(self) -> bool:
@@ -260,13 +265,30 @@ class Topics:
                 what = named("queue", queue.name, queue.vhost)
                 raise ResourceExhausted(f"{what} has no room for {count} messages more")
         annotations = Annotations(due_ms=EngineMs(engine_ms + delay_ms)) if delay_ms > 0 else None
-        broker.publishing.publish(self._session, targets, payload, annotations)
+        if topic.routes_singly:
+            targets = self._publish_singly(topic, payload, annotations)
+        else:
+            broker.publishing.publish(self._session, targets, payload, annotations)
         topic.message_count += count
         topic.message_bytes += payload.size - count * head
         return targets
 
+    def _publish_singly(
+        self, topic: Topic, payload: Payload, annotations: Annotations | None
+    ) -> Targets:
+        """Publish messages that are routed one by one; return the queues of all of them."""
+        route_from = topic.vhost.route_from
+        parts = [
+            Part(route_from(topic.exchange, [topic.name], {}), i, i + 1)
+            for i in range(payload.count)
+        ]
+        self.broker.publishing.publish_parts(self._session, payload, parts, annotations)
+        queues = {queue.id: queue for part in parts for queue in part.targets.queues}
+        return Targets(list(queues.values()))
+
     def _targets(self, topic: Topic) -> Targets:
         vhost = self.broker.vhost(self.vhost)
+        topic.routes_singly = vhost.routes_singly(topic.name)
         targets = vhost.route_from(topic.exchange, [topic.name], {})
         topic.vhost = vhost
         topic.targets = targets
