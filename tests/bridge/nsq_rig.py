@@ -19,6 +19,7 @@ from tallymark.engine.effects import (
     Deliver,
     Durable,
     Effect,
+    PublisherHeld,
     Refused,
 )
 from tallymark.engine.queue import Queue
@@ -54,6 +55,8 @@ class NsqRig(amqp.Rig):
         self.topics = Topics(self.broker, "/", mem_queue_size, adopts)
         self.nsq = Settings(limits or Limits(), self.topics, draw, on_finish, max_channel_consumers)
         self.peers: list[NsqPeer] = []
+        self.held: list[tuple[Bridge, str, bool]] = []
+        """Publishers that were held back for a queue, or let go [SC-D7]."""
 
     def turn(self) -> None:
         """One turn; takes no time."""
@@ -66,7 +69,12 @@ class NsqRig(amqp.Rig):
             journal.sync()
         effects += broker.synced(journal.synced)
         for effect in effects:
-            _carry_out(effect)
+            if isinstance(effect, PublisherHeld):
+                held = effect.connection.handle
+                assert isinstance(held, Bridge)
+                self.held.append((held, effect.queue.name, effect.held))
+            else:
+                _carry_out(effect)
         for peer in self.peers:
             peer.listen()
 

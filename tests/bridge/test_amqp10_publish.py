@@ -177,12 +177,17 @@ def test_each_message_may_say_where_it_goes(rig: Rig) -> None:
         ("/nonsense", "amqp:precondition-failed"),
         ("/exchanges/none/x", "amqp:not-found"),
         ("/exchanges/closed/x", "amqp:unauthorized-access"),
+        ("/exchanges/inner/x", "amqp:unauthorized-access"),
+        ("/exchanges/inner-headers/x", "amqp:unauthorized-access"),
     ],
 )
 def test_a_message_that_goes_nowhere_is_rejected_and_the_others_are_not(
     rig: Rig, to: str | None, condition: str
 ) -> None:
-    rig.broker.vhost("/").declare_exchange("closed", "fanout", True, False, False, {}, False)
+    declare = rig.broker.vhost("/").declare_exchange
+    declare("closed", "fanout", True, False, False, {}, False)
+    declare("inner", "fanout", True, False, True, {}, False)
+    declare("inner-headers", "headers", True, False, True, {}, False)
     rig.users["guest"] = Permissions("guest", {"/": (".*", "^(?!closed)", ".*")})
     peer = rig.connect10()
     link = peer.sender(peer.session(), None)
@@ -685,8 +690,13 @@ def test_a_dynamic_target_is_a_queue_that_goes_with_the_link(rig: Rig) -> None:
     name = target.address[len("/queues/") :]
     assert peer.states(peer.send(link, "x")) == [ACCEPTED]
     assert rig.queue(name).exclusive_owner
-    peer.receiver(session, target.address, credit=1)
+    reader = peer.receiver(session, target.address, credit=1)
     assert peer.bodies() == [b"x"]
+    reader.detach()
+    peer.pump()
+    peer.take(LinkDetached)
+    assert rig.queue(name).ready == 1, "the link whose node it is is still there"
+    assert peer.states(peer.send(link, "y")) == [ACCEPTED]
     link.detach()
     peer.pump()
     assert name not in rig.broker.vhost("/").queues

@@ -70,6 +70,29 @@ def test_an_answer_goes_straight_to_who_asked(rig: Rig, source: Source, anonymou
     assert len(rig.broker.vhost("/").queues) == 1, "there is no queue"
 
 
+@pytest.mark.parametrize("to_asker", [True, False])
+def test_an_answer_may_have_further_routing_keys_or_be_reached_by_one(
+    rig: Rig, to_asker: bool
+) -> None:
+    """As over AMQP 0-9-1, where CC and BCC lead to queues and to who waits alike."""
+    rig.declare("audit")
+    asker, worker = rig.connect10(), rig.connect10()
+    _, address = replies(asker, asker.session(), VOLATILE, 5)
+    waits, audit = queue_of(address), "audit"
+    to, copy = (waits, audit) if to_asker else (audit, waits)
+    sender = worker.sender(worker.session(), f"/queues/{to}")
+    numbers = worker.send(sender, "!", message_annotations={"x-cc": [copy]})
+    assert worker.states(numbers) == [Accepted()]
+    asker.pump()
+    assert asker.bodies() == [b"!"]
+    assert rig.queue("audit").ready == 1
+    asker.vanish()
+    if not to_asker:
+        numbers = worker.send(sender, "?", message_annotations={"x-cc": [copy]})
+        assert worker.states(numbers) == [Accepted()]
+        assert rig.queue("audit").ready == 2
+
+
 def test_an_answer_beyond_the_credit_is_dropped(rig: Rig) -> None:
     asker, worker = rig.connect10(), rig.connect10()
     session = asker.session()

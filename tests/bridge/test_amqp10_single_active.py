@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tallymark.wire.amqp10.events import FlowReceived, LinkDetached
+from tallymark.wire.amqp10.outcomes import Released
 from tallymark.wire.amqp10.performatives import Source
 from tests.bridge.rig10 import Peer, Rig
+
+RELEASED = Released()
 
 
 @pytest.fixture
@@ -68,3 +71,33 @@ def test_others_are_told_nothing(rig: Rig) -> None:
     browsed = Source(address="/queues/q", distribution_mode="copy")
     peer.receiver(session, source=browsed, credit=1)
     assert told(peer) == []
+
+
+def test_lc_4_one_that_holds_a_message_for_too_long_is_replaced(rig: Rig) -> None:
+    """Over AMQP 0-9-1 it is cancelled; here it gets nothing until it has settled what it was told
+    of, and the others would wait as long."""
+    rig.declare("timed", single_active_consumer=True, consumer_timeout=50)
+    stuck, spare, third = [rig.connect10() for _ in range(3)]
+    held = stuck.receiver(stuck.session(), "timed", credit=2)
+    spare.receiver(spare.session(), "timed", credit=1)
+    assert [told(stuck), told(spare)] == [[True], [False]]
+    publisher = rig.connect10()
+    link = publisher.sender(publisher.session(), "timed")
+    publisher.send(link, "1")
+    stuck.pump()
+    rig.now_ms += 1000
+    rig.settle_down()
+    spare.pump()
+    assert (stuck.bodies(), spare.bodies()) == ([b"1"], [b"1"])
+    stuck.pump()
+    assert [told(stuck), told(spare)] == [[False], [True]]
+    rig.now_ms += 1000
+    rig.settle_down()
+    spare.pump()
+    assert rig.queue("timed").ready == 1, "nobody is left"
+    assert [told(stuck), told(spare)] == [[], []]
+    held.settle(0, 0, RELEASED)
+    stuck.pump()
+    assert (stuck.bodies(), told(stuck)) == ([b"1"], [True])
+    third.receiver(third.session(), "timed", credit=1)
+    assert told(third) == [False]

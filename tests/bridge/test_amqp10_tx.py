@@ -427,6 +427,15 @@ def test_tx_14_direct_replies_leave_with_the_commit(rig: Rig) -> None:
     control.commit(two)
     asker.pump()
     assert asker.bodies() == [b"a", b"b"]
+    three = control.declare()
+    copied = encode_message(message_annotations={"x-cc": ["q"]}, body=b"c")
+    number = link.send(copied, state=under(three))
+    peer.pump()
+    assert peer.states([number]) == [under(three, ACCEPTED)]
+    assert (asker.bodies(), ready(rig)) == ([], [])
+    control.commit(three)
+    asker.pump()
+    assert (asker.bodies(), ready(rig)) == ([b"c"], ["c"])
 
 
 def test_tx_14_to_a_stream(rig: Rig) -> None:

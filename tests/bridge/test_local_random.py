@@ -16,6 +16,7 @@ from tallymark.wire.amqp091.methods import (
     TxCommit,
     TxSelect,
 )
+from tests.bridge.nsq_rig import OK, NsqRig, mpub, pub
 from tests.bridge.rig10 import Rig
 
 QUEUES = ("q0", "q1", "q2")
@@ -88,6 +89,27 @@ def test_amqp_1_0_however_messages_come_together(rig: Rig, address: str, togethe
                 peer.pump()
         peer.pump()
     assert spread(rig) == [50, 50, 50]
+
+
+def test_nsq_however_messages_come_together() -> None:
+    rig = NsqRig()
+    vhost = rig.broker.vhost("/")
+    rig.vhost_exchange("any", "x-local-random")
+    for name in QUEUES:
+        rig.vhost_queue(name)
+        vhost.bind_queue(name, "any", "", {}, 0)
+    consumer, producer = rig.consumer(ready=0), rig.client()
+    vhost.bind_exchange("any", "t", "", {})
+    assert producer.ask(pub(b"m") * 10, mpub(*[b"m"] * 11)) == [OK] * 11
+    for _ in range(9):
+        assert producer.ask(pub(b"m")) == [OK]
+    assert [vhost.queues[name].ready for name in QUEUES] == [10, 10, 10]
+    assert rig.queue().ready == 30
+    consumer.ask(b"RDY 30\n")
+    vhost.unbind_exchange("any", "t", "", {})
+    assert producer.ask(pub(b"m")) == [OK]
+    assert [vhost.queues[name].ready for name in QUEUES] == [10, 10, 10]
+    rig.broker.check()
 
 
 def test_through_another_exchange_and_as_an_alternate(rig: Rig) -> None:

@@ -478,6 +478,21 @@ def test_nq_a13_an_ephemeral_channel_goes_with_its_last_client_and_comes_again()
     assert list(topic.channels) == ["c#ephemeral"]
 
 
+@pytest.mark.parametrize("verb", ["REQ", "TOUCH"])
+def test_what_is_said_of_a_message_when_its_channel_has_just_been_deleted(verb: str) -> None:
+    """The client is closed with the turn; what it has published before that is answered."""
+    rig = NsqRig()
+    peer = rig.consumer()
+    rig.client().ask(pub(b"m"))
+    message = peer.message()
+    rig.topics.delete_channel("t", "c")
+    said = message.req() if verb == "REQ" else message.touch()
+    failed = f"E_{verb}_FAILED {verb} {message.id.decode()} failed ID not in flight"
+    assert peer.ask(pub(b"x", "other"), said) == [OK, (ERROR, failed.encode())]
+    assert peer.bridge.closing
+    rig.broker.check()
+
+
 def test_the_clients_of_a_deleted_channel_are_closed() -> None:
     rig = NsqRig()
     peer = rig.consumer()

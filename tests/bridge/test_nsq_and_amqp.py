@@ -14,6 +14,7 @@ from tallymark.wire.amqp091.methods import (
     BasicReject,
     ConfirmSelect,
     ConfirmSelectOk,
+    ExchangeBind,
     ExchangeDeclare,
     ExchangeDeclareOk,
     QueueBind,
@@ -22,6 +23,7 @@ from tallymark.wire.amqp091.methods import (
     QueueDeclareOk,
 )
 from tallymark.wire.amqp091.properties import Properties
+from tallymark.wire.nsq.kernel import make_cells
 from tests.bridge.nsq_rig import OK, NsqRig, dpub, mpub, pub
 from tests.bridge.rig import Content, Peer
 
@@ -167,3 +169,28 @@ def test_a_dead_letter_from_nsq_carries_its_history_to_amqp_readers() -> None:
     assert headers is not None
     assert headers["x-first-death-queue"] == "t:c"
     assert headers["x-first-death-reason"] == "rejected"
+
+
+def test_sc_d7_producers_of_a_topic_that_leads_to_a_slow_subscription_are_held_back() -> None:
+    rig = NsqRig()
+    subscriber = rig.connect()
+    producer, worker = rig.client(), rig.consumer()
+    producer.ask(pub(b"0"))
+    subscriber.ask(
+        QueueDeclare("slow", exclusive=True), QueueBind("slow", "amq.topic", "#"),
+        ExchangeBind("amq.topic", "t", ""),
+    )  # fmt: skip
+    queue = rig.broker.vhost("/").queues["slow"]
+    rig.broker.publishing.hold_publishers(queue, True)
+    assert producer.ask(pub(b"1"), pub(b"2")) == [OK, OK]
+    assert rig.held == [(producer.bridge, "slow", True)]
+    assert worker.ask(pub(b"3"))[-1] == OK
+    assert rig.held[1:] == [(worker.bridge, "slow", True)]
+    raw, cuts = make_cells([b"4"])  # as nsqd's HTTP interface does, which answers each by itself
+    rig.topics.publish("t", raw, cuts, 4, rig.broker.clock.now_ms, 0)
+    producer.leave()
+    assert len(rig.held) == 2
+    rig.broker.publishing.hold_publishers(queue, False)
+    rig.settle_down()
+    assert rig.held[2:] == [(worker.bridge, "slow", False)]
+    assert queue.ready == 4

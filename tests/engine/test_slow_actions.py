@@ -296,6 +296,20 @@ def test_sc_d7_publishers_are_held_back_from_their_next_publish_on_and_released(
     assert len(slow.rig.held) == 2
 
 
+def test_sc_d7_whoever_publishes_under_a_transaction_is_held_back_too() -> None:
+    slow = Slow(1, count=3, **TRANSIENT)
+    slow.send(5)
+    slow.caught().hold_publishers()
+    transaction = slow.broker.transactions.begin(slow.publisher)
+    slow.rig.stage(transaction, "k", 20, exchange="t")
+    slow.rig.settle_down()
+    assert slow.rig.held == [("publisher", "sub", True)]
+    slow.broker.transactions.commit(transaction)
+    slow.broker.publishing.hold_publishers(slow.queue, False)
+    slow.rig.settle_down()
+    assert (len(slow.rig.held), slow.queue.entered) == (2, 6)
+
+
 def test_the_connection_that_consumes_is_not_held_back_by_its_own_slowness() -> None:
     """It could not acknowledge any more."""
     slow = Slow(1, count=3, **TRANSIENT)

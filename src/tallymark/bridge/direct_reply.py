@@ -8,6 +8,7 @@ exchange with the result as its routing key goes to that client, at most once
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, final
 
 from tallymark.stored.annotations import Route
@@ -15,6 +16,12 @@ from tallymark.wire.conversion.addresses import DIRECT_REPLY
 
 PSEUDO_QUEUE: Final = "amq.rabbitmq.reply-to"
 PREFIX: Final = DIRECT_REPLY
+
+
+def reply_keys(exchange: str, keys: Iterable[str]) -> list[str]:
+    """Return the keys of waiting clients among the routing keys of messages, their own or those in
+    CC and BCC: such messages may be direct replies, on the default exchange."""
+    return [] if exchange else [key for key in keys if key.startswith(PREFIX)]
 
 
 class ReplyConsumer:

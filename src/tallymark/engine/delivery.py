@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Final, final
 
 from tallymark.engine.durability import Marks
-from tallymark.engine.effects import Deliver, Drained, Effect
+from tallymark.engine.effects import Activated, Deliver, Drained, Effect
 from tallymark.engine.inflight import Handover
 from tallymark.engine.message import Slice
 from tallymark.engine.quarantine import Quarantine
@@ -258,6 +258,8 @@ class Dispatcher:
         before = queue.acquired + queue.account.settled
         if len(consumers) == 1 or queue.settings.single_active:
             consumer = active_of(queue) or consumers[0]
+            if consumer.overdue:
+                consumer = self._in_place_of(consumer)
             while queue.ready:
                 credit = consumer.credit()
                 if credit <= 0 or not self._hand_over(queue, consumer, credit):
@@ -288,6 +290,17 @@ class Dispatcher:
                     break
             if shared:
                 self._line_up(queue)
+
+    def _in_place_of(self, late: Consumer) -> Consumer:
+        """Make another consumer the active one, because this one holds back what it was told of
+        [LC-4]; return the active one."""
+        queue = late.queue
+        for other in consumers_of(queue):
+            if not (other.overdue or other.cursors):
+                queue.active = other
+                self._effects += (Activated(late), Activated(other))
+                return other
+        return late
 
     def _serve_equals(self, queue: Queue, start: int, end: int) -> None:
         """Serve consumers start..end-1, all of one priority, in turn."""

@@ -112,7 +112,8 @@ class Drained:
 
 @final
 class Activated:
-    """Report that a waiting consumer has become a queue's single active consumer."""
+    """Report that a waiting consumer has become a queue's single active consumer, or that this one
+    is it no longer."""
 
     def __init__(self, consumer: Consumer) -> None:
         self.consumer = consumer

@@ -21,6 +21,7 @@ from tallymark.engine.message import ON_ITS_WAY, Payload
 from tallymark.engine.queue import Queue
 from tallymark.engine.record import Record
 from tallymark.engine.session import (
+    NOBODY,
     Connection,
     Session,
     consumers_of,
@@ -134,7 +135,7 @@ class Publishing:
         """Publish messages lo..hi-1 to targets of which at least one must do more than append.
         number: the session's last publish number before these messages."""
         if targets.holding:
-            self._hold_publisher(session.connection, targets)
+            self.hold_publisher(session.connection, targets)
         if targets.queues:
             self.into = targets.queues[-1]
         refused = self._admission.publish(targets, payload, lo, hi, annotations, kept)
@@ -232,6 +233,8 @@ class Publishing:
         self._transactions.publish(
             transaction, session, targets, payload, annotations, handle, rules
         )
+        if targets.holding:
+            self.hold_publisher(session.connection, targets)
 
     def commit_sink(
         self,
@@ -258,7 +261,11 @@ class Publishing:
         if not held:
             self.release(queue)
 
-    def _hold_publisher(self, connection: Connection, targets: Targets) -> None:
+    def hold_publisher(self, connection: Connection, targets: Targets) -> None:
+        """Hold back a connection that has published to these queues, for those of them whose
+        consumer is too slow [SC-D7]."""
+        if connection.id == NOBODY:
+            return
         for queue in targets.queues:
             if not queue.holds_publishers:
                 continue

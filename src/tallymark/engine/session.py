@@ -50,6 +50,10 @@ RELEASES: Final = 2
 more until it has settled them, which then has no effect [FC-18, LC-4]."""
 
 
+NOBODY: Final = 0
+"""Id of a connection that is no client's: it owns nothing and can be told nothing."""
+
+
 @final
 class Connection:
     """One client connection, as the engine sees it."""

@@ -93,10 +93,15 @@ class VirtualHost:
         needs_headers(exchange); with the properties of exchange.property_key.
         Raises: NotFound, AccessRefused (internal exchange).
         """
-        source = self.exchange(exchange)
-        if source.internal:
-            raise AccessRefused(f"cannot publish to internal {self._exchange_text(exchange)}")
-        return self.route_from(source, keys, headers)
+        return self.route_from(self.published_to(exchange), keys, headers)
+
+    def published_to(self, name: str) -> Exchange:
+        """Return an exchange that a client publishes to. Raises: NotFound, AccessRefused (an
+        internal exchange)."""
+        found = self.exchange(name)
+        if found.internal:
+            raise AccessRefused(f"cannot publish to internal {self._exchange_text(name)}")
+        return found
 
     def route_from(
         self, source: Exchange, keys: list[str], headers: dict[str, object] | None

@@ -21,7 +21,7 @@ from tallymark.bridge.amqp091.special import (
     headers_of,
     with_section,
 )
-from tallymark.bridge.direct_reply import PREFIX
+from tallymark.bridge.direct_reply import PREFIX, reply_keys
 from tallymark.bridge.permissions import EXCHANGE, WRITE, check_keys
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.message import Payload
@@ -332,14 +332,6 @@ def _route_special(
                     stretch.has_replies = True
 
 
-def reply_keys(known: Publish, more_keys: list[str]) -> list[str]:
-    """Return the keys of waiting clients that these messages may be direct replies to: their own,
-    or those in CC and BCC, on the default exchange."""
-    if known.route.exchange != "":
-        return []
-    return [key for key in (known.route.key, *more_keys) if key.startswith(PREFIX)]
-
-
 def answer(
     channel: Channel,
     known: Publish,
@@ -364,7 +356,8 @@ def _enter(channel: Channel, stretch: Stretch) -> None:
     """Publish the routed messages, in as few payloads as their order allows."""
     if stretch.has_replies:
         for k, known in enumerate(stretch.publishes):
-            for key in reply_keys(known, stretch.more_keys):
+            route = known.route
+            for key in reply_keys(route.exchange, (route.key, *stretch.more_keys)):
                 answer(
                     channel, known, key, stretch.raw, stretch.cuts, stretch.bounds[k],
                     stretch.bounds[k + 1], stretch.largest_frame,

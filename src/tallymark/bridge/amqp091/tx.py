@@ -23,10 +23,10 @@ from tallymark.bridge.amqp091.publish import (
     answer,
     payload_of,
     plain,
-    reply_keys,
     routed,
 )
 from tallymark.bridge.bridge import Bridge, Waiter
+from tallymark.bridge.direct_reply import reply_keys
 from tallymark.engine.errors import PreconditionFailed, ResourceExhausted, RolledBack
 from tallymark.engine.message import Payload
 from tallymark.engine.staging import StagedRun, Transaction
@@ -167,7 +167,7 @@ def _stage_stretch(channel: Channel, stretch: Stretch) -> None:
         ):
             continue
         payload = stretch.payload(client, list(range(start, k)))
-        keys = reply_keys(known, stretch.more_keys)
+        keys = reply_keys(known.route.exchange, (known.route.key, *stretch.more_keys))
         handle: object = None
         if keys or (known.mandatory and stretch.returned_raw is not stretch.raw):
             cuts = stretch.returned_cuts

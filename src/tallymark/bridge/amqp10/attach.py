@@ -26,7 +26,6 @@ from tallymark.bridge.operations import Operations, refuse_breaks
 from tallymark.bridge.permissions import EXCHANGE, QUEUE, READ, WRITE, check_keys
 from tallymark.engine.arguments import check_consumer_arguments, consumer_priority, named
 from tallymark.engine.errors import (
-    AccessRefused,
     BrokerError,
     NotFound,
     PreconditionFailed,
@@ -138,7 +137,7 @@ def _attach_target(session: Session, link: ReceiverLink, attach: Attach) -> None
         return
     if target.dynamic:
         client.access.check(EXCHANGE, "", WRITE)
-        queue = _make_node(session)
+        queue = _make_node(session, False)
         address = queue_address(queue.name)
         where = Target("", queue.name, True)
     elif address is not None:
@@ -180,11 +179,7 @@ def _find_target(session: Session, where: Target) -> Queue | None:
         # Another connection's exclusive queue as well: replies go there, as over AMQP 0-9-1.
         found = client.vhost.queues.get(where.key)
         return found if found is not None else _find_queue(session, where.key)
-    exchange = client.vhost.exchange(where.exchange)
-    if exchange.internal:
-        raise AccessRefused(
-            f"cannot publish to internal {named(EXCHANGE, exchange.name, client.vhost.name)}"
-        )
+    client.vhost.published_to(where.exchange)
     return None
 
 
@@ -215,7 +210,7 @@ def _attach_source(session: Session, link: SenderLink, attach: Attach) -> None:
         if VOLATILE_QUEUE in source.capabilities:
             _attach_replies(session, link, attach, source)
         else:
-            _attach_queue(session, link, attach, source, _make_node(session))
+            _attach_queue(session, link, attach, source, _make_node(session, True))
         return
     if source.address == MANAGEMENT:
         _attach_responses(session, link, attach)
@@ -348,10 +343,10 @@ def _creates(session: Session, name: str) -> bool:
     )
 
 
-def _make_node(session: Session) -> Queue:
-    """Declare a queue for a dynamic terminus: exclusive to the connection, deleted with the
-    link."""
-    return _operations(session).declare_queue("", False, True, True, {}).queue
+def _make_node(session: Session, is_read: bool) -> Queue:
+    """Declare a queue for a dynamic terminus: exclusive to the connection, deleted with the link.
+    Where the link does not read it, its readers come and go, and it stays."""
+    return _operations(session).declare_queue("", False, True, is_read, {}).queue
 
 
 def _operations(session: Session) -> Operations:

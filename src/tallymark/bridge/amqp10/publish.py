@@ -273,6 +273,7 @@ class IncomingLink(StretchLink):
                 exchange = client.vhost.exchanges.get(target.exchange)
                 check_keys(client.access, exchange, (target.key,), WRITE)
             route = Route(target.exchange, target.key)
+            client.vhost.published_to(target.exchange)
             targets: Targets | None = None
             if not client.vhost.needs_headers(target.exchange):
                 targets = client.vhost.route(target.exchange, [target.key], None)

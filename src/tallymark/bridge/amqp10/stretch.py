@@ -16,6 +16,7 @@ from tallymark.bridge.amqp10.client import Client, Session, Work
 from tallymark.bridge.amqp10.confirms import ACCEPTED, ANSWERED
 from tallymark.bridge.amqp10.errors import error_of
 from tallymark.bridge.amqp10.links import Publisher
+from tallymark.bridge.direct_reply import ReplyConsumer, reply_keys
 from tallymark.bridge.permissions import WRITE, check_keys
 from tallymark.engine.arguments import LONGEST_MS
 from tallymark.engine.errors import AccessRefused, ResourceExhausted
@@ -35,7 +36,6 @@ from tallymark.wire.conversion.addresses import Target
 
 RELEASED: Final = Released()
 NOWHERE: Final = Route("", "")
-TO_NOBODY: Final = Targets([])
 
 
 @final
@@ -59,25 +59,35 @@ class Destination:
 
 @final
 class Reply:
-    """A direct reply in a transaction: it leaves at the commit if a client still waits for it."""
+    """Direct replies in a transaction: they leave at the commit, to those clients that still wait
+    for them."""
 
-    __slots__ = ("route",)
+    __slots__ = ("keys", "route")
 
-    def __init__(self, route: Route) -> None:
+    def __init__(self, route: Route, keys: list[str]) -> None:
         self.route = route
+        self.keys = keys
+        """Routing keys that clients may wait under."""
 
     def send(self, client: Client, run: StagedRun) -> None:
         """Send the run's messages."""
         payload = run.payload
         assert payload is not None, run.count
-        waiting = client.settings.replies.find(self.route.key)
-        if waiting is None:
+        all_waiting = waiting_for(client, self.keys)
+        if not all_waiting:
             return
         client.broker.store.load(payload)
         raw, cuts = payload.raw, payload.cuts
         assert raw is not None, payload.position
         for i in range(run.count):
-            waiting.answer(payload.format, raw[cuts[i] : cuts[i + 1]], self.route, 0, 0)
+            for waiting in all_waiting:
+                waiting.answer(payload.format, raw[cuts[i] : cuts[i + 1]], self.route, 0, 0)
+
+
+def waiting_for(client: Client, keys: list[str]) -> list[ReplyConsumer]:
+    """Return the clients that wait for direct replies under these keys."""
+    found = [client.settings.replies.find(key) for key in keys]
+    return [waiting for waiting in found if waiting is not None]
 
 
 class StretchLink(Publisher):
@@ -203,10 +213,11 @@ class Stretch:
             lo, hi = self._bounds[k], self._bounds[k + 1]
             if destination.error is not None:
                 self._refuse(lo, hi, destination.error)
-            elif destination.is_reply:
-                self._answer(payload, destination, lo, hi)
             elif destination.targets is None or self._front.cc:
                 self._route(payload, destination, lo, hi)
+            elif destination.is_reply:
+                route = destination.route
+                self._answer(payload, route, [route.key], destination.targets, lo, hi)
             else:
                 self._to(payload, destination.targets, lo, hi)
         self._enter(payload)
@@ -237,7 +248,12 @@ class Stretch:
             self._refuse(lo, hi, error_of(error))
             return
         if not vhost.needs_headers(exchange):
-            self._to(payload, vhost.route(exchange, keys, None), lo, hi)
+            targets = vhost.route(exchange, keys, None)
+            replies = reply_keys(exchange, keys)
+            if replies:
+                self._answer(payload, destination.route, replies, targets, lo, hi)
+            else:
+                self._to(payload, targets, lo, hi)
             return
         format = client.broker.formats[AMQP10]
         for i in range(lo, hi):
@@ -258,21 +274,26 @@ class Stretch:
         else:
             parts.append(Part(targets, lo, hi))
 
-    def _answer(self, payload: Payload, destination: Destination, lo: int, hi: int) -> None:
-        """Deliver direct replies, at most once, to the waiting client
-        [rabbitmq direct reply-to]."""
-        client = self._link.session.client
-        waiting = client.settings.replies.find(destination.route.key)
-        if waiting is None:
-            self._tell(lo, hi, RELEASED)
+    def _answer(
+        self, payload: Payload, route: Route, keys: list[str], targets: Targets, lo: int, hi: int
+    ) -> None:
+        """Deliver direct replies, at most once, to the clients that wait under these keys
+        [rabbitmq direct reply-to], and add them to the target queues of their other keys."""
+        all_waiting = waiting_for(self._link.session.client, keys)
+        if not all_waiting:
+            self._to(payload, targets, lo, hi)
             return
         if self._work is not None:
-            self._stage(self._work, payload, TO_NOBODY, lo, hi, Reply(destination.route))
+            self._stage(self._work, payload, targets, lo, hi, Reply(route, keys))
             return
         for i in range(lo, hi):
             cell = self._raw[self._cuts[i] : self._cuts[i + 1]]
-            waiting.answer(payload.format, cell, destination.route, 0, 0)
-        self._tell(lo, hi, ACCEPTED)
+            for waiting in all_waiting:
+                waiting.answer(payload.format, cell, route, 0, 0)
+        if targets.queues:
+            self._to(payload, targets, lo, hi)
+        else:
+            self._tell(lo, hi, ACCEPTED)
 
     def _tell(self, lo: int, hi: int, state: DeliveryState) -> None:
         """Send the outcome of messages lo..hi-1 that enter no queue. They count as published."""
@@ -311,7 +332,7 @@ class Stretch:
         broker = link.session.client.broker
         part = payload if hi - lo == payload.count else _part(payload, lo, hi)
         rules = AS_DUE if self._front.due_ms else 0
-        if reply is None:
+        if targets.queues:
             rules |= MUST_ARRIVE
         first, last = add(self._first, lo), add(self._first, hi - 1)
         try:

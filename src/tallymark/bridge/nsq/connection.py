@@ -272,7 +272,7 @@ class Nsq(Lifecycle):
                 self.fail(unauthorized(event.verb, topic, ""))
                 return
         try:
-            self.settings.topics.publish(
+            targets = self.settings.topics.publish(
                 topic, event.raw, event.cuts, event.head, self.engine_ms, event.delay_ms
             )
         except BrokerError as error:
@@ -283,6 +283,8 @@ class Nsq(Lifecycle):
             return
         self.published[topic] = self.published.get(topic, 0) + len(event)
         self.answers.ok_durable(event.answers)
+        if targets.holding:
+            self.broker.publishing.hold_publisher(self.publishes_by(), targets)
 
     def _subscribe(self, event: SubReceived) -> None:
         if self.auth is not None and not self.may(event, "SUB", event.topic, event.channel):

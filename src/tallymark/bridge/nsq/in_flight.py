@@ -95,9 +95,12 @@ class InFlightMessages:
         return NOT_IN_FLIGHT
 
     def _tag_of(self, id: int) -> int:
-        """Return the tag of a message id; 0: none."""
+        """Return the tag of a message id; 0: none. There is none in a channel that was deleted,
+        which the client hears of with the turn."""
         entry = _holding(self._session, id)
-        return 0 if entry is None else entry.first + id - _first_id(entry)
+        if entry is None or entry.queue.deleted:
+            return 0
+        return entry.first + id - _first_id(entry)
 
 
 def _first_id(entry: InFlight) -> int:

@@ -86,6 +86,7 @@ class Lifecycle(Bridge):
         "upgrade",
         "wire",
         "_engine",
+        "_publisher",
     )
 
     def __init__(self, broker: Broker, settings: Settings, peer: str, limits: Limits) -> None:
@@ -102,6 +103,8 @@ class Lifecycle(Bridge):
         self._engine: EngineConnection | None = None
         """Engine's connection, from the moment the client is bound to a user: it counts among that
         user's and the virtual host's from then on; of nobody's client from SUB."""
+        self._publisher: EngineConnection | None = None
+        """Connection by which the client is held back as a publisher before it has the engine's."""
         self.access: Access | None = None
         """Permissions of the user the client acts as; None: nothing is checked."""
         self.pending_auth: bytes | None = None
@@ -238,6 +241,17 @@ class Lifecycle(Bridge):
         self._engine = connection
         return True
 
+    def publishes_by(self) -> EngineConnection:
+        """Return the connection by which the client is held back as a publisher. The engine does
+        not count it where the client has published and no more."""
+        connection = self._engine or self._publisher
+        if connection is None:
+            vhost = self.settings.topics.vhost
+            connection = EngineConnection(self.broker.owner_ids(), vhost, self.user, self.peer)
+            connection.handle = self
+            self._publisher = connection
+        return connection
+
     # -- layers
 
     def take_unread(self) -> bytes:
@@ -278,10 +292,12 @@ class Lifecycle(Bridge):
         connection = self.connection
         if connection is not None:
             self.broker.clients.close_connection(connection, lost)
+        if self._publisher is not None:
+            self.broker.publishing.forget(self._publisher)
 
     def let_go(self) -> None:
         super().let_go()
         self.consumer = None
-        self._engine = None
+        self._engine = self._publisher = None
         self.in_flight = None
         self.answers.let_go()

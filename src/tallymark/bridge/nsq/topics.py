@@ -19,7 +19,7 @@ is stored twice.
 from __future__ import annotations
 
 from array import array
-from typing import Final, final
+from typing import final
 
 from tallymark.bridge.operations import NSQ_CHANNEL, NSQ_TOPIC
 from tallymark.bridge.permissions import CONFIGURE, EXCHANGE, QUEUE, READ, WRITE, Access
@@ -34,8 +34,9 @@ from tallymark.engine.errors import (
 )
 from tallymark.engine.exchange import FANOUT, Exchange
 from tallymark.engine.message import Payload
+from tallymark.engine.publishing import Part
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import Connection, Session
+from tallymark.engine.session import NOBODY, Connection, Session
 from tallymark.engine.settings import DROP_TAIL, REJECT_PUBLISH
 from tallymark.engine.topology import Targets
 from tallymark.engine.vhost import VirtualHost
@@ -43,9 +44,6 @@ from tallymark.stored.annotations import Annotations, Route
 from tallymark.stored.formats import NSQ
 from tallymark.units import EngineMs
 from tallymark.wire.nsq.names import is_ephemeral
-
-ANYBODY: Final = 0
-"""Id of a connection that owns nothing."""
 
 
 @final
@@ -63,6 +61,7 @@ class Topic:
         "name",
         "refusing",
         "route",
+        "routes_singly",
         "targets",
         "vhost",
     )
@@ -92,8 +91,11 @@ class Topic:
         self.targets: Targets | None = None
         self.refusing: list[Queue] = []
         """Queues of the topic itself that refuse messages when full."""
+        self.routes_singly = False
+        """True if its exchange leads to one that routes each message by itself."""
         self.generation = 0
-        """Generation of the virtual host when `targets` and `refusing` were computed."""
+        """Generation of the virtual host when `targets`, `refusing` and `routes_singly` were
+        computed."""
 
     @property
     def paused(self) -> bool:
@@ -134,7 +136,7 @@ class Topics:
         registers topics elsewhere takes them and clears the list."""
         self.keeps_changes = True
         """True if there is such a component."""
-        self._nobody = Connection(ANYBODY, vhost, "", "nsq")
+        self._nobody = Connection(NOBODY, vhost, "", "nsq")
         self._session = Session(broker.owner_ids(), self._nobody)
         self._topics: dict[str, Topic] = {}
         self._channels: dict[str, dict[str, Queue]] = {}
@@ -236,8 +238,9 @@ class Topics:
 
     def publish(
         self, name: str, raw: bytes, cuts: array[int], head: int, engine_ms: EngineMs, delay_ms: int
-    ) -> None:
-        """Publish messages to all of the topic's channels. If this raises, no channel has any.
+    ) -> Targets:
+        """Publish messages to all of the topic's channels; return the queues that they went to. If
+        this raises, no channel has any.
 
         raw, cuts: cells (wire.nsq.kernel), `head` bytes of each in front of its body.
         engine_ms: their arrival. delay_ms: ready only then [NQ-16]. On disk once
@@ -262,12 +265,30 @@ class Topics:
                 what = named("queue", queue.name, queue.vhost)
                 raise ResourceExhausted(f"{what} has no room for {count} messages more")
         annotations = Annotations(due_ms=EngineMs(engine_ms + delay_ms)) if delay_ms > 0 else None
-        broker.publishing.publish(self._session, targets, payload, annotations)
+        if topic.routes_singly:
+            targets = self._publish_singly(topic, payload, annotations)
+        else:
+            broker.publishing.publish(self._session, targets, payload, annotations)
         topic.message_count += count
         topic.message_bytes += payload.size - count * head
+        return targets
+
+    def _publish_singly(
+        self, topic: Topic, payload: Payload, annotations: Annotations | None
+    ) -> Targets:
+        """Publish messages that are routed one by one; return the queues of all of them."""
+        route_from = topic.vhost.route_from
+        parts = [
+            Part(route_from(topic.exchange, [topic.name], {}), i, i + 1)
+            for i in range(payload.count)
+        ]
+        self.broker.publishing.publish_parts(self._session, payload, parts, annotations)
+        queues = {queue.id: queue for part in parts for queue in part.targets.queues}
+        return Targets(list(queues.values()))
 
     def _targets(self, topic: Topic) -> Targets:
         vhost = self.broker.vhost(self.vhost)
+        topic.routes_singly = vhost.routes_singly(topic.name)
         targets = vhost.route_from(topic.exchange, [topic.name], {})
         topic.vhost = vhost
         topic.targets = targets
@@ -394,10 +415,10 @@ class Topics:
             self.broker.contents.transfer(backlog, channels)
 
     def _bind(self, topic: Topic, queue: Queue) -> None:
-        self.broker.vhost(self.vhost).bind_queue(queue.name, topic.name, "", {}, ANYBODY)
+        self.broker.vhost(self.vhost).bind_queue(queue.name, topic.name, "", {}, NOBODY)
 
     def _unbind(self, topic: Topic, queue: Queue) -> None:
-        self.broker.vhost(self.vhost).unbind_queue(queue.name, topic.name, "", {}, ANYBODY)
+        self.broker.vhost(self.vhost).unbind_queue(queue.name, topic.name, "", {}, NOBODY)
 
     # -- following changes of queues
 
