@@ -65,11 +65,7 @@ def on_signal(node: Node) -> None:
 
 def _take(node: Node, new: Config, certificates: Certificates) -> Reloaded:
     old = node.config
-    other = [
-        name
-        for name, declared in DECLARED.items()
-        if declared.kind.show(getattr(new, name)) != declared.kind.show(getattr(old, name))
-    ]
+    other = [name for name in DECLARED if getattr(new, name) != getattr(old, name)]
     changed = [name for name in other if DECLARED[name].live]
     node.config = replace(old, **{name: getattr(new, name) for name in changed})
     if "slow_consumers" in changed:
