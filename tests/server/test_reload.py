@@ -60,3 +60,19 @@ def test_a_shovel_takes_another_password_and_another_batch(
     file.write_text(shovel(broker, "guest", 6))
     assert reload(broker)["changed"] == ["shovels"]
     assert reload(broker) == {"changed": [], "at_next_start": []}
+
+
+def test_a_level_that_was_set_over_http_stays_while_the_file_says_the_same_of_it(
+    broker: BrokerProcess, file: Path
+) -> None:
+    def levels() -> dict[str, str]:
+        found = broker.http("GET", "/api/tallymark/log-levels")[1]
+        return {category: found[category] for category in ("http", "amqp", "nsq")}
+
+    broker.http("PUT", "/api/tallymark/log-levels", {"http": "debug", "nsq": "error"})
+    file.write_text('log_levels = { amqp = "warning" }\n')
+    assert reload(broker)["changed"] == ["log_levels"]
+    assert levels() == {"http": "debug", "amqp": "warning", "nsq": "error"}
+    file.write_text('log_level = "warning"\nlog_levels = { amqp = "warning", nsq = "info" }\n')
+    assert reload(broker)["changed"] == ["log_level", "log_levels"]
+    assert levels() == {"http": "warning", "amqp": "warning", "nsq": "error"}
