@@ -116,25 +116,27 @@ def run(config: Config, read: Callable[[], Config] | None = None) -> int:
         NotUnderstood,
         NotUsable,
     ) as error:
-        print(f"tallymark: {error}", file=sys.stderr)
+        logs.tell(str(error))
         return REFUSED
     except FolderInUse as error:
-        print(f"tallymark: {error}", file=sys.stderr)
+        logs.tell(str(error))
         return IN_USE
     except (AnotherLeads, LeadLost, WentBack) as error:
-        print(f"tallymark: {error}", file=sys.stderr)
+        logs.tell(str(error))
         return code_of_failure(error)
     except JournalCorrupt as error:
-        print(f"tallymark: {error}", file=sys.stderr)
+        logs.tell(str(error))
         if config.journal != LOCAL:
             forget_marks(config.data_dir, Files())
         return JOURNAL
     except CannotServe as error:
-        print(f"tallymark: {error}", file=sys.stderr)
+        logs.tell(str(error))
         return FAILED
     except OSError as error:
-        print(f"tallymark: cannot serve: {error}{room(config, error)}", file=sys.stderr)
+        logs.tell(f"cannot serve: {error}{room(config, error)}")
         return FAILED
+    finally:
+        logs.let_go()
 
 
 def code_of_failure(error: BaseException) -> int:
@@ -449,7 +451,7 @@ async def _closed(node: Node) -> int:
         reason = node.failed.result()
         if went_back(reason):
             node.journal.leave_anchor(wall_ms())
-        print(f"tallymark: the broker failed and stops: {reason}", file=sys.stderr)
+        logs.tell(f"the broker failed and stops: {reason}")
         return code_of_failure(reason)
     log.info("broker.stopped")
     return STOPPED
