@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.patience import until
+from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerProcess
 
 
@@ -39,6 +42,42 @@ def shovel(broker: BrokerProcess, password: str, batch: int) -> str:
         "name": "s", "from": address, "queue": "a", "to": address, "to-queue": "b", "batch": batch
     }  # fmt: skip
     return "[[shovels]]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in table.items())
+
+
+HUNG_UP = """
+import asyncio, os, signal
+from tallymark.server import run
+opened, listens = run.open_node, run._listen
+def hung_up(*given, **more):
+    os.kill(os.getpid(), signal.SIGHUP)
+    return opened(*given, **more)
+async def late(*given):
+    await asyncio.sleep(0.1)
+    return await listens(*given)
+run.open_node, run._listen = hung_up, late
+from tallymark.cli.main import main
+main()
+"""
+
+
+def test_a_hangup_during_the_start_is_done_when_the_broker_serves(
+    tmp_path: Path, file: Path
+) -> None:
+    """It ended the process, as it does where nobody handles it; a standby, too."""
+    command = [sys.executable, "-c", HUNG_UP, "serve", "--data-dir", str(tmp_path / "data")]
+    command += ["--config", str(file), "--amqp-port", "0", "--http-port", "0"]
+    log = (tmp_path / "log").open("w+")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, f"ended with {process.wait(PATIENCE_S)} instead of being ready"
+        until(lambda: "config.reloaded" in (tmp_path / "log").read_text())
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+    log.close()
+    text = (tmp_path / "log").read_text()
+    said = re.findall(r"config\.reload\w+|broker\.ready", text)
+    assert said[:3] == ["config.reload_waits", "broker.ready", "config.reloaded"]
 
 
 def test_a_shovel_takes_another_password_and_another_batch(
