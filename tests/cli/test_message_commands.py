@@ -283,3 +283,14 @@ def test_the_script_for_bash_is_one(broker: BrokerProcess, tmp_path: Path) -> No
 def test_a_shell_that_is_not_known_is_refused(broker: BrokerProcess) -> None:
     done = run(broker, "completion", "tcsh", code=2)
     assert done.stderr == "tallymark: shell is 'tcsh', expected one of bash, zsh, fish\n"
+
+
+@pytest.mark.parametrize("flag", ["--first", "--last"])
+def test_a_number_that_no_message_has_gives_up_none_of_those_that_cannot_be_read(
+    broker: BrokerProcess, flag: str
+) -> None:
+    """0 meant that there was no such flag, and so all of them."""
+    refusal = run(broker, "quarantine", "drop", "a", flag, "0", code=2).stderr
+    assert flag in refusal
+    assert "greater than or equal to 1" in refusal
+    assert run(broker, "quarantine", "drop", "a", flag, "1").stdout.startswith("0 messages")

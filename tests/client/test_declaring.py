@@ -303,6 +303,24 @@ async def test_what_was_declared_is_declared_again_when_the_connection_comes_bac
 
 @schemes
 @over_sockets
+async def test_a_receiver_comes_back_to_a_queue_that_a_later_session_declared(
+    broker: BrokerProcess, scheme: str, restored: asyncio.Event
+) -> None:
+    """It was attached before the queue was there again, and closed for that."""
+    url = url_of(broker, scheme)
+    async with connect(url, reconnect=SOON, on_event=tells(restored)) as connection:
+        reads, declares = await connection.session(), await connection.session()
+        mine = await declares.declare_queue(exclusive=True)
+        receiver = await reads.receiver(f"/queues/{mine.name}", credit=5)
+        await cut_off(broker, restored)
+        async with declares.sender(f"/queues/{mine.name}") as sender:
+            await sender.send(b"hello again")
+        async with await receiver.receive(timeout=PATIENCE_S) as message:
+            assert bytes(message.body) == b"hello again"
+
+
+@schemes
+@over_sockets
 async def test_what_is_refused_after_a_reconnect_is_told_and_forgotten(
     broker: BrokerProcess, scheme: str, restored: asyncio.Event
 ) -> None:

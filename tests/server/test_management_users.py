@@ -14,6 +14,7 @@ import pytest
 from pika.exceptions import AMQPError
 
 from tallymark.server.access.user import UsersError, hashed_user, make_user
+from tallymark.server.config.settings import ConfigError, load
 from tests.server.lines import until_closed
 from tests.server.management import FULL, call, connect, done, get, names, refused
 from tests.support.patience import PATIENCE_S
@@ -308,6 +309,22 @@ def test_a_permission_for_every_virtual_host_becomes_one_for_each(tmp_path: Path
         assert refused(broker, "PUT", "queues/shop/q", {})[0] == 401
         assert done(broker, "PUT", "vhosts/new") == 201
         assert done(broker, "PUT", "queues/new/q") == 201, "who makes it may use it"
+
+
+def test_no_virtual_host_has_the_name_that_permissions_take_for_all(tmp_path: Path) -> None:
+    """Rights in it were rights everywhere, and with its end everybody lost those for all."""
+    with BrokerProcess(tmp_path / "data") as broker:
+        done(broker, "PUT", "users/bob", {"password": "bob", "tags": ""})
+        status, _, reason = refused(broker, "PUT", "vhosts/*")
+        assert (status, reason) == (400, "vhost '*', expected a name: permissions take it for all")
+        imported = {
+            "vhosts": [{"name": "*"}], "permissions": [{"user": "bob", "vhost": "*", **FULL}]
+        }  # fmt: skip
+        assert "permissions take it for all" in refused(broker, "POST", "definitions", imported)[2]
+        assert names(get(broker, "vhosts")) == ["/"]
+        assert refused(broker, "PUT", "queues/%2F/q", {}, "bob:bob")[0] == 401
+    with pytest.raises(ConfigError, match=r"^vhosts has vhost '\*', expected a name"):
+        load(None, {"TALLYMARK_VHOSTS": "/,*"}, {})
 
 
 def test_a_virtual_host_that_ends_while_a_body_comes_gets_no_permission(tmp_path: Path) -> None:

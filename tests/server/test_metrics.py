@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pika
 import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from tallymark.server.metrics.broker import _shovels
+from tallymark.server.node import Node
+from tallymark.server.shovels import Shovels
+from tallymark.shovels.plan import Plan
 from tests.server.management import done
 from tests.support.process import BrokerProcess
 
@@ -92,6 +98,21 @@ def test_the_whole_broker_is_added_up(broker: BrokerProcess) -> None:
         assert value(found, name) == expected, name
     assert value(found, "tallymark_queue_dropped", reason="queue_deleted") == 1
     assert not any("queue" in sample.labels for one in found.values() for sample in one.samples)
+
+
+def test_a_shovel_that_ends_and_the_next_one_of_its_name_are_one_sample() -> None:
+    async def main() -> list[Metric]:
+        shovels = Shovels(asyncio.get_running_loop(), "here")
+        for batch in (5, 6):
+            sides = {"from": "amqp://127.0.0.1:1", "queue": "q", "to": "amqp://127.0.0.1:1"}
+            shovels.use([Plan.from_table({"name": "s", **sides, "batch": batch})])
+        assert len(shovels.rows()) == 2
+        found = list(_shovels(cast(Node, SimpleNamespace(shovels=shovels))))
+        await shovels.stop()
+        return found
+
+    for family in asyncio.run(main()):
+        assert [one.labels for one in family.samples] == [{"shovel": "s"}]
 
 
 def test_counts_of_the_whole_broker_begin_with_the_process(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 from http.client import HTTPConnection
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pika
 import pytest
@@ -100,6 +102,36 @@ def test_an_operator_gives_a_message_up(tmp_path: Path) -> None:
         assert broker.http("POST", drop, {})[1] == {"dropped": 1, "quarantined": 0}
         assert drain(broker) == [BODIES[0], *BODIES[2:]]
         assert broker.queues()["q"]["dropped"] == {"unreadable": 1}
+
+
+def test_who_waits_for_a_lease_of_a_queue_that_rests_costs_no_turns(tmp_path: Path) -> None:
+    """It asked again in each turn, and each time that made a turn."""
+    broker = BrokerProcess(tmp_path / "data", unreadable="pause").start()
+    fill(broker)
+    broker.stop()
+    flip(tmp_path / "data", BODIES[0])
+    with broker:
+        assert drain(broker) == [], "the queue rests"
+        base = "/api/tallymark/subscriptions/%2F/q/table"
+        _, held = broker.http("POST", base + "/attach", {})
+        wanted = {"fence": held["fence"], "epoch": held["epoch"], "start": 0, "max_rows": 10}
+
+        def turns() -> int:
+            return int(broker.http("GET", "/api/tallymark/status")[1]["broker"]["turns"])
+
+        def lease(wait_ms: int) -> Any:
+            return broker.http("POST", base + "/lease", {**wanted, "wait_ms": wait_ms})[1]
+
+        before = turns()
+        assert lease(500) == {"end": 0}
+        assert turns() - before < 20
+        answers: list[Any] = []
+        waits = Thread(target=lambda: answers.append(lease(60_000)))
+        waits.start()
+        drop = "/api/tallymark/quarantine/%2F/q/drop"
+        assert broker.http("POST", drop, {})[1] == {"dropped": 1, "quarantined": 0}
+        waits.join()
+        assert answers == [{"end": 4}]
 
 
 @pytest.mark.parametrize("kind", ["classic", "stream"])

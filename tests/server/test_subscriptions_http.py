@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.client import HTTPConnection
@@ -346,6 +348,26 @@ def test_what_lies_behind_other_leases_is_sent_from_its_own_place(broker: Broker
     assert broker.http("GET", stale)[0] == 400
     assert broker.http("GET", stale.replace("from=4", "from=10"))[0] == 400
     assert broker.http("GET", stale.replace(f"epoch={held['epoch']}", "epoch=99"))[0] == 409
+
+
+def test_a_question_for_the_header_alone_is_answered_without_messages(
+    broker: BrokerProcess,
+) -> None:
+    """What an answer to HEAD is followed by is the next answer to its client."""
+    fill(broker, numbered(0, 2))
+    held = attach(broker)
+    assert lease(broker, held, 0) == (200, {"end": 2})
+    path = f"{BASE}/read?{rights(held)}&from=0&to=2"
+    basic = base64.b64encode(b"guest:guest").decode()
+    with socket.create_connection(("127.0.0.1", broker.http_port)) as raw:
+        for method, asked in (("HEAD", path), ("HEAD", path + "&max_bytes=0"), ("GET", "/healthz")):
+            last = "Connection: close\r\n" if method == "GET" else ""
+            head = f"{method} {asked} HTTP/1.1\r\nHost: localhost\r\n{last}"
+            raw.sendall(f"{head}Authorization: Basic {basic}\r\n\r\n".encode())
+        answers = b"".join(iter(lambda: raw.recv(65536), b""))
+    *_, body = parts = answers.split(b"\r\n\r\n")
+    assert [part.split(b" ")[0] for part in parts[:-1]] == [b"HTTP/1.1"] * 3
+    assert json.loads(body) == {"status": "ok", "alarms": []}
 
 
 def test_browsing_shows_what_is_ready_and_takes_nothing(broker: BrokerProcess) -> None:

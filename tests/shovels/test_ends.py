@@ -228,6 +228,20 @@ def test_two_shovels_at_once_move_nothing_twice(brokers: list[BrokerProcess]) ->
     assert [body for _, body in got(target, "overlapped")] == [b"0", b"1", b"2", b"3"]
 
 
+def test_a_shovel_is_no_other_whose_name_begins_with_its_own(brokers: list[BrokerProcess]) -> None:
+    source, target = declared(brokers, "shared")
+    for i in range(3):
+        source.basic_publish("", "shared", b"%d" % i)
+    plan = plan_of(brokers, ("http", "http"), "shared")
+    move(replace(plan, name="s:eu"), 1)
+    move(plan, 1)
+    move(replace(plan, name="s:eu"), 1)
+    assert [body for _, body in got(target, "shared")] == [b"0", b"1", b"2"]
+    rows = brokers[0].http("GET", "/api/tallymark/subscriptions")[1]["subscriptions"]
+    names = [row["name"].rpartition(":")[0] for row in rows if row["queue"] == "shared"]
+    assert sorted(names) == ["shovel:s", "shovel:s:eu"]
+
+
 def test_large_messages_and_those_of_other_protocols_cross(brokers: list[BrokerProcess]) -> None:
     """Between two Tallymarks: bodies of many frames, more than an answer holds; AMQP 1.0."""
     source, target = declared(brokers, "crossing")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, final
 
 from tallymark.bridge.scopes import Scopes
-from tallymark.engine.errors import AccessRefused
+from tallymark.engine.errors import AccessRefused, PreconditionFailed
 from tallymark.engine.exchange import Exchange
 from tallymark.engine.patterns import EMPTY, Pattern, PatternRefused, compile_pattern
 
@@ -36,6 +36,13 @@ VHOST: Final = "vhost"
 OnDenied = Callable[["Access", str, str, int], None]
 REMEMBERED: Final = 4096
 """Number of decisions cached per connection."""
+
+
+def check_vhost_name(name: str) -> None:
+    """Check the name of a virtual host that is to be made. Raises PreconditionFailed: permissions
+    in it would be permissions in all."""
+    if name == ANY_VHOST:
+        raise PreconditionFailed(f"vhost '{name}', expected a name: permissions take it for all")
 
 
 @final

@@ -37,8 +37,12 @@ def retry(queue: str, vhost: VHost = "/", url: Url = URL, user: Login = LOGIN) -
 @app.command()
 def drop(
     queue: str,
-    first: Annotated[int, typer.Option(help="Sequence number of the first to drop.")] = 0,
-    last: Annotated[int, typer.Option(help="Sequence number of the last to drop.")] = 0,
+    first: Annotated[
+        int | None, typer.Option(help="Sequence number of the first to drop.", min=1)
+    ] = None,
+    last: Annotated[
+        int | None, typer.Option(help="Sequence number of the last to drop.", min=1)
+    ] = None,
     vhost: VHost = "/",
     url: Url = URL,
     user: Login = LOGIN,
@@ -46,7 +50,7 @@ def drop(
     """Give them up: they are counted as dropped, reason `unreadable`. What arrived together with
     one of them is stored as one and goes with it."""
     wanted: dict[str, object] = {
-        name: number for name, number in (("first", first), ("last", last)) if number
+        name: number for name, number in (("first", first), ("last", last)) if number is not None
     }
     done: dict[str, Any] = ask(
         url, user, "POST", api_path("quarantine", vhost, queue, "drop"), wanted

@@ -300,13 +300,17 @@ class Connection(Closing, SessionHost, LineOwner):
         self._report(ConnectionChange.RETRYING, str(error), attempt, delay_ms)
 
     async def _restore(self) -> None:
-        """Connect once, and restore the sessions and their links."""
+        """Connect once, and restore the sessions and their links: the links when all that any
+        session declared is there again."""
         line = await self._open_any()
         self._line = line
         try:
-            for dispatcher in list(self._dispatchers):
-                if dispatcher.state is not State.CLOSED:
-                    await self._restore_session(dispatcher)
+            sessions = [d for d in self._dispatchers if d.state is not State.CLOSED]
+            for dispatcher in sessions:
+                await self._restore_session(dispatcher)
+            for dispatcher in sessions:
+                with suppress(SessionClosed):  # it went meanwhile, and all its links with it
+                    await self._restore_links(dispatcher)
         except TimedOut as error:
             self._drop(line)
             raise ConnectFailed(f"{self._endpoint}: {error}") from error
@@ -323,16 +327,13 @@ class Connection(Closing, SessionHost, LineOwner):
             line.abort()
 
     async def _restore_session(self, dispatcher: Dispatcher) -> None:
-        """Begin the session again and restore its links. Links that the peer no longer accepts are
-        closed with its error; the others go on."""
+        """Begin the session again, and declare again what it had declared."""
         try:
             await self._begin(dispatcher)
         except (SessionClosed, NotPossible) as error:
             dispatcher.closed(error, True)
             return
         await self._declare_again(dispatcher)
-        with suppress(SessionClosed):  # it went meanwhile, and all its links with it
-            await self._restore_links(dispatcher)
 
     async def _declare_again(self, dispatcher: Dispatcher) -> None:
         """An exclusive queue is locked until the broker knows that the old connection is gone: then
@@ -348,6 +349,8 @@ class Connection(Closing, SessionHost, LineOwner):
                 dispatcher.report_loss(error)
 
     async def _restore_links(self, dispatcher: Dispatcher) -> None:
+        """Attach the session's links again. Those that the peer no longer accepts are closed with
+        its error; the others go on."""
         for link in (*dispatcher.consumers, *dispatcher.producers):
             if link.error is None and link.ending is None:
                 try:

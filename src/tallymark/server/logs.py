@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final, TextIO, final
 
@@ -90,11 +91,29 @@ def set_level(category: str, level: str) -> None:
     log.level = LEVELS[level]
 
 
+def tell(text: str) -> None:
+    """Tell whoever has started the broker why it ends, on stderr where that is possible."""
+    with suppress(OSError):
+        sys.stderr.write(f"tallymark: {text}\n")
+        sys.stderr.flush()
+
+
+def let_go() -> None:
+    """Forget what stderr does not take: the interpreter would end with an exit code of its own."""
+    try:
+        sys.stderr.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stderr.fileno())
+        os.close(nowhere)
+
+
 def _write(level: str, category: str, event: str, values: dict[str, object]) -> None:
     stamp = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
     line = _render(stamp, level, category, event, values)
-    _stream.write(f"{_begin.get(level, '')}{line}\n")
-    _stream.flush()
+    with suppress(OSError):  # a full disk, or nobody reads it: what serves goes on without
+        _stream.write(f"{_begin.get(level, '')}{line}\n")
+        _stream.flush()
 
 
 def _is_journal(stream: TextIO) -> bool:

@@ -40,7 +40,8 @@ class LongPolls:
             raise
 
     async def ready(self, queue: Queue) -> None:
-        """Return when the queue has ready messages at the end of a turn, or is deleted."""
+        """Return when the queue has ready messages at the end of a turn and does not rest, or is
+        deleted."""
         waiter: asyncio.Future[None] = self._loop.create_future()
         self.queues.append((queue, waiter))
         self._schedule()
@@ -54,7 +55,7 @@ class LongPolls:
         for queue, waiter in self.queues:
             if waiter.done():
                 continue
-            if queue.ready or queue.deleted:
+            if queue.deleted or (queue.ready and not queue.rests):
                 waiter.set_result(None)
             else:
                 waiting.append((queue, waiter))

@@ -116,25 +116,27 @@ def run(config: Config, read: Callable[[], Config] | None = None) -> int:
         NotUnderstood,
         NotUsable,
     ) as error:
-        print(f"tallymark: {error}", file=sys.stderr)
+        logs.tell(str(error))
         return REFUSED
     except FolderInUse as error:
-        print(f"tallymark: {error}", file=sys.stderr)
+        logs.tell(str(error))
         return IN_USE
     except (AnotherLeads, LeadLost, WentBack) as error:
-        print(f"tallymark: {error}", file=sys.stderr)
+        logs.tell(str(error))
         return code_of_failure(error)
     except JournalCorrupt as error:
-        print(f"tallymark: {error}", file=sys.stderr)
+        logs.tell(str(error))
         if config.journal != LOCAL:
             forget_marks(config.data_dir, Files())
         return JOURNAL
     except CannotServe as error:
-        print(f"tallymark: {error}", file=sys.stderr)
+        logs.tell(str(error))
         return FAILED
     except OSError as error:
-        print(f"tallymark: cannot serve: {error}{room(config, error)}", file=sys.stderr)
+        logs.tell(f"cannot serve: {error}{room(config, error)}")
         return FAILED
+    finally:
+        logs.let_go()
 
 
 def code_of_failure(error: BaseException) -> int:
@@ -261,6 +263,7 @@ async def _serve(config: Config, max_connections: int, read: Callable[[], Config
     stop: asyncio.Future[int] = loop.create_future()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _resolve, stop, number)
+    hangups = _Hangups(loop)
     with contextlib.ExitStack() as held:
         tls = _certificates(config)
         bound = Bound(config, tls, held)
@@ -268,7 +271,7 @@ async def _serve(config: Config, max_connections: int, read: Callable[[], Config
         if config.journal == LOCAL:
             node = open_node(config, loop)
             _set_up(node, tls, max_connections, read)
-            return await _run(node, stop, bound, tls)
+            return await _run(node, stop, bound, tls, hangups.serves)
         from tallymark.server.cluster import take_lead
 
         lead = await take_lead(config, bound, stop)
@@ -279,7 +282,7 @@ async def _serve(config: Config, max_connections: int, read: Callable[[], Config
             node = open_node(config, loop, replay=lead.replay, home=lead.home())
             lead.lead(node)
             _set_up(node, tls, max_connections, read)
-            return await _run(node, stop, bound, tls)
+            return await _run(node, stop, bound, tls, hangups.serves)
         finally:
             await lead.let_go()
 
@@ -297,11 +300,40 @@ def _set_up(
 
         node.tracing = Tracing(config.tracing, node_name(), node.broker)
         node.tracer = node.tracing.tracer
-    node.loop.add_signal_handler(signal.SIGHUP, on_signal, node)
 
 
-async def _run(node: Node, stop: asyncio.Future[int], bound: Bound, tls: Certificates) -> int:
-    """Listen until a signal, or until the broker fails; then close everything."""
+class _Hangups:
+    """SIGHUP, which ends a process that says nothing of it: so a start takes it, and a standby. The
+    configuration is read again when the broker serves."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._node: Node | None = None
+        self._came_early = False
+        loop.add_signal_handler(signal.SIGHUP, self._came)
+
+    def _came(self) -> None:
+        if self._node is not None:
+            on_signal(self._node)
+        else:
+            self._came_early = True
+            log.info("config.reload_waits", reason="the broker does not serve yet")
+
+    def serves(self, node: Node) -> None:
+        """The broker serves from now on."""
+        self._node = node
+        if self._came_early:
+            on_signal(node)
+
+
+async def _run(
+    node: Node,
+    stop: asyncio.Future[int],
+    bound: Bound,
+    tls: Certificates,
+    serves: Callable[[Node], None] | None = None,
+) -> int:
+    """Listen until a signal, or until the broker fails; then close everything. serves: is called
+    when all listeners are open."""
     web: Web | None = None
     service: NsqService | None = None
     listeners: list[Listener] = []
@@ -324,6 +356,8 @@ async def _run(node: Node, stop: asyncio.Future[int], bound: Bound, tls: Certifi
         node.tasks.start()
         node.shovels.use(node.config.shovels)
         _announce(listeners, encrypted, web, service)
+        if serves is not None:
+            serves(node)
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)
@@ -449,7 +483,7 @@ async def _closed(node: Node) -> int:
         reason = node.failed.result()
         if went_back(reason):
             node.journal.leave_anchor(wall_ms())
-        print(f"tallymark: the broker failed and stops: {reason}", file=sys.stderr)
+        logs.tell(f"the broker failed and stops: {reason}")
         return code_of_failure(reason)
     log.info("broker.stopped")
     return STOPPED

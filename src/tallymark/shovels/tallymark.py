@@ -145,7 +145,7 @@ class TallymarkSource(Source):
             row["name"]
             for row in found["subscriptions"]
             if (row["vhost"], row["queue"]) == (self._http.vhost, self._queue)
-            and row["name"].startswith(self._prefix)
+            and self._is_own(row["name"])
         ]
         if len(names) > 1:
             raise ShovelFailed(
@@ -155,6 +155,11 @@ class TallymarkSource(Source):
                 False,
             )
         return names[0] if names else None
+
+    def _is_own(self, name: str) -> bool:
+        """Return whether a subscription is this shovel's, and not of one whose name only begins so:
+        behind the colon is the random part, which has none."""
+        return name.startswith(self._prefix) and ":" not in name.removeprefix(self._prefix)
 
     async def begin(self, known: int | None) -> None:
         if known is None:

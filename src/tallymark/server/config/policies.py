@@ -25,13 +25,19 @@ from tallymark.server.config.kinds import Kind, Wrong
 FIELDS: Final = ("vhost", "name", "pattern", "definition", "priority", "apply-to", "operator")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ConfiguredPolicy:
-    """A policy and where it belongs."""
+    """A policy and where it belongs. Those that the configuration spells alike are equal."""
 
     vhost: str
     policy: Policy
     operator: bool = False
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ConfiguredPolicy) and self.value() == other.value()
+
+    def __hash__(self) -> int:
+        return hash((self.vhost, self.policy.name, self.operator))
 
     def value(self) -> dict[str, object]:
         """Return the policy as the configuration spells it."""

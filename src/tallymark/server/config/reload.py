@@ -65,11 +65,7 @@ def on_signal(node: Node) -> None:
 
 def _take(node: Node, new: Config, certificates: Certificates) -> Reloaded:
     old = node.config
-    other = [
-        name
-        for name, declared in DECLARED.items()
-        if declared.kind.show(getattr(new, name)) != declared.kind.show(getattr(old, name))
-    ]
+    other = [name for name in DECLARED if getattr(new, name) != getattr(old, name)]
     changed = [name for name in other if DECLARED[name].live]
     node.config = replace(old, **{name: getattr(new, name) for name in changed})
     if "slow_consumers" in changed:
@@ -78,8 +74,7 @@ def _take(node: Node, new: Config, certificates: Certificates) -> Reloaded:
         node.shovels.use(new.shovels)
     if "policies" in changed:
         set_policies(node.broker, new.policies)
-    if "log_level" in changed or "log_levels" in changed:
-        logs.set_levels(new.log_level, new.log_levels)
+    _set_levels(old, new)
     node.buffers.limits_changed()
     if "write_high_water" in changed or "write_low_water" in changed:
         for client in node.clients:
@@ -95,6 +90,15 @@ def _take(node: Node, new: Config, certificates: Certificates) -> Reloaded:
     log.info("config.reloaded", changed=changed, at_next_start=waiting)
     AUDIT.info("config.reloaded", changed=changed, at_next_start=waiting)
     return Reloaded(changed, waiting)
+
+
+def _set_levels(old: Config, new: Config) -> None:
+    """Set the level of each category for which the configuration says another than before. What was
+    set over HTTP stays for the others."""
+    for category in logs.CATEGORIES:
+        before, now = (one.log_levels.get(category, one.log_level) for one in (old, new))
+        if now != before:
+            logs.set_level(category, now)
 
 
 def _check(broker: Broker, config: Config) -> None:

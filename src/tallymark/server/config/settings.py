@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
+from tallymark.bridge.permissions import check_vhost_name
+from tallymark.engine.errors import PreconditionFailed
 from tallymark.server.config import kinds
 from tallymark.server.config.kinds import (
     DAY_MS,
@@ -465,6 +467,11 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str 
             f"{', '.join(config.vhosts)}"
         )
     _check_journal(config)
+    for name in config.vhosts:
+        try:
+            check_vhost_name(name)
+        except PreconditionFailed as error:
+            raise ConfigError(f"vhosts has {error}") from None
     for one in config.policies:
         if one.vhost not in config.vhosts:
             raise ConfigError(

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 from tallymark.bridge.identity import BROKER
 from tallymark.bridge.operations import arguments_of
+from tallymark.bridge.permissions import check_vhost_name
 from tallymark.engine.arguments import (
     QUEUE_ARGUMENTS,
     QUEUE_TYPES,
@@ -208,6 +209,7 @@ class _Reader:
 
     def _read_vhost(self, entry: Entry) -> None:
         name = _get(entry, "name", str)
+        check_vhost_name(name)
         self.plan.vhosts.append(name)
         about = {**_get(entry, "metadata", dict, {}), **entry}
         for key in ("description", "tags", "limits", "tracing"):

@@ -107,7 +107,7 @@ class Subscriptions:
         app.router.add_post(one + "/attach", self._attach)
         app.router.add_post(one + "/lease", self._lease)
         app.router.add_post(one + "/begin", self._begin)
-        app.router.add_get(one + "/read", self._read)
+        app.router.add_get(one + "/read", self._read, allow_head=False)
         app.router.add_post(one + "/verdicts", self._judge)
         app.router.add_post(one + "/settle", self._settle)
         app.router.add_get(one + "/stat", self._stat)

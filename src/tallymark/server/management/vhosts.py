@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
+from tallymark.bridge.permissions import check_vhost_name
 from tallymark.engine.arguments import check_default_type
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.access.user import Permission, TokenUser, User, permission_in
@@ -107,6 +108,7 @@ class VirtualHosts(Routes):
         check_default_type(type or "")
         is_new = name not in broker.vhosts
         if is_new:
+            check_vhost_name(name)
             make_vhost(self.node, name)
         if type is not None:
             broker.registry.set_default_queue_type(broker.vhost(name), type)

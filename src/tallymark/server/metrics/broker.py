@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -228,10 +228,12 @@ def _shovels(node: Node) -> Iterator[Metric]:
     running = GaugeMetricFamily(
         "tallymark_shovel_running", "1 while both sides are connected.", labels=labels
     )
-    for row in node.shovels.rows():
-        name = [row["name"]]
-        moved.add_metric(name, row["moved"])
-        failures.add_metric(name, row["failures"])
-        in_hand.add_metric(name, row["in_hand"])
-        running.add_metric(name, int(row["state"] == "running"))
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for row in node.shovels.rows():  # two of a name while one ends and the next one waits for it
+        by_name.setdefault(row["name"], []).append(row)
+    for name, rows in by_name.items():
+        moved.add_metric([name], sum(row["moved"] for row in rows))
+        failures.add_metric([name], sum(row["failures"] for row in rows))
+        in_hand.add_metric([name], sum(row["in_hand"] for row in rows))
+        running.add_metric([name], int(any(row["state"] == "running" for row in rows)))
     yield from (moved, failures, in_hand, running)
