@@ -165,6 +165,19 @@ def test_avro_by_a_registrys_schemas(tmp_path: Path) -> None:
         made.decode(pa.array([b"\0\0\0\0\x09x"]))
 
 
+def test_what_only_a_library_has_a_type_for_is_plain_text() -> None:
+    """Avro's UUIDs and MessagePack's times, where a text is wanted: without the quotes of JSON."""
+    field = {"name": "note", "type": {"type": "string", "logicalType": "uuid"}}
+    schema = json.dumps({"type": "record", "name": "r", "fields": [field]})
+    id = "0d2b1e34-7c6f-4c93-9e1c-0d9f1b8a1c11"
+    found = reader(SHALLOW, avroSchema=schema).decode(pa.array([avro(schema, {"note": id})]))
+    assert values(found) == [{"id": None, "note": id, "ok": None}]
+    msgpack = pytest.importorskip("msgpack", reason="pip install 'tallymark[formats]'")
+    packed = msgpack.packb({"note": NOON}, datetime=True)
+    (said,) = values(reader(SHALLOW, format="msgpack").decode(pa.array([packed])))
+    assert said["note"] == "2026-03-01 12:00:00+00:00"
+
+
 @pytest.mark.parametrize(
     ("schema", "wrong"),
     [("[", "avroSchema"), ('["int", "string"]', "a union of"), ('{"type": "what"}', "avroSchema")],

@@ -194,6 +194,8 @@ def _text(value: Any) -> str:
         return value
     if isinstance(value, bytes):
         return value.decode()
+    if not isinstance(value, bool | int | float | list | dict):
+        return str(value)  # UUIDs, times, decimals: JSON has them in quotes only
     return json.dumps(value, default=str)
 
 
