@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from io import BytesIO
 from pathlib import Path
@@ -176,6 +176,24 @@ def test_what_only_a_library_has_a_type_for_is_plain_text() -> None:
     packed = msgpack.packb({"note": NOON}, datetime=True)
     (said,) = values(reader(SHALLOW, format="msgpack").decode(pa.array([packed])))
     assert said["note"] == "2026-03-01 12:00:00+00:00"
+
+
+def test_times_of_day_in_avro_are_numbers(tmp_path: Path) -> None:
+    """Also in a schema of a registry, by which they are read, and where they may be null."""
+    millis = {"type": "int", "logicalType": "time-millis"}
+    micros = ["null", {"type": "long", "logicalType": "time-micros"}]
+    fields = [{"name": "begin", "type": millis}, {"name": "end", "type": micros}]
+    schema = json.dumps({"type": "record", "name": "shift", "fields": fields})
+    options = FormatOptions.parse({"avroSchema": schema})
+    assert options is not None
+    assert ddl_of(options) == "struct<`begin`:int,`end`:bigint>"
+    body = avro(schema, {"begin": time(0, 0, 1), "end": time(0, 0, 2)})
+    (tmp_path / "1.avsc").write_text(schema)
+    type = pa.struct([("begin", pa.int32()), ("end", pa.int64())])
+    alone = reader(type, avroSchema=schema).decode(pa.array([body]))
+    made = reader(type, avroSchema=schema, schemaRegistry=tmp_path.as_uri())
+    numbered = made.decode(pa.array([b"\0\0\0\0\1" + body]))
+    assert values(alone) == values(numbered) == [{"begin": 1_000, "end": 2_000_000}]
 
 
 @pytest.mark.parametrize(
