@@ -74,6 +74,12 @@ def test_json_fits_or_says_why_not() -> None:
     assert found.data.type == ROW
 
 
+@pytest.mark.parametrize("tags", [b'"red"', b'{"red": 1}', b"7"])
+def test_what_is_no_list_is_not_taken_apart(tags: bytes) -> None:
+    (said,) = values(reader(ROW).decode(pa.array([b'{"tags": %s}' % tags])))
+    assert said.endswith("expected a list")
+
+
 def test_csv_is_by_position() -> None:
     bodies = [b'1,"a, b",true', b"2,,", b"3,c", b"x,y,true", b'1,"open,true']
     said = values(reader(SHALLOW, format="csv").decode(pa.array(bodies)))

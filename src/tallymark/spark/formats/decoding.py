@@ -174,7 +174,7 @@ def _fitting(type: pa.DataType) -> Callable[[Any], Any]:
         return lambda value: None if value is None else _struct(fields, value)
     if pa.types.is_list(type):
         each = _fitting(type.value_type)
-        return lambda value: None if value is None else [each(one) for one in value]
+        return lambda value: None if value is None else _list(each, value)
     if pa.types.is_map(type):
         key, item = _fitting(type.key_type), _fitting(type.item_type)
         return lambda value: (
@@ -187,6 +187,12 @@ def _struct(fields: list[tuple[str, Callable[[Any], Any]]], value: Any) -> dict[
     if not isinstance(value, dict):
         raise Corrupt(f"{_shown(value)}, expected values by name")
     return {name: fit(value.get(name)) for name, fit in fields}
+
+
+def _list(fit: Callable[[Any], Any], value: Any) -> list[Any]:
+    if not isinstance(value, list):  # a text is iterable, too
+        raise Corrupt(f"{_shown(value)}, expected a list")
+    return [fit(one) for one in value]
 
 
 def _text(value: Any) -> str:
