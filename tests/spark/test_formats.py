@@ -74,6 +74,28 @@ def test_json_fits_or_says_why_not() -> None:
     assert found.data.type == ROW
 
 
+def test_a_decimal_keeps_each_digit_of_a_number_in_json() -> None:
+    """Also within lists and maps; a float beside it stays one, and so does one in a text."""
+    exact = pa.decimal128(20, 2)
+    type = pa.struct(
+        [
+            ("price", exact), ("by", pa.map_(pa.string(), pa.list_(exact))),
+            ("rate", pa.float64()), ("note", pa.string()),
+        ]
+    )  # fmt: skip
+    body = (
+        b'{"price": 12345678901234567.89, "by": {"a": [98765432109876543.21, 1e3]}, "rate": 0.5, '
+        b'"note": [1.50]}'
+    )
+    (said,) = values(reader(type).decode(pa.array([body])))
+    assert said == {
+        "price": Decimal("12345678901234567.89"),
+        "by": [("a", [Decimal("98765432109876543.21"), Decimal(1000)])],
+        "rate": 0.5,
+        "note": "[1.5]",
+    }
+
+
 @pytest.mark.parametrize("tags", [b'"red"', b'{"red": 1}', b"7"])
 def test_what_is_no_list_is_not_taken_apart(tags: bytes) -> None:
     (said,) = values(reader(ROW).decode(pa.array([b'{"tags": %s}' % tags])))

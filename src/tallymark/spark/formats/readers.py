@@ -82,4 +82,4 @@ def _read(options: FormatOptions, format: str, type: pa.StructType) -> Read:
         return protobuf.read_protobuf(message)
     if format == CSV:
         return decoding.read_csv([field.name for field in type], options.delimiter)
-    return decoding.read_msgpack() if format == MSGPACK else decoding.read_json
+    return decoding.read_msgpack() if format == MSGPACK else decoding.read_json(type)
