@@ -96,6 +96,16 @@ def test_a_decimal_keeps_each_digit_of_a_number_in_json() -> None:
     }
 
 
+def test_a_body_without_what_may_not_be_null_does_not_fit() -> None:
+    line = pa.struct([pa.field("n", pa.int64(), nullable=False)])
+    type = pa.struct([pa.field("id", pa.int64(), nullable=False), ("line", line)])
+    bodies = [b'{"id": 1}', b"{}", b'{"id": null}', b'{"id": 1, "line": {}}']
+    said = values(reader(type).decode(pa.array(bodies)))
+    assert said[0] == {"id": 1, "line": None}
+    assert said[1:3] == ["the body does not fit: id is null, expected a value"] * 2
+    assert said[3] == "the body does not fit: n is null, expected a value"
+
+
 @pytest.mark.parametrize("tags", [b'"red"', b'{"red": 1}', b"7"])
 def test_what_is_no_list_is_not_taken_apart(tags: bytes) -> None:
     (said,) = values(reader(ROW).decode(pa.array([b'{"tags": %s}' % tags])))

@@ -191,7 +191,7 @@ def _fitting(type: pa.DataType) -> Callable[[Any], Any]:
         if is_it(type):
             return lambda value: None if value is None else fit(value)
     if pa.types.is_struct(type):
-        fields = [(field.name, _fitting(field.type)) for field in type]
+        fields = [(field.name, field.nullable, _fitting(field.type)) for field in type]
         return lambda value: None if value is None else _struct(fields, value)
     if pa.types.is_list(type):
         each = _fitting(type.value_type)
@@ -204,10 +204,16 @@ def _fitting(type: pa.DataType) -> Callable[[Any], Any]:
     return lambda value: value
 
 
-def _struct(fields: list[tuple[str, Callable[[Any], Any]]], value: Any) -> dict[str, Any]:
+def _struct(fields: list[tuple[str, bool, Callable[[Any], Any]]], value: Any) -> dict[str, Any]:
+    """fields: name, whether it may be null, and what fits a value to it."""
     if not isinstance(value, dict):
         raise Corrupt(f"{_shown(value)}, expected values by name")
-    return {name: fit(value.get(name)) for name, fit in fields}
+    found = {}
+    for name, nullable, fit in fields:
+        found[name] = fit(value.get(name))
+        if found[name] is None and not nullable:  # Spark would fail, or read something else
+            raise Corrupt(f"{name} is null, expected a value")
+    return found
 
 
 def _list(fit: Callable[[Any], Any], value: Any) -> list[Any]:
