@@ -13,7 +13,7 @@ import pika
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructField, StructType, TimestampType
+from pyspark.sql.types import ArrayType, LongType, StructField, StructType, TimestampType
 
 from tallymark.spark.formats.decoding import BodyReader, Decoded, NotInstalled
 from tallymark.spark.formats.format_options import FormatOptions
@@ -94,6 +94,14 @@ def test_a_decimal_keeps_each_digit_of_a_number_in_json() -> None:
         "rate": 0.5,
         "note": "[1.5]",
     }
+
+
+def test_names_in_a_schema_of_spark_are_any() -> None:
+    line = ArrayType(StructType([StructField("unit`s", LongType())]))
+    rows = StructType([StructField("order-id", LongType()), StructField("the line", line)])
+    options = FormatOptions.parse({"schema": rows.json()})
+    assert options is not None
+    assert ddl_of(options) == "struct<`order-id`:bigint,`the line`:array<struct<`unit``s`:bigint>>>"
 
 
 def test_a_body_without_what_may_not_be_null_does_not_fit() -> None:
@@ -369,8 +377,6 @@ def source(broker: BrokerProcess, queue: str, **more: str) -> tuple[Any, StructT
         "url": broker.url, "queue": queue, "subscription": "s", "waitMs": "0",
         "columns": "sequence", "schema": "id bigint", **more,
     }  # fmt: skip
-    from pyspark.sql.types import LongType
-
     return (
         TallymarkDataSource(given),  # type: ignore[arg-type]
         StructType([StructField("data", StructType([StructField("id", LongType())]))]),
