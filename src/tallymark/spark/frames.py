@@ -45,7 +45,7 @@ PROPERTIES: Final = {
 }
 """Columns that become properties, and Spark's types of them."""
 EXPECTED: Final = {"body": ("binary", "string"), "routing_key": ("string",), **PROPERTIES}
-IGNORED: Final = frozenset(schema.ALL) - frozenset(EXPECTED) | {"date", "outcome"}
+IGNORED: Final = frozenset(schema.BY_NAME) - frozenset(EXPECTED) | {"date", "outcome"}
 """Columns without effect on the message: the source's about a delivery, and those of landing and
 outcomes."""
 
