@@ -17,6 +17,9 @@ from tallymark.wire.amqp091.properties import decode_properties
 
 WHEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 HEADERS = pa.map_(pa.string(), pa.string())
+TYPED = schema.TYPED_HEADERS.arrow
+FLOAT = {"type": "float", "value": "1e50"}
+"""A header that 32 bits have no room for."""
 
 
 def batch(**columns: Any) -> pa.RecordBatch:
@@ -103,6 +106,10 @@ def test_what_is_handed_over_is_some_mib() -> None:
         (
             {"body": [b""], "headers": pa.array([[("k" * 256, "")]], HEADERS)}, "q",
             "column 'headers': ",
+        ),
+        (
+            {"body": [b""], "typed_headers": pa.array([[("h", FLOAT)]], TYPED), "type": ["t"]}, "q",
+            "column 'typed_headers': .*type='t'",
         ),
     ],
 )  # fmt: skip
