@@ -11,6 +11,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -21,6 +22,7 @@ from tallymark.spark.account import Reconciliation
 from tallymark.spark.books import Books
 from tallymark.spark.client import CannotRun
 from tallymark.spark.ledger_files import LedgerIncomplete, find_checkpoint
+from tallymark.spark.ranges import Gathered, from_batches, to_batch
 from tallymark.spark.reconcile import TooLarge, run
 from tallymark.stored import records
 from tests.journal.builders import TIME, Disk, entering, settling
@@ -187,6 +189,22 @@ def test_a_newest_segment_that_a_checkpoint_describes_is_missed(begun: Ledger) -
     assert state.number >> 32 == 1, "else this test shows nothing"
     with pytest.raises(LedgerIncomplete, match=r"segment 1 is missing at the end of the journal"):
         begun.account()
+
+
+def test_what_several_files_say_is_summed_up_however_spark_cuts_it() -> None:
+    """The rows that a task made of several files come to the driver as one batch."""
+    files = [
+        Gathered(returned={(7, 1): 2}, leased={77: 40}, definitions={"{}"}),
+        Gathered(returned={(7, 1): 3, (7, 2): 1}, leased={77: 30}),
+    ]
+    batches = [to_batch(one) for one in files]
+    together = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    assert len(together) == 1
+    for cut in (batches, together):
+        found = from_batches(cut)
+        assert found.returned == {(7, 1): 5, (7, 2): 1}
+        assert found.leased == {77: 40}
+        assert found.definitions == {"{}"}
 
 
 def query(folder: Path, batch: int, offset: dict[str, object], id: str = "q1") -> Path:
