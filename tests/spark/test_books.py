@@ -237,6 +237,21 @@ def test_rows_that_a_query_has_committed_are_missed(begun: Ledger, tmp_path: Pat
         run(None, begun.folder, None, outside=[tmp_path])
 
 
+def test_of_a_query_of_several_queues_each_is_looked_at(begun: Ledger, tmp_path: Path) -> None:
+    begun.commit(Record(records.LEASED, 5, 6, 4, TIME, owner=77, other=100))
+    begun.checkpoint(6, 7, 8, 9, 10, entered=10, settled=5, ready=1, acquired=4)
+    begun.close()
+    there = {"subscription": "lake", "epoch": 77, "seq": 104}
+    more = {**there, "seq": 105}
+    knows = query(tmp_path / "as much", 2, {"queues": {"other": {**there, "seq": 7}, "q": there}})
+    # Numbers of epochs mean something at one broker only.
+    brokers = query(tmp_path / "brokers", 2, {"queues": {"a:15672/q": there, "b:15672/q": more}})
+    assert run(None, begun.folder, None, outside=[knows, brokers]).balanced
+    leased = query(tmp_path / "leased", 2, {"queues": {"q": more}})
+    with pytest.raises(LedgerIncomplete, match=r"up to lease sequence 105.*has leased it 104"):
+        run(None, begun.folder, None, outside=[leased])
+
+
 @pytest.mark.parametrize("version", sorted(path.name for path in FORMATS.iterdir()))
 def test_folders_of_earlier_versions_are_accounted_for(version: str, tmp_path: Path) -> None:
     folder = shutil.copytree(FORMATS / version, tmp_path / "data")
