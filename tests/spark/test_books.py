@@ -11,6 +11,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -21,6 +22,7 @@ from tallymark.spark.account import Reconciliation
 from tallymark.spark.books import Books
 from tallymark.spark.client import CannotRun
 from tallymark.spark.ledger_files import LedgerIncomplete, find_checkpoint
+from tallymark.spark.ranges import Gathered, from_batches, to_batch
 from tallymark.spark.reconcile import TooLarge, run
 from tallymark.stored import records
 from tests.journal.builders import TIME, Disk, entering, settling
@@ -189,6 +191,22 @@ def test_a_newest_segment_that_a_checkpoint_describes_is_missed(begun: Ledger) -
         begun.account()
 
 
+def test_what_several_files_say_is_summed_up_however_spark_cuts_it() -> None:
+    """The rows that a task made of several files come to the driver as one batch."""
+    files = [
+        Gathered(returned={(7, 1): 2}, leased={77: 40}, definitions={"{}"}),
+        Gathered(returned={(7, 1): 3, (7, 2): 1}, leased={77: 30}),
+    ]
+    batches = [to_batch(one) for one in files]
+    together = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    assert len(together) == 1
+    for cut in (batches, together):
+        found = from_batches(cut)
+        assert found.returned == {(7, 1): 5, (7, 2): 1}
+        assert found.leased == {77: 40}
+        assert found.definitions == {"{}"}
+
+
 def query(folder: Path, batch: int, offset: dict[str, object], id: str = "q1") -> Path:
     """A checkpoint as Spark leaves it after batches up to this one."""
     for kind, text in (("offsets", f"v1\n{{}}\n{json.dumps(offset)}"), ("commits", "v1\n{}")):
@@ -217,6 +235,21 @@ def test_rows_that_a_query_has_committed_are_missed(begun: Ledger, tmp_path: Pat
         run(None, begun.folder, None, outside=[written])
     with pytest.raises(FileNotFoundError, match="no checkpoint of a query"):
         run(None, begun.folder, None, outside=[tmp_path])
+
+
+def test_of_a_query_of_several_queues_each_is_looked_at(begun: Ledger, tmp_path: Path) -> None:
+    begun.commit(Record(records.LEASED, 5, 6, 4, TIME, owner=77, other=100))
+    begun.checkpoint(6, 7, 8, 9, 10, entered=10, settled=5, ready=1, acquired=4)
+    begun.close()
+    there = {"subscription": "lake", "epoch": 77, "seq": 104}
+    more = {**there, "seq": 105}
+    knows = query(tmp_path / "as much", 2, {"queues": {"other": {**there, "seq": 7}, "q": there}})
+    # Numbers of epochs mean something at one broker only.
+    brokers = query(tmp_path / "brokers", 2, {"queues": {"a:15672/q": there, "b:15672/q": more}})
+    assert run(None, begun.folder, None, outside=[knows, brokers]).balanced
+    leased = query(tmp_path / "leased", 2, {"queues": {"q": more}})
+    with pytest.raises(LedgerIncomplete, match=r"up to lease sequence 105.*has leased it 104"):
+        run(None, begun.folder, None, outside=[leased])
 
 
 @pytest.mark.parametrize("version", sorted(path.name for path in FORMATS.iterdir()))

@@ -4,6 +4,7 @@ Without Spark: a task's function is called as Spark calls it."""
 from __future__ import annotations
 
 import json
+import os
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,26 @@ def test_a_table_is_compacted_and_knows_its_batches(
     assert commit(table, seen, written(table, ["day"], rows(24, 4)), ["day"], 6), "it went on"
     assert [row["id"] for row in content(table)] == list(range(28))
     assert (table / "_checkpoint" / "metadata").exists()
+
+
+def test_a_vacuum_removes_what_tasks_that_died_left_behind(tmp_path: Path) -> None:
+    """Once it is more than a week old; a young file may be one of a task that is at work."""
+    from tallymark.spark.optimize import optimize
+
+    table = tmp_path / "table"
+    assert commit(table, None, written(table, ["day"], rows(0, 4)), ["day"], 0)
+    dead = {one.path for one in written(table, ["day"], rows(4, 4))}
+    kept = ["_checkpoint/metadata", "_quarantine/part-0.parquet", "part/part-0.parquet"]
+    for name in kept:
+        (table / name).parent.mkdir(exist_ok=True)
+        (table / name).touch()
+    for name in [*dead, *kept[:2]]:
+        os.utime(table / name, (0, 0))
+    assert optimize(table, 1 << 20, vacuum=False).removed == 0
+    assert optimize(table, 1 << 20, vacuum=True).removed == len(dead) == 2
+    assert not any((table / name).exists() for name in dead)
+    assert all((table / name).exists() for name in kept)
+    assert [row["id"] for row in content(table)] == list(range(4))
 
 
 def test_what_is_no_delta_table_is_not_compacted(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from io import BytesIO
 from pathlib import Path
@@ -13,7 +13,7 @@ import pika
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructField, StructType, TimestampType
+from pyspark.sql.types import ArrayType, LongType, StructField, StructType, TimestampType
 
 from tallymark.spark.formats.decoding import BodyReader, Decoded, NotInstalled
 from tallymark.spark.formats.format_options import FormatOptions
@@ -72,6 +72,52 @@ def test_json_fits_or_says_why_not() -> None:
     assert all(found.data[at].as_py() is None for at in bad)
     assert said[2] == "the body does not fit: expected a JSON object"
     assert found.data.type == ROW
+
+
+def test_a_decimal_keeps_each_digit_of_a_number_in_json() -> None:
+    """Also within lists and maps; a float beside it stays one, and so does one in a text."""
+    exact = pa.decimal128(20, 2)
+    type = pa.struct(
+        [
+            ("price", exact), ("by", pa.map_(pa.string(), pa.list_(exact))),
+            ("rate", pa.float64()), ("note", pa.string()),
+        ]
+    )  # fmt: skip
+    body = (
+        b'{"price": 12345678901234567.89, "by": {"a": [98765432109876543.21, 1e3]}, "rate": 0.5, '
+        b'"note": [1.50]}'
+    )
+    (said,) = values(reader(type).decode(pa.array([body])))
+    assert said == {
+        "price": Decimal("12345678901234567.89"),
+        "by": [("a", [Decimal("98765432109876543.21"), Decimal(1000)])],
+        "rate": 0.5,
+        "note": "[1.5]",
+    }
+
+
+def test_names_in_a_schema_of_spark_are_any() -> None:
+    line = ArrayType(StructType([StructField("unit`s", LongType())]))
+    rows = StructType([StructField("order-id", LongType()), StructField("the line", line)])
+    options = FormatOptions.parse({"schema": rows.json()})
+    assert options is not None
+    assert ddl_of(options) == "struct<`order-id`:bigint,`the line`:array<struct<`unit``s`:bigint>>>"
+
+
+def test_a_body_without_what_may_not_be_null_does_not_fit() -> None:
+    line = pa.struct([pa.field("n", pa.int64(), nullable=False)])
+    type = pa.struct([pa.field("id", pa.int64(), nullable=False), ("line", line)])
+    bodies = [b'{"id": 1}', b"{}", b'{"id": null}', b'{"id": 1, "line": {}}']
+    said = values(reader(type).decode(pa.array(bodies)))
+    assert said[0] == {"id": 1, "line": None}
+    assert said[1:3] == ["the body does not fit: id is null, expected a value"] * 2
+    assert said[3] == "the body does not fit: n is null, expected a value"
+
+
+@pytest.mark.parametrize("tags", [b'"red"', b'{"red": 1}', b"7"])
+def test_what_is_no_list_is_not_taken_apart(tags: bytes) -> None:
+    (said,) = values(reader(ROW).decode(pa.array([b'{"tags": %s}' % tags])))
+    assert said.endswith("expected a list")
 
 
 def test_csv_is_by_position() -> None:
@@ -163,6 +209,37 @@ def test_avro_by_a_registrys_schemas(tmp_path: Path) -> None:
     assert "no number of a schema in front" in said[2]
     with pytest.raises(NotInstalled, match=r"schema 9 of .*No such file"):
         made.decode(pa.array([b"\0\0\0\0\x09x"]))
+
+
+def test_what_only_a_library_has_a_type_for_is_plain_text() -> None:
+    """Avro's UUIDs and MessagePack's times, where a text is wanted: without the quotes of JSON."""
+    field = {"name": "note", "type": {"type": "string", "logicalType": "uuid"}}
+    schema = json.dumps({"type": "record", "name": "r", "fields": [field]})
+    id = "0d2b1e34-7c6f-4c93-9e1c-0d9f1b8a1c11"
+    found = reader(SHALLOW, avroSchema=schema).decode(pa.array([avro(schema, {"note": id})]))
+    assert values(found) == [{"id": None, "note": id, "ok": None}]
+    msgpack = pytest.importorskip("msgpack", reason="pip install 'tallymark[formats]'")
+    packed = msgpack.packb({"note": NOON}, datetime=True)
+    (said,) = values(reader(SHALLOW, format="msgpack").decode(pa.array([packed])))
+    assert said["note"] == "2026-03-01 12:00:00+00:00"
+
+
+def test_times_of_day_in_avro_are_numbers(tmp_path: Path) -> None:
+    """Also in a schema of a registry, by which they are read, and where they may be null."""
+    millis = {"type": "int", "logicalType": "time-millis"}
+    micros = ["null", {"type": "long", "logicalType": "time-micros"}]
+    fields = [{"name": "begin", "type": millis}, {"name": "end", "type": micros}]
+    schema = json.dumps({"type": "record", "name": "shift", "fields": fields})
+    options = FormatOptions.parse({"avroSchema": schema})
+    assert options is not None
+    assert ddl_of(options) == "struct<`begin`:int,`end`:bigint>"
+    body = avro(schema, {"begin": time(0, 0, 1), "end": time(0, 0, 2)})
+    (tmp_path / "1.avsc").write_text(schema)
+    type = pa.struct([("begin", pa.int32()), ("end", pa.int64())])
+    alone = reader(type, avroSchema=schema).decode(pa.array([body]))
+    made = reader(type, avroSchema=schema, schemaRegistry=tmp_path.as_uri())
+    numbered = made.decode(pa.array([b"\0\0\0\0\1" + body]))
+    assert values(alone) == values(numbered) == [{"begin": 1_000, "end": 2_000_000}]
 
 
 @pytest.mark.parametrize(
@@ -300,8 +377,6 @@ def source(broker: BrokerProcess, queue: str, **more: str) -> tuple[Any, StructT
         "url": broker.url, "queue": queue, "subscription": "s", "waitMs": "0",
         "columns": "sequence", "schema": "id bigint", **more,
     }  # fmt: skip
-    from pyspark.sql.types import LongType
-
     return (
         TallymarkDataSource(given),  # type: ignore[arg-type]
         StructType([StructField("data", StructType([StructField("id", LongType())]))]),

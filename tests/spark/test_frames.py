@@ -7,14 +7,19 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
 
-from tallymark.spark.frames import CHUNK_BYTES, Encoder
+from tallymark.spark import schema
+from tallymark.spark.frames import CHUNK_BYTES, Encoder, check_columns
 from tallymark.wire.amqp091.frames import body, property_section
 from tallymark.wire.amqp091.kernel import PublishReceived, scan_publishes
 from tallymark.wire.amqp091.properties import decode_properties
 
 WHEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 HEADERS = pa.map_(pa.string(), pa.string())
+TYPED = schema.TYPED_HEADERS.arrow
+FLOAT = {"type": "float", "value": "1e50"}
+"""A header that 32 bits have no room for."""
 
 
 def batch(**columns: Any) -> pa.RecordBatch:
@@ -52,6 +57,11 @@ def test_every_column_is_read_again_as_it_was() -> None:
     assert found[0].timestamp == int(WHEN.timestamp())
     assert [one.message_id for one in found[:2]] == ["m", None]
     assert {one.delivery_mode for one in found} == {2}
+
+
+@pytest.mark.parametrize("columns", [schema.ALL, schema.ALL_OF_STREAM])
+def test_rows_of_a_queue_or_a_stream_are_written_as_they_are(columns: tuple[str, ...]) -> None:
+    check_columns(from_arrow_schema(schema.arrow(columns)), True)
 
 
 def test_each_row_may_have_its_own_key() -> None:
@@ -96,6 +106,10 @@ def test_what_is_handed_over_is_some_mib() -> None:
         (
             {"body": [b""], "headers": pa.array([[("k" * 256, "")]], HEADERS)}, "q",
             "column 'headers': ",
+        ),
+        (
+            {"body": [b""], "typed_headers": pa.array([[("h", FLOAT)]], TYPED), "type": ["t"]}, "q",
+            "column 'typed_headers': .*type='t'",
         ),
     ],
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -139,6 +140,18 @@ def test_a_row_is_published_with_its_typed_headers() -> None:
 def test_what_is_no_value_is_refused(kind: str | None, text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         field_value(kind, text)
+
+
+def test_a_time_without_a_zone_is_of_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the executor is."""
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        found = field_value("timestamp", "2026-01-01T00:00:00")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert found == field_value("timestamp", "2026-01-01T00:00:00Z") == 1_767_225_600
 
 
 def test_a_star_stands_for_all_columns() -> None:

@@ -65,7 +65,9 @@ def test_each_is_asked_once_where_nothing_is_tried_again() -> None:
 def test_hosts_of_an_url() -> None:
     found = Endpoint.from_url("https://me:secret@a:1,b,[::1]:3")
     assert found.hosts == (("a", 1), ("b", 15671), ("::1", 3))
-    assert (found.user, found.password, str(found)) == ("me", "secret", "https://a:1,b:15671,::1:3")
+    assert (found.user, found.password) == ("me", "secret")
+    assert str(found) == "https://a:1,b:15671,[::1]:3"
+    assert Endpoint.from_url(str(found)).hosts == found.hosts
     assert Endpoint.from_url("b").hosts == (("b", 15672),)
 
 

@@ -83,6 +83,24 @@ def test_a_column_that_comes_later_is_added(catalog: Any) -> None:
 
 
 @long(ci=False)
+def test_a_field_that_comes_later_and_a_wider_type_are_taken(catalog: Any) -> None:
+    """As `data` gets them, when the schema of bodies grows."""
+    from tallymark.spark.iceberg import append_once
+
+    small = pa.struct([("a", pa.int32())])
+    large = pa.struct([("a", pa.int64()), ("b", pa.string())])
+    for batch, (type, value) in enumerate(
+        [(small, {"a": 1}), (large, {"a": 1 << 40, "b": "x"}), (small, {"a": 3})]
+    ):
+        made = rows(batch, 1).append_column("data", pa.array([value], type))
+        assert append_once(catalog, NAME, made, "q", batch)
+    found = catalog.load_table(NAME).scan().to_arrow().sort_by("id")
+    assert found.column("data").to_pylist() == [
+        {"a": 1, "b": None}, {"a": 1 << 40, "b": "x"}, {"a": 3, "b": None},
+    ]  # fmt: skip
+
+
+@long(ci=False)
 @pytest.mark.parametrize("there", [False, True])
 def test_of_two_drivers_with_one_batch_one_appends(catalog: Any, there: bool) -> None:
     """The second commits between the look and the commit of the first, which hung there."""

@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tallymark.environment import USER
+from tallymark.spark.broker_options import options_of
 from tallymark.spark.client import (
     BrokerRefused,
     BrokerUnreachable,
@@ -85,6 +86,20 @@ def test_what_does_not_go_together_is_refused(given: dict[str, str], wrong: str)
     with pytest.raises(ValueError, match=wrong) as error:
         parsed(**given)
     assert SECRET not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"url": "http://ann:x@a:1,[::1]:2", "retryMs": "7"},
+        {"url": "https://a", "token": "t", "caFile": "ca", "certFile": "c", "keyFile": "k"},
+        {"host": "a", "port": "1", "tokenFile": "t", "verify": "false"},
+    ],
+)
+def test_an_endpoint_is_told_to_spark_as_it_is(given: dict[str, str]) -> None:
+    """As the archiver does, which gets the endpoint from a program."""
+    endpoint = parsed(**given)
+    assert parsed(**options_of(endpoint)) == endpoint
 
 
 def test_no_text_of_an_endpoint_has_a_secret() -> None:

@@ -41,6 +41,11 @@ def test_of_a_table_of_the_catalog_only_its_options_are_read() -> None:
         SourceOptions.parse({**table, "option.queu": "q"})
 
 
+def test_what_spark_adds_to_the_options_of_a_write_is_passed_over() -> None:
+    sparks = {"path": "p", "checkpointlocation": "c", "queryname": "orders"}
+    assert SinkOptions.parse({"queue": "q", **sparks}) == SinkOptions.parse({"queue": "q"})
+
+
 def test_names_of_options_have_no_case() -> None:
     assert SourceOptions.parse({"maxrows": "7", "QUEUE": "q"}).max_rows == 7
 

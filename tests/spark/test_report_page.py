@@ -257,6 +257,16 @@ def test_a_page_does_not_grow_without_end() -> None:
     assert page.count('<td class="text">q0') == 12 + 1000
 
 
+@pytest.mark.parametrize("ms", [0, 1, 10, 100, 1_000, 60_000])
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_queue_whose_messages_all_took_as_long_has_its_plot(ms: int, more: int) -> None:
+    took = dict.fromkeys(("p50_ms", "p90_ms", "p95_ms", "p99_ms"), ms)
+    plot = charts.ranges([{"queue": "one", **took, "longest_ms": ms + more}])
+    places = [float(at) for at in re.findall(r' (?:cx|x1|x2|x)="(-?[\d.]+)"', plot)]
+    assert places
+    assert all(0 <= at <= charts.WIDTH for at in places)
+
+
 def test_lines_fall_to_zero_where_nothing_was() -> None:
     """The second of three hours has no row at all."""
     plot = ElementTree.fromstring(charts.lines(data()["flow"], {"entered": "in"}, HOUR).split(

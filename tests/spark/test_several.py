@@ -232,6 +232,43 @@ def test_a_queue_of_a_pattern_that_was_deleted(
     stream.stop()
 
 
+def test_a_queue_that_is_deleted_while_its_batch_runs_fails_no_progress(
+    broker: BrokerProcess, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Spark asks for the query's progress behind each batch."""
+    publish(broker, "progress.a", 0, 2)
+    publish(broker, "progress.b", 0, 2)
+    stream = reader(broker, subscribePattern="progress\\..", failOnDataLoss="false")
+    start, _ = taken(stream, stream.initialOffset())
+    assert broker.http("DELETE", "/api/queues/%2F/progress.a")[0] == 204
+    assert list(stream.reportLatestOffset()["queues"]) == ["progress.b"]
+    assert "data loss: progress.a" in capfd.readouterr().err
+    # It is not asked again and again, and said each time, until something comes elsewhere.
+    start, found = taken(stream, start)
+    assert (list(start["queues"]), found) == (["progress.b"], {})
+    assert "data loss: progress.a" in capfd.readouterr().err
+    assert taken(stream, start)[0] == start
+    assert capfd.readouterr().err == ""
+    stream.stop()
+
+
+def test_a_queue_that_is_deleted_in_an_available_now_run_is_left_out(
+    broker: BrokerProcess,
+) -> None:
+    publish(broker, "ebb.a", 0, 4)
+    publish(broker, "ebb.b", 0, 4)
+    stream = reader(broker, subscribePattern="ebb\\..", failOnDataLoss="false", maxRowsPerBatch="4")
+    start = stream.initialOffset()
+    stream.prepareForTriggerAvailableNow()
+    start, found = taken(stream, start)
+    assert found == {"ebb.a": 2, "ebb.b": 2}
+    assert broker.http("DELETE", "/api/queues/%2F/ebb.a")[0] == 204
+    start, found = taken(stream, start)
+    assert (list(start["queues"]), found) == (["ebb.b"], {"ebb.b": 2})
+    assert taken(stream, start)[0] == start
+    stream.stop()
+
+
 def test_what_is_taken_out_of_the_list_is_settled_and_not_asked_again(
     broker: BrokerProcess,
 ) -> None:

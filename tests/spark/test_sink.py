@@ -151,6 +151,7 @@ def test_what_was_read_can_be_written_as_it_is(
             .writeStream.format("tallymark")
             .options(url=broker.url, queue="w.out", sink="w.copy", checkpoint="c")
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .queryName("copy")
             .trigger(availableNow=True)
             .start
         )

@@ -49,6 +49,22 @@ def endpoints_of(options: Mapping[str, str]) -> tuple[Endpoint, ...]:
     return found
 
 
+def options_of(endpoint: Endpoint) -> dict[str, str]:
+    """Return the options that name a broker and who asks it, as `endpoints_of` reads them."""
+    files = {name: getattr(endpoint, ours) for name, ours in _FILES.items()}
+    found = {
+        "url": str(endpoint),
+        "retryMs": str(endpoint.retry_ms),
+        "verify": str(endpoint.verify).lower(),
+        "token": endpoint.token,
+        **files,
+        "keyFile": endpoint.key_file,
+    }
+    if not (endpoint.token or endpoint.token_file):
+        found |= {"user": endpoint.user, "password": endpoint.password}
+    return {name: value for name, value in found.items() if value or name == "password"}
+
+
 def _endpoint(options: Mapping[str, str]) -> Endpoint:
     given = {
         **{ours: options.get(name) for name, ours in _FILES.items()},

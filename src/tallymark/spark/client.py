@@ -173,7 +173,8 @@ class Endpoint:
         return "Basic " + base64.b64encode(pair).decode("ascii")
 
     def __str__(self) -> str:
-        hosts = ",".join(f"{host}:{port}" for host, port in self.hosts)
+        named = [(f"[{host}]" if ":" in host else host, port) for host, port in self.hosts]
+        hosts = ",".join(f"{host}:{port}" for host, port in named)
         return f"{'https' if self.tls else 'http'}://{hosts}"
 
 

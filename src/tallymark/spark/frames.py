@@ -45,7 +45,7 @@ PROPERTIES: Final = {
 }
 """Columns that become properties, and Spark's types of them."""
 EXPECTED: Final = {"body": ("binary", "string"), "routing_key": ("string",), **PROPERTIES}
-IGNORED: Final = frozenset(schema.ALL) - frozenset(EXPECTED) | {"date", "outcome"}
+IGNORED: Final = frozenset(schema.BY_NAME) - frozenset(EXPECTED) | {"date", "outcome"}
 """Columns without effect on the message: the source's about a delivery, and those of landing and
 outcomes."""
 
@@ -154,7 +154,7 @@ class Encoder:
     def _section(self, names: list[str], row: tuple[Any, ...]) -> bytes:
         try:
             found = encode_properties(_properties(names, row))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             raise ValueError(_wrong(names, row) or str(error)) from None
         if len(self._sections) >= KEPT:
             self._sections.clear()
@@ -194,7 +194,7 @@ def _wrong(names: list[str], row: tuple[Any, ...]) -> str:
     for name, value in zip(names, row, strict=True):
         try:
             encode_properties(_properties([name], [value]))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             return f"column {name!r}: {error}: {_shown(names, row)}"
     return ""
 

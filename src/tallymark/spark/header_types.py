@@ -8,7 +8,7 @@ enough to publish it again as it was.
     float double digits, NaN, Infinity, -Infinity; 32 and 64 bits
     string       the text; U+FFFD in place of bytes that are not UTF-8
     binary       base64
-    timestamp    ISO 8601; beyond the year 9999 seconds since 1970
+    timestamp    ISO 8601, of UTC where it has no zone; beyond the year 9999 seconds since 1970
     array table  JSON, whose values have JSON's types when they are published again
     void         null
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Final
 
@@ -76,9 +76,7 @@ def _value(kind: str, text: str) -> object:
     if kind in INTEGERS:
         return fields.WireInt(int(text), INTEGERS[kind])
     if kind == "timestamp":
-        return fields.Timestamp(
-            int(text) if text.isdigit() else int(datetime.fromisoformat(text).timestamp())
-        )
+        return fields.Timestamp(int(text) if text.isdigit() else _seconds(text))
     if kind in ("array", "table"):
         found = json.loads(text)
         if not isinstance(found, list if kind == "array" else dict):
@@ -93,3 +91,9 @@ def _value(kind: str, text: str) -> object:
     if kind == "float":
         return fields.Float32(text)
     return float(text) if kind == "double" else text
+
+
+def _seconds(text: str) -> int:
+    """Return seconds since 1970 of a time in ISO 8601. Raises ValueError."""
+    time = datetime.fromisoformat(text)
+    return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp())

@@ -41,8 +41,8 @@ def append_once(
     partition_by: list[str] | None = None,
 ) -> bool:
     """Append rows in one commit unless the query has appended this batch, or a later one; return
-    whether it was done. The table is made if it is not there, in a namespace that is; columns that
-    it lacks are added. name: `namespace.table`.
+    whether it was done. The table is made if it is not there, in a namespace that is; columns and
+    fields within them that it lacks are added, wider types taken. name: `namespace.table`.
 
     Of two that do so at the same time for one query, one appends. Raises CommitFailedException when
     others come between each time.
@@ -101,8 +101,7 @@ def _append(table: Table, rows: pa.Table, query: str, batch: int) -> None:
     table.metadata = table.metadata.model_copy(update={"properties": once})
     said = {QUERY: query, BATCH: str(batch)}
     with table.transaction() as commit:
-        if set(rows.column_names) - set(table.schema().column_names):
-            with commit.update_schema() as change:
-                change.union_by_name(rows.schema)
+        with commit.update_schema() as change:
+            change.union_by_name(rows.schema)
         commit.append(rows, snapshot_properties=said)
         commit.set_properties({f"{BATCH}.{query}": str(batch)})

@@ -9,12 +9,16 @@ rows are missing at its end.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tallymark.spark.books import Books
 from tallymark.spark.ledger_files import LedgerIncomplete
+
+_OF_A_BROKER: Final = re.compile(r"[^/]+:\d+/")
+"""Beginning of the keys of a query on several brokers; epochs are numbers of each of them."""
 
 
 def check_outside(books: Books, data_dir: Path, checkpoints: Sequence[Path]) -> None:
@@ -41,8 +45,9 @@ def _newest(folder: Path) -> int | None:
 def _offsets(path: Path) -> Iterator[dict[str, Any]]:
     for line in path.read_text().splitlines()[2:]:
         said = json.loads(line) if line.startswith("{") else {}
-        if {"subscription", "epoch", "seq"} <= said.keys():
-            yield said
+        several = said.get("queues", {}).items()
+        found = [said, *(one for key, one in several if not _OF_A_BROKER.match(key))]
+        yield from (one for one in found if {"subscription", "epoch", "seq"} <= one.keys())
 
 
 def _check_leases(books: Books, data_dir: Path, folder: Path, offset: dict[str, Any]) -> None:

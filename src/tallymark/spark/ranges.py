@@ -268,10 +268,12 @@ def from_batches(batches: Sequence[pa.RecordBatch]) -> Gathered:
         one = Gathered(ranges)
         for i in np.flatnonzero(rows["what"] >= RETURNED_SUM).tolist():
             queue, high = int(rows["queue"][i]), int(rows["high"][i])
+            # A batch may be of several files, each with its sums.
             if whats[i] == RETURNED_SUM:
-                one.returned[queue, int(rows["reason"][i])] = high
+                key = queue, int(rows["reason"][i])
+                one.returned[key] = one.returned.get(key, 0) + high
             elif whats[i] == LEASED_END:
-                one.leased[queue] = high
+                one.leased[queue] = max(one.leased.get(queue, 0), high)
             else:
                 one.definitions.add(batch.column("text")[i].as_py())
         found.add(one)

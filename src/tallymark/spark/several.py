@@ -152,14 +152,18 @@ class SeveralStreams(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         offsets = self._parts(start)
         at = self._committed(offsets)
+        if self._now is not None:
+            self._now = [key for key in self._now if key in at or key not in offsets]
         keys = self._named.all() if self._now is None else self._now
         self._planned = list(keys)
         new = {key: self._reader(key).initialOffset() for key in keys if key not in at}
         if new:  # read from the next batch on, which then says where it begins
             return self._offset({key: new.get(key) or offsets[key] for key in keys})
+        # One that was deleted is in no later offset, or it would be looked for at each poll.
+        same = start if at.keys() == offsets.keys() else self._offset({k: offsets[k] for k in keys})
         waiting = self._waiting({key: at[key] for key in keys})
         if self._now is None and not self._admission.is_enough(sum(waiting.values())):
-            return start
+            return same
         max_rows, max_bytes = limits(self._options, limit)
         self._turn += 1
         taken = shares(waiting, max_rows, self._options.max_rows_each, self._turn)
@@ -169,7 +173,7 @@ class SeveralStreams(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for key, rows in taken.items()
         }
         if all(end == at[key] for key, end in ends.items()):
-            return start
+            return same
         ahead = {key: self._reader(key).offset(end) for key, end in ends.items()}
         return self._offset({key: ahead.get(key, offsets[key]) for key in keys})
 
@@ -178,7 +182,11 @@ class SeveralStreams(DataSourceStreamReader, SupportsTriggerAvailableNow):
         the newest batch is, of all together."""
         if self._planned is None:
             return None
-        told = {key: self._reader(key).reportLatestOffset() or {} for key in self._planned}
+        asked = {
+            key: self._unless_deleted(key, self._reader(key).reportLatestOffset)
+            for key in self._planned
+        }
+        told = {key: one for key, one in asked.items() if one is not None}
         found = {
             **self._offset(told),
             "rowsBehind": sum(one.get("rowsBehind", 0) for one in told.values()),

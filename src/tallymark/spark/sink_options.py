@@ -32,7 +32,7 @@ OF_KAFKA: Final = {
     **SECURITY_OF_KAFKA,
 }
 """Options of Spark's sink for Kafka, and what serves their purpose here."""
-_SPARKS_OWN: Final = ("path", "checkpointlocation")
+_SPARKS_OWN: Final = ("path", "checkpointlocation", "queryname")
 ONCE_FORGET_MS: Final = 3_600_000
 """Milliseconds for which the broker remembers a write without batchId: for so long its commit may
 be repeated."""

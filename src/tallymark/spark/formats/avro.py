@@ -21,6 +21,8 @@ from tallymark.spark.formats.decoding import Corrupt, NotInstalled, Read
 MAGIC: Final = 0
 HEAD: Final = struct.Struct(">BI")
 ANSWER_S: Final = 30
+TIMES_OF_DAY: Final = ("time-millis", "time-micros")
+"""Logical types that stay numbers: milliseconds, microseconds since midnight."""
 _PRIMITIVE: Final = {
     "boolean": "boolean",
     "int": "int",
@@ -48,9 +50,17 @@ def parsed(text: str) -> Any:
     from fastavro.schema import SchemaParseException, UnknownType, parse_schema
 
     try:
-        return parse_schema(json.loads(text))
+        return parse_schema(json.loads(text, object_hook=_with_numbers))
     except (ValueError, KeyError, TypeError, SchemaParseException, UnknownType) as error:
         raise ValueError(f"avroSchema: {type(error).__name__}: {error}") from None
+
+
+def _with_numbers(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a part of a schema without the name of a time of day, which fastavro would make an
+    object of that no column takes."""
+    if schema.get("logicalType") in TIMES_OF_DAY:
+        return {name: value for name, value in schema.items() if name != "logicalType"}
+    return schema
 
 
 def ddl_of(schema: Any) -> str:

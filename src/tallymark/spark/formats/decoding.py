@@ -43,6 +43,18 @@ class Corrupt(ValueError):
     """A body is not what its format wants; the text says why."""
 
 
+class Written(float):
+    """A number with the text that it was written as, of which a decimal keeps each digit."""
+
+    text: str
+    __slots__ = ("text",)
+
+    def __new__(cls, text: str) -> Written:
+        made = super().__new__(cls, text)
+        made.text = text
+        return made
+
+
 class NotInstalled(RuntimeError):
     """A format's library is missing; the text says what to install."""
 
@@ -114,12 +126,21 @@ class BodyReader:
         return pa.concat_arrays(parts)
 
 
-def read_json(body: bytes) -> object:
-    """Raises ValueError."""
-    found = json.loads(body)
-    if not isinstance(found, dict):
-        raise Corrupt("expected a JSON object")
-    return found
+def read_json(type: pa.StructType) -> Read:
+    number = Written if _has_decimals(type) else float  # the one costs a microsecond or two
+
+    def read(body: bytes) -> object:
+        found = json.loads(body, parse_float=number)
+        if not isinstance(found, dict):
+            raise Corrupt("expected a JSON object")
+        return found
+
+    return read
+
+
+def _has_decimals(type: pa.DataType) -> bool:
+    parts = [type.field(number).type for number in range(type.num_fields)]
+    return pa.types.is_decimal(type) or any(_has_decimals(part) for part in parts)
 
 
 def read_msgpack() -> Read:
@@ -170,11 +191,11 @@ def _fitting(type: pa.DataType) -> Callable[[Any], Any]:
         if is_it(type):
             return lambda value: None if value is None else fit(value)
     if pa.types.is_struct(type):
-        fields = [(field.name, _fitting(field.type)) for field in type]
+        fields = [(field.name, field.nullable, _fitting(field.type)) for field in type]
         return lambda value: None if value is None else _struct(fields, value)
     if pa.types.is_list(type):
         each = _fitting(type.value_type)
-        return lambda value: None if value is None else [each(one) for one in value]
+        return lambda value: None if value is None else _list(each, value)
     if pa.types.is_map(type):
         key, item = _fitting(type.key_type), _fitting(type.item_type)
         return lambda value: (
@@ -183,10 +204,22 @@ def _fitting(type: pa.DataType) -> Callable[[Any], Any]:
     return lambda value: value
 
 
-def _struct(fields: list[tuple[str, Callable[[Any], Any]]], value: Any) -> dict[str, Any]:
+def _struct(fields: list[tuple[str, bool, Callable[[Any], Any]]], value: Any) -> dict[str, Any]:
+    """fields: name, whether it may be null, and what fits a value to it."""
     if not isinstance(value, dict):
         raise Corrupt(f"{_shown(value)}, expected values by name")
-    return {name: fit(value.get(name)) for name, fit in fields}
+    found = {}
+    for name, nullable, fit in fields:
+        found[name] = fit(value.get(name))
+        if found[name] is None and not nullable:  # Spark would fail, or read something else
+            raise Corrupt(f"{name} is null, expected a value")
+    return found
+
+
+def _list(fit: Callable[[Any], Any], value: Any) -> list[Any]:
+    if not isinstance(value, list):  # a text is iterable, too
+        raise Corrupt(f"{_shown(value)}, expected a list")
+    return [fit(one) for one in value]
 
 
 def _text(value: Any) -> str:
@@ -194,6 +227,8 @@ def _text(value: Any) -> str:
         return value
     if isinstance(value, bytes):
         return value.decode()
+    if not isinstance(value, bool | int | float | list | dict):
+        return str(value)  # UUIDs, times, decimals: JSON has them in quotes only
     return json.dumps(value, default=str)
 
 
@@ -222,8 +257,9 @@ def _whole(value: Any) -> int:
 
 
 def _decimal(value: Any) -> Decimal:
+    text = value.text if isinstance(value, Written) else str(value)
     try:
-        return value if isinstance(value, Decimal) else Decimal(str(value))
+        return value if isinstance(value, Decimal) else Decimal(text)
     except InvalidOperation:
         raise Corrupt(f"{_shown(value)}, expected a number") from None
 

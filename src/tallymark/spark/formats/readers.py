@@ -18,6 +18,7 @@ from tallymark.spark.formats.format_options import (
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.types import DataType
 
     from tallymark.spark.formats.decoding import BodyReader, Read
 
@@ -30,7 +31,7 @@ def ddl_of(options: FormatOptions) -> str:
         from pyspark.sql.types import StructType
 
         try:
-            return StructType.fromJson(json.loads(options.schema)).simpleString()
+            return _ddl(StructType.fromJson(json.loads(options.schema)))
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"option schema: {error}: expected a schema of Spark's") from None
     if options.format == AVRO:
@@ -40,6 +41,20 @@ def ddl_of(options: FormatOptions) -> str:
     from tallymark.spark.formats import protobuf
 
     return protobuf.ddl_of(protobuf.message_of(options.descriptor_file, options.message_name))
+
+
+def _ddl(type: DataType) -> str:
+    """Return a type in Spark's words. Its own, simpleString, has names without quotes."""
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if isinstance(type, StructType):
+        fields = [f"`{one.name.replace('`', '``')}`:{_ddl(one.dataType)}" for one in type.fields]
+        return f"struct<{','.join(fields)}>"
+    if isinstance(type, ArrayType):
+        return f"array<{_ddl(type.elementType)}>"
+    if isinstance(type, MapType):
+        return f"map<{_ddl(type.keyType)},{_ddl(type.valueType)}>"
+    return type.simpleString()
 
 
 def reader_of(options: FormatOptions, type: pa.StructType) -> BodyReader:
@@ -82,4 +97,4 @@ def _read(options: FormatOptions, format: str, type: pa.StructType) -> Read:
         return protobuf.read_protobuf(message)
     if format == CSV:
         return decoding.read_csv([field.name for field in type], options.delimiter)
-    return decoding.read_msgpack() if format == MSGPACK else decoding.read_json
+    return decoding.read_msgpack() if format == MSGPACK else decoding.read_json(type)

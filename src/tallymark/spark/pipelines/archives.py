@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tallymark.spark.broker_options import options_of
 from tallymark.spark.client import (
     Client,
     Endpoint,
@@ -95,10 +96,9 @@ class Stream:
 
     def read(self, spark: SparkSession, low: int, high: int | None = None) -> DataFrame:
         """Offsets low..high-1, or from low on."""
-        where = self.endpoint
         reader = spark.read.format("tallymark").options(
-            url=str(where), user=where.user, password=where.password, vhost=self.vhost,
-            stream=self.name, startingOffsets=str(low),
+            **options_of(self.endpoint), vhost=self.vhost, stream=self.name,
+            startingOffsets=str(low),
         )  # fmt: skip
         return (reader if high is None else reader.option("endingOffsets", str(high))).load()
 

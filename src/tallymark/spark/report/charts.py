@@ -147,7 +147,7 @@ def ranges(rows: Sequence[Mapping[str, Any]]) -> str:
     least = min((row["p50_ms"] for row in rows if row["p50_ms"] > 0), default=MARKS_MS[0])
     most_ms = max(row["longest_ms"] for row in rows)
     marks = [mark for mark in MARKS_MS if least / 10 < mark < most_ms * 10] or MARKS_MS[:2]
-    low, high = math.log(min(marks[0], least)), math.log(max(marks[-1], most_ms))
+    low, high = math.log(min(marks[0], least)), math.log(max(marks[-1], most_ms, marks[0] * 10))
 
     def x(ms: float) -> float:
         share = (math.log(ms) - low) / (high - low) if ms > 0 else 0.0
