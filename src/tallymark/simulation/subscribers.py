@@ -22,8 +22,8 @@ from tallymark.simulation.world import SECOND_NS
 
 TOO_SLOW: Final = 506
 SILENT: Final = "nothing received for "
-"""How a text begins with which a connection is closed whose other end is not heard, by the same
-code."""
+"""Beginning of the text with which a connection is closed whose other end is not heard: the code is
+the same."""
 LOOK_S: Final = 0.05
 
 
