@@ -123,6 +123,19 @@ def test_what_only_python_takes_for_a_number_is_none(kind: pa.DataType, value: b
     assert said[1] == {"n": 7}
 
 
+def test_a_number_is_no_date() -> None:
+    """Nor are the digits of one: Arrow takes a number for days since 1970."""
+    type = pa.struct([("day", pa.date32())])
+    said = values(reader(type).decode(pa.array([b'{"day": 20260301}', b'{"day": "2026-03-01"}'])))
+    assert said[0] == "the body does not fit: 20260301, expected a date in ISO 8601"
+    assert said[1] == {"day": date(2026, 3, 1)}
+    msgpack = pytest.importorskip("msgpack", reason="pip install 'tallymark[formats]'")
+    packed = [msgpack.packb({"day": NOON}, datetime=True), msgpack.packb({"day": 7})]
+    said = values(reader(type, format="msgpack").decode(pa.array(packed)))
+    assert said[0] == {"day": date(2026, 3, 1)}
+    assert isinstance(said[1], str)
+
+
 @pytest.mark.parametrize("tags", [b'"red"', b'{"red": 1}', b"7"])
 def test_what_is_no_list_is_not_taken_apart(tags: bytes) -> None:
     (said,) = values(reader(ROW).decode(pa.array([b'{"tags": %s}' % tags])))

@@ -180,7 +180,7 @@ def _fitting(type: pa.DataType) -> Callable[[Any], Any]:
     kinds: list[tuple[Callable[[pa.DataType], bool], Callable[[Any], Any]]] = [
         (pa.types.is_string, _text),
         (pa.types.is_timestamp, _timestamp),
-        (pa.types.is_date, lambda v: date.fromisoformat(v) if isinstance(v, str) else v),
+        (pa.types.is_date, _date),
         (pa.types.is_boolean, _truth),
         (pa.types.is_integer, _whole),
         (pa.types.is_floating, _float),
@@ -239,6 +239,14 @@ def _timestamp(value: Any) -> Any:
         # No zone: UTC, as everywhere in the connector.
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value
     raise Corrupt(f"{_shown(value)}, expected a time in ISO 8601")
+
+
+def _date(value: Any) -> date:
+    if isinstance(value, str):
+        return date.fromisoformat(value)
+    if isinstance(value, date):  # a datetime is one
+        return value
+    raise Corrupt(f"{_shown(value)}, expected a date in ISO 8601")
 
 
 def _truth(value: Any) -> bool:
