@@ -59,6 +59,13 @@ def test_a_value_out_of_range_is_refused(given: dict[str, str]) -> None:
         SourceOptions.parse(given)
 
 
+def test_a_port_that_is_none_is_refused() -> None:
+    assert SourceOptions.parse({"port": "65535"}).endpoint.port == 65_535
+    for port in ("0", "65536", "http"):
+        with pytest.raises(ValueError, match=f"option port='{port}': expected .*65535"):
+            SourceOptions.parse({"port": port})
+
+
 def test_async_progress_tracking_is_refused() -> None:
     with pytest.raises(ValueError, match="asyncProgressTrackingEnabled is refused"):
         SourceOptions.parse({"asyncProgressTrackingEnabled": "true"})
