@@ -114,6 +114,28 @@ def test_a_body_without_what_may_not_be_null_does_not_fit() -> None:
     assert said[3] == "the body does not fit: n is null, expected a value"
 
 
+@pytest.mark.parametrize("value", [b"true", b'"1_000"', b'"1_0.5"'])
+@pytest.mark.parametrize("kind", [pa.int64(), pa.float64(), pa.decimal128(10, 2)])
+def test_what_only_python_takes_for_a_number_is_none(kind: pa.DataType, value: bytes) -> None:
+    type = pa.struct([("n", kind)])
+    said = values(reader(type).decode(pa.array([b'{"n": %s}' % value, b'{"n": " 7 "}'])))
+    assert said[0].startswith("the body does not fit: ")
+    assert said[1] == {"n": 7}
+
+
+def test_a_number_is_no_date() -> None:
+    """Nor are the digits of one: Arrow takes a number for days since 1970."""
+    type = pa.struct([("day", pa.date32())])
+    said = values(reader(type).decode(pa.array([b'{"day": 20260301}', b'{"day": "2026-03-01"}'])))
+    assert said[0] == "the body does not fit: 20260301, expected a date in ISO 8601"
+    assert said[1] == {"day": date(2026, 3, 1)}
+    msgpack = pytest.importorskip("msgpack", reason="pip install 'tallymark[formats]'")
+    packed = [msgpack.packb({"day": NOON}, datetime=True), msgpack.packb({"day": 7})]
+    said = values(reader(type, format="msgpack").decode(pa.array(packed)))
+    assert said[0] == {"day": date(2026, 3, 1)}
+    assert isinstance(said[1], str)
+
+
 @pytest.mark.parametrize("tags", [b'"red"', b'{"red": 1}', b"7"])
 def test_what_is_no_list_is_not_taken_apart(tags: bytes) -> None:
     (said,) = values(reader(ROW).decode(pa.array([b'{"tags": %s}' % tags])))

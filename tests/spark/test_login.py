@@ -107,6 +107,15 @@ def test_no_text_of_an_endpoint_has_a_secret() -> None:
         assert SECRET not in f"{endpoint} {endpoint!r}"
 
 
+@pytest.mark.parametrize("sign", ["#", "/", "?", "//", "[", "@/"])
+@pytest.mark.parametrize("scheme", ["http://", ""])
+def test_no_error_of_an_url_has_a_part_of_the_password(scheme: str, sign: str) -> None:
+    """Signs that end the host of an URL, in a password that should have been an option."""
+    with pytest.raises(ValueError) as error:
+        parsed(url=f"{scheme}ann:{SECRET}{sign}{SECRET}@host:1")
+    assert SECRET not in str(error.value)
+
+
 @long  # starts a broker with TLS, and an issuer of tokens
 def test_certificates_and_tokens_at_a_broker(tmp_path: Path) -> None:
     for name in ("ours", "theirs"):

@@ -59,6 +59,13 @@ def test_a_value_out_of_range_is_refused(given: dict[str, str]) -> None:
         SourceOptions.parse(given)
 
 
+def test_a_port_that_is_none_is_refused() -> None:
+    assert SourceOptions.parse({"port": "65535"}).endpoint.port == 65_535
+    for port in ("0", "65536", "http"):
+        with pytest.raises(ValueError, match=f"option port='{port}': expected .*65535"):
+            SourceOptions.parse({"port": port})
+
+
 def test_async_progress_tracking_is_refused() -> None:
     with pytest.raises(ValueError, match="asyncProgressTrackingEnabled is refused"):
         SourceOptions.parse({"asyncProgressTrackingEnabled": "true"})
@@ -238,3 +245,28 @@ def test_every_option_of_the_source_and_of_kafkas_is_in_the_docs() -> None:
     refused = {"asyncProgressTrackingEnabled"}
     missing = [name for name in (*KNOWN, *OF_KAFKA, *KAFKA_SINK) if f"`{name}`" not in page]
     assert set(missing) - refused == set()
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"queue": "q", "subscription": "s"}, "one queue"),
+        ({"stream": "q"}, "one stream"),
+        ({"subscribe": "q", "subscription": "s"}, "several queues"),
+        ({"streams": "q"}, "several streams"),
+    ],
+)
+def test_a_checkpoint_of_another_way_to_read_is_refused(
+    options: dict[str, str], what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(QueueStream, "_attach", lambda self: None)
+    queue = {"subscription": "s", "epoch": 0, "seq": 5}
+    stream = {"stream": "q", "id": 1, "offset": 5}
+    offsets = {
+        "one queue": queue, "one stream": stream, "several queues": {"queues": {"q": queue}},
+        "several streams": {"streams": {"q": stream}},
+    }  # fmt: skip
+    reader = TallymarkDataSource(options).streamReader(StructType())  # type: ignore[arg-type]
+    for other in offsets.keys() - {what}:
+        with pytest.raises(ValueError, match=f"the checkpoint is not of {what}, but has"):
+            reader.partitions(offsets[other], offsets[other])

@@ -40,6 +40,17 @@ class Tail(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the offset with this number, for Spark's checkpoint."""
 
 
+def part_of(offset: Mapping[str, Any], name: str, what: str) -> Any:
+    """Return a part of an offset, which each checkpoint of this way to read has. what: this way.
+    Raises ValueError: the checkpoint is of another one."""
+    if name not in offset:
+        raise ValueError(
+            f"the checkpoint is not of {what}, but has {sorted(offset)}: begin with a new one, or "
+            "read as before"
+        )
+    return offset[name]
+
+
 class Admission:
     """Decides whether a batch is begun: there are `minRowsPerBatch` rows, or there are some and the
     last batch was begun `maxTriggerDelay` ago."""

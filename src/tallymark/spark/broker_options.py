@@ -77,7 +77,7 @@ def _endpoint(options: Mapping[str, str]) -> Endpoint:
         if "host" in options or "port" in options:
             raise ValueError(f"url {shown_url(url)} says host and port: leave these options out")
         return Endpoint.from_url(url, **given)
-    port = number(options, "port", DEFAULT_PORT, 1)
+    port = number(options, "port", DEFAULT_PORT, 1, 65_535)
     values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     return Endpoint(host=options.get("host", "127.0.0.1"), port=port, **values)
 

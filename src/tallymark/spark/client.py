@@ -71,8 +71,10 @@ class NotSecure(BrokerUnreachable):
 
 def shown_url(url: str) -> str:
     """An URL for a text that people read: without who asks, and with which password."""
-    scheme, slashes, rest = url.rpartition("//")
-    return repr(scheme + slashes + rest.rpartition("@")[2])
+    scheme, separator, rest = url.partition("://")
+    if not scheme.isalnum():  # a password may have these signs, too
+        scheme, separator, rest = "", "", url
+    return repr(scheme + separator + rest.rpartition("@")[2])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,8 +185,8 @@ def _host_in(text: str, tls: bool, url: str) -> tuple[str, int]:
     parts = urlsplit(f"//{text}")
     try:
         port = parts.port
-    except ValueError as error:
-        raise ValueError(f"url {shown_url(url)}: {error}") from None
+    except ValueError:  # its text may have a part of a password with a "#"
+        raise ValueError(f"url {shown_url(url)}: expected a port from 1 to 65535") from None
     if not parts.hostname or parts.username is not None:
         raise ValueError(f"url {shown_url(url)}: expected hosts with commas, got {text!r}")
     return parts.hostname, port or (DEFAULT_TLS_PORT if tls else DEFAULT_PORT)

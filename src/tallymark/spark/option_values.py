@@ -66,7 +66,9 @@ def truth(options: Mapping[str, str], name: str, default: bool) -> bool:
     return text.lower() == "true"
 
 
-def number(options: Mapping[str, str], name: str, default: int, least: int) -> int:
+def number(
+    options: Mapping[str, str], name: str, default: int, least: int, most: int | None = None
+) -> int:
     """An option that is a whole number. Raises ValueError."""
     text = options.get(name)
     if text is None:
@@ -75,8 +77,9 @@ def number(options: Mapping[str, str], name: str, default: int, least: int) -> i
         value = int(text)
     except ValueError:
         value = least - 1
-    if value < least:
-        raise ValueError(f"option {name}={text!r}: expected a whole number of at least {least}")
+    if value < least or (most is not None and value > most):
+        span = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"option {name}={text!r}: expected a whole number {span}")
     return value
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from tallymark.spark.admission import Admission, Tail, behind, shares
+from tallymark.spark.admission import Admission, Tail, behind, part_of, shares
 from tallymark.spark.client import BrokerRefused, Client, Endpoint, Json, api_path
 from tallymark.spark.options import SourceOptions
 from tallymark.spark.reading import limits
@@ -291,12 +291,7 @@ class SeveralStreams(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {self._kind: dict(parts)}
 
     def _parts(self, offset: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        if self._kind not in offset:
-            raise ValueError(
-                f"the checkpoint is not of several {self._kind}, but has {sorted(offset)}: begin "
-                "with a new one, or read as before"
-            )
-        return dict(offset[self._kind])
+        return dict(part_of(offset, self._kind, f"several {self._kind}"))
 
 
 class SeveralTables(DataSourceReader):

@@ -31,7 +31,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from tallymark.spark.admission import Admission, Tail
+from tallymark.spark.admission import Admission, Tail, part_of
 from tallymark.spark.client import BrokerRefused, Client, Json, api_path
 from tallymark.spark.formats.format_options import REJECT
 from tallymark.spark.options import SUBSCRIPTION_BYTES, SUBSCRIPTION_ROWS, SourceOptions
@@ -335,7 +335,8 @@ class QueueStream(Tail):
         return begin
 
     def _sequence(self, offset: dict[str, Any]) -> int:
-        name, epoch = offset["subscription"], int(offset["epoch"])
+        name = part_of(offset, "subscription", "one queue")
+        epoch = int(offset["epoch"])
         if name != self._options.subscription:
             raise ValueError(
                 f"the checkpoint belongs to subscription {name!r}, not to "

@@ -35,7 +35,7 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
 )
 
-from tallymark.spark.admission import Admission, Tail
+from tallymark.spark.admission import Admission, Tail, part_of
 from tallymark.spark.client import BrokerRefused, BrokerUnreachable, Client, Gone, api_path
 from tallymark.spark.options import SourceOptions
 from tallymark.spark.reading import ANSWER_BYTES, freeze_modules, limits, shared_client
@@ -280,7 +280,8 @@ class StreamTail(Tail):
         return found if began is None else {**found, "began": began}
 
     def _place_of(self, offset: dict[str, Any]) -> int:
-        name, id = offset["stream"], int(offset["id"])
+        name = part_of(offset, "stream", "one stream")
+        id = int(offset["id"])
         if name != self._options.stream:
             raise ValueError(
                 f"the checkpoint belongs to stream {name!r}, not to {self._options.stream!r}: use "

@@ -180,10 +180,10 @@ def _fitting(type: pa.DataType) -> Callable[[Any], Any]:
     kinds: list[tuple[Callable[[pa.DataType], bool], Callable[[Any], Any]]] = [
         (pa.types.is_string, _text),
         (pa.types.is_timestamp, _timestamp),
-        (pa.types.is_date, lambda v: date.fromisoformat(v) if isinstance(v, str) else v),
+        (pa.types.is_date, _date),
         (pa.types.is_boolean, _truth),
         (pa.types.is_integer, _whole),
-        (pa.types.is_floating, lambda v: float(v) if isinstance(v, str | int) else v),
+        (pa.types.is_floating, _float),
         (pa.types.is_decimal, _decimal),
         (pa.types.is_binary, lambda v: v.encode() if isinstance(v, str) else v),
     ]
@@ -241,6 +241,14 @@ def _timestamp(value: Any) -> Any:
     raise Corrupt(f"{_shown(value)}, expected a time in ISO 8601")
 
 
+def _date(value: Any) -> date:
+    if isinstance(value, str):
+        return date.fromisoformat(value)
+    if isinstance(value, date):  # a datetime is one
+        return value
+    raise Corrupt(f"{_shown(value)}, expected a date in ISO 8601")
+
+
 def _truth(value: Any) -> bool:
     if isinstance(value, bool):
         return value
@@ -251,15 +259,27 @@ def _truth(value: Any) -> bool:
 
 
 def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, str | int):
+    if not isinstance(value, str | int):
         raise Corrupt(f"{_shown(value)}, expected a whole number")
-    return int(value)
+    return int(_number(value))
+
+
+def _float(value: Any) -> Any:
+    return float(_number(value)) if isinstance(value, str | int) else value
+
+
+def _number(value: Any) -> Any:
+    """Return the value, if it is no truth, which Python has among its whole numbers, and no text
+    with an underscore, which only Python passes over."""
+    if isinstance(value, bool) or (isinstance(value, str) and "_" in value):
+        raise Corrupt(f"{_shown(value)}, expected a number")
+    return value
 
 
 def _decimal(value: Any) -> Decimal:
     text = value.text if isinstance(value, Written) else str(value)
     try:
-        return value if isinstance(value, Decimal) else Decimal(text)
+        return value if isinstance(value, Decimal) else Decimal(_number(text))
     except InvalidOperation:
         raise Corrupt(f"{_shown(value)}, expected a number") from None
 
