@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pika
 import pytest
+from msgspec import structs
 from rich.console import Console
+from typer.testing import CliRunner
 
+from tallymark.cli import user
+from tallymark.cli.app import build
 from tallymark.cli.inspect import QUEUE_COLUMNS, spare_columns
 from tallymark.cli.output import print_table
 from tallymark.server.access.user import make_user
@@ -248,6 +252,28 @@ def test_users_are_kept_in_the_data_folder(tmp_path: Path) -> None:
         run("user", "delete", "ann", *folder)
         assert broker.http("GET", "/api/tallymark/overview", user="ann:changed")[0] == 401
     assert "no user 'ann'" in run("user", "delete", "ann", *folder, code=1).stderr
+
+
+@pytest.mark.parametrize("command", ["add", "passwd"])
+def test_what_a_broker_changes_while_somebody_types_a_password_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    ann, eve = (make_user(name, "x", False, {}) for name in ("ann", "eve"))
+    save(tmp_path, {"ann": ann, "eve": eve})
+
+    def typed(given: str | None) -> str:
+        """Eve is deleted meanwhile, and Ann may do more."""
+        save(tmp_path, {"ann": structs.replace(ann, administrator=True, tags=("monitoring",))})
+        return "secret"
+
+    monkeypatch.setattr(user, "_secret", typed)
+    name = {"add": "bob", "passwd": "ann"}[command]
+    done = CliRunner().invoke(build("user"), ["user", command, name, "--data-dir", str(tmp_path)])
+    assert done.exit_code == 0, done.stderr
+    found = load(tmp_path)
+    assert sorted(found) == sorted({"ann", name})
+    assert (found["ann"].administrator, found["ann"].tags) == (True, ("monitoring",))
+    assert found[name].accepts("secret")
 
 
 def test_settings_are_checked_before_anything_starts(tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ def test_every_setting_is_documented(name: str) -> None:
     lines = [line for line in DOCUMENT.read_text().splitlines() if line.startswith(row)]
     assert len(lines) == 1, f"docs/configuration.md: expected one row beginning {row}"
     assert declared.help in lines[0]
+    assert f"Expected: {declared.kind.expects}" in lines[0]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from tallymark.server.node import Node
 from tallymark.server.shovels import Shovels
 from tallymark.shovels.plan import Plan
 from tests.server.management import done
+from tests.support.patience import until
 from tests.support.process import BrokerProcess
 
 MONITORING = Path(__file__).parents[2] / "docs" / "monitoring"
@@ -131,6 +132,26 @@ def test_counts_of_the_whole_broker_begin_with_the_process(tmp_path: Path) -> No
         assert value(found, "tallymark_queue_entered") == 0
         own = families(running, "/metrics/per-object")
         assert value(own, "tallymark_queue_entered", queue="q") == 1
+
+
+def test_bytes_of_clients_that_are_gone_stay_counted(tmp_path: Path) -> None:
+    """A counter that falls is one that began anew, to Prometheus: all of it would count again."""
+    with BrokerProcess(tmp_path / "data") as broker:
+
+        def counts() -> list[float]:
+            found = families(broker, "/metrics")
+            return [value(found, f"tallymark_{name}_bytes") for name in ("received", "sent")]
+
+        connection = pika.BlockingConnection(pika.ConnectionParameters(port=broker.amqp_port))
+        channel = connection.channel()
+        channel.queue_declare("bytes")
+        channel.basic_publish("", "bytes", bytes(100_000))
+        assert channel.basic_get("bytes", auto_ack=True)[2] == bytes(100_000)
+        before = counts()
+        connection.close()
+        until(lambda: broker.http("GET", "/api/connections")[1] == [])
+        for was, now in zip(before, counts(), strict=True):
+            assert 100_000 < was <= now
 
 
 def test_each_queue_is_named_where_each_is_asked_for(broker: BrokerProcess) -> None:

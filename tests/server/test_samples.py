@@ -201,6 +201,24 @@ def test_a_deleted_queue_makes_no_negative_rate_of_publishes(tmp_path: Path) -> 
     played(tmp_path, play)
 
 
+def test_a_deleted_queue_hides_nothing_of_what_others_are_sent(tmp_path: Path) -> None:
+    """Its count was taken off the total: where queues come and go, there was no rate."""
+
+    async def play(ask: Asking) -> None:
+        for queue in "qr":
+            await ask("PUT", f"queues/%2F/{queue}", {"durable": True})
+        await ask.publish("q", 30)
+        await ask.sample()
+        await ask("DELETE", "queues/%2F/q")
+        await ask.publish("r", 10)
+        await ask.sample()
+        for path in ("overview", "vhosts/%2F"):
+            stats = (await ask("GET", path))["message_stats"]
+            assert stats["publish_details"]["rate"] == 2.0
+
+    played(tmp_path, play)
+
+
 def test_totals_are_those_of_the_queues_whatever_comes_and_goes(tmp_path: Path) -> None:
     async def inside(ports: dict[str, int], node: run.Node) -> None:
         async with aiohttp.ClientSession(headers=GUEST) as session:

@@ -44,6 +44,22 @@ def _load(folder: Path, expected: bool = True) -> dict[str, User]:
         fail(str(error))
 
 
+def _others(folder: Path, name: str) -> dict[str, User]:
+    """Return the users as they are now, of whom nobody has the name of one who is to be added."""
+    known = _load(folder, expected=False)
+    if name in known:
+        fail(f"user '{name}' exists; delete it first, or change its password with passwd")
+    return known
+
+
+def _known(folder: Path, name: str) -> dict[str, User]:
+    """Return the users as they are now, of whom one has that name."""
+    known = _load(folder)
+    if name not in known:
+        fail(f"no user '{name}' in {folder}")
+    return known
+
+
 @app.command()
 def add(
     name: str,
@@ -60,36 +76,35 @@ def add(
     read: Annotated[str, typer.Option(help="Names it may consume from.")] = ".*",
 ) -> None:
     """Add a user."""
-    known = _load(data_dir, expected=False)
     try:
         check_name(name)
     except UsersError as error:
         fail(str(error))
-    if name in known:
-        fail(f"user '{name}' exists; delete it first, or change its password with passwd")
+    _others(data_dir, name)
     permission = Permission(configure, write, read)
     try:
-        known[name] = make_user(
+        made = make_user(
             name, _secret(password), administrator, dict.fromkeys(vhost or ["*"], permission)
         )
     except UsersError as error:
         fail(str(error))
-    users.save(data_dir, known)
+    users.save(data_dir, {**_others(data_dir, name), name: made})
     print(f"user '{name}' added")
 
 
 @app.command()
 def passwd(name: str, data_dir: Folder = FOLDER, password: Password = None) -> None:
     """Change a user's password."""
-    known = _load(data_dir)
-    if name not in known:
-        fail(f"no user '{name}' in {data_dir}")
-    user = known[name]
+    _known(data_dir, name)
     try:
-        made = make_user(name, _secret(password), user.administrator, user.vhosts)
-        known[name] = msgspec.structs.replace(made, tags=user.tags)
+        made = make_user(name, _secret(password), False, {})
     except UsersError as error:
         fail(str(error))
+    known = _known(data_dir, name)  # a broker may have changed them while somebody typed
+    user = known[name]
+    known[name] = msgspec.structs.replace(
+        made, administrator=user.administrator, vhosts=user.vhosts, tags=user.tags
+    )
     users.save(data_dir, known)
     print(f"password of user '{name}' changed")
 
@@ -97,9 +112,8 @@ def passwd(name: str, data_dir: Folder = FOLDER, password: Password = None) -> N
 @app.command()
 def delete(name: str, data_dir: Folder = FOLDER) -> None:
     """Delete a user. A running broker closes the user's connections."""
-    known = _load(data_dir)
-    if known.pop(name, None) is None:
-        fail(f"no user '{name}' in {data_dir}")
+    known = _known(data_dir, name)
+    del known[name]
     users.save(data_dir, known)
     print(f"user '{name}' deleted")
 

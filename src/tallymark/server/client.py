@@ -296,6 +296,8 @@ class Clients(Served):
         self._touched: list[Client] = []
         self._count = 0
         """Number of clients that ever connected."""
+        self._gone_received = self._gone_sent = 0
+        """Bytes read from clients that are gone, and written to them."""
         self._last_gone: asyncio.Future[None] | None = None
 
     def __iter__(self) -> Iterator[Client]:
@@ -303,6 +305,14 @@ class Clients(Served):
 
     def __len__(self) -> int:
         return len(self._by_bridge)
+
+    def received_bytes(self) -> int:
+        """Return the bytes read from all clients since the start, also from those that are gone."""
+        return self._gone_received + sum([client.received_bytes for client in self])
+
+    def sent_bytes(self) -> int:
+        """Return the bytes written to them."""
+        return self._gone_sent + sum([client.sent_bytes for client in self])
 
     def of(self, bridge: Bridge) -> Client | None:
         """Return the client of a bridge; None: it is gone."""
@@ -376,6 +386,8 @@ class Clients(Served):
         self.doors.leave(client)
         if self._by_bridge.pop(client.bridge, None) is None:
             return
+        self._gone_received += client.received_bytes
+        self._gone_sent += client.sent_bytes
         self.deadlines.disarm(client)
         self.buffers.forget(client)
         self._pacer.forget(client)

@@ -10,7 +10,7 @@ from typing import Final
 
 from tallymark.server.node import Node
 from tallymark.server.parts import cut
-from tallymark.server.samples import BROKER, LONG, MESSAGES, SLOT_MS, Counts, counts_of
+from tallymark.server.samples import BROKER, LONG, MESSAGES, MOVED, SLOT_MS, Counts, counts_of
 
 AT_ONCE: Final = 500
 """Number of queues in one part: a comparison each."""
@@ -27,7 +27,8 @@ class Sampler:
         self._vhosts: dict[int, str] = {}
         """Virtual hosts of the queues with samples, by id."""
         self._totals: dict[str, list[int]] = {}
-        """Sums of the newest samples of the queues of each virtual host."""
+        """Sums of the newest samples of the queues of each virtual host; of MOVED, also of those
+        that are gone."""
         self._turns = -1
         """Count of the turns when the queues were looked at last."""
 
@@ -68,10 +69,12 @@ class Sampler:
                 ring = rings.get(queue.id)
                 if ring is not None and ring.last == counts:
                     continue
-                self._add(queue.id, queue.vhost, NOTHING if ring is None else ring.last, counts)
+                self._vhosts[queue.id] = queue.vhost
+                self._add(queue.vhost, NOTHING if ring is None else ring.last, counts)
                 samples.queues.put(queue.id, slot, counts, queue.id > self._restored)
         for id, ring in samples.queues.keep(broker.queues):
-            self._add(id, self._vhosts.pop(id), ring.last, NOTHING)
+            moved = ring.last[: len(MOVED)]  # has happened, whatever becomes of the queue
+            self._add(self._vhosts.pop(id), ring.last, (*moved, *NOTHING[len(MOVED) :]))
         for name in broker.vhosts:
             counts = tuple(self._totals.get(name, NOTHING))
             samples.vhosts.put(name, slot, counts, began=not is_first)
@@ -81,10 +84,8 @@ class Sampler:
         for name in [name for name in self._totals if name not in broker.vhosts]:
             del self._totals[name]
 
-    def _add(self, id: int, vhost: str, before: Counts, now: Counts) -> None:
+    def _add(self, vhost: str, before: Counts, now: Counts) -> None:
         """Add what has changed of a queue to its virtual host's totals."""
-        if now is not NOTHING:
-            self._vhosts[id] = vhost
         totals = self._totals.setdefault(vhost, list(NOTHING))
         for i, (old, new) in enumerate(zip(before, now, strict=True)):
             totals[i] += new - old

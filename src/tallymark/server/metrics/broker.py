@@ -79,10 +79,8 @@ def _broker(node: Node) -> Iterator[Metric]:
          broker.transactions.rolled_back),
         ("turns", "Loop turns.", node.turns),
         ("clock_jumps", "Steps of the wall clock of more than 2 s.", broker.clock.jumps),
-        ("received_bytes", "Read from open connections of clients.",
-         sum(client.received_bytes for client in clients)),
-        ("sent_bytes", "Written to open connections of clients.",
-         sum(client.sent_bytes for client in clients)),
+        ("received_bytes", "Bytes read from clients.", clients.received_bytes()),
+        ("sent_bytes", "Bytes written to clients.", clients.sent_bytes()),
     ):  # fmt: skip
         yield CounterMetricFamily(f"tallymark_{name}", text, value=count)
     for name, text, value in (
