@@ -16,8 +16,8 @@ from tallymark.spark.option_values import number, truth
 
 DEFAULT_ENDPOINT: Final = Endpoint()
 OF_BROKER: Final = {
-    "url": "http[s]://[user:password@]host:port of the broker's HTTP interface; with commas, hosts "
-    "of those that stand by for it",
+    "url": "http[s]://[user:password@]host:port of the broker's HTTP interface, user and password "
+    "percent-encoded; with commas, hosts of those that stand by for it",
     "host": "its host, where no url is given (127.0.0.1)",
     "port": f"its port, where no url is given ({DEFAULT_PORT})",
     "user": f"user of the broker (environment: {USER}=NAME:PASSWORD; guest)",
