@@ -176,9 +176,16 @@ class Endpoint:
         return "Basic " + base64.b64encode(pair).decode("ascii")
 
     def __str__(self) -> str:
-        named = [(f"[{host}]" if ":" in host else host, port) for host, port in self.hosts]
-        hosts = ",".join(f"{host}:{port}" for host, port in named)
+        hosts = ",".join(host_and_port(host, port) for host, port in self.hosts)
         return f"{'https' if self.tls else 'http'}://{hosts}"
+
+
+def host_and_port(host: str, port: int) -> str:
+    """
+    >>> host_and_port("a", 1), host_and_port("::1", 2)
+    ('a:1', '[::1]:2')
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _host_in(text: str, tls: bool, url: str) -> tuple[str, int]:
