@@ -263,6 +263,34 @@ def test_effects_for_a_client_that_is_gone_are_passed_over(rig: Rig) -> None:
     assert counts(rig)[:2] == (2, 0)
 
 
+@pytest.mark.parametrize("reads", [True, False])
+def test_an_attach_to_a_queue_that_is_gone_is_refused_when_the_disk_knows(
+    rig: Rig, reads: bool
+) -> None:
+    """After a power cut it could be back, though somebody was told that it is not there."""
+    rig.declare("gone")
+    rig.settle_down()
+    peer = rig.connect10()
+    session = peer.session()
+    peer.pump()
+    rig.hold_disk = True
+    rig.delete("gone")
+    if reads:
+        attach = Attach(name="l", source=Source(address="gone"), target=Target())
+        session.attach_receiver(attach)
+    else:
+        attach = Attach(name="l", source=Source(), target=Target(address="/queues/gone"))
+        session.attach_sender(attach)
+    peer.pump()
+    assert not peer.events
+    rig.hold_disk = False
+    rig.settle_down()
+    peer.pump()
+    error = peer.take(LinkDetached).error
+    assert error is not None
+    assert error.condition == "amqp:not-found"
+
+
 def test_half_an_attach_is_no_link(rig: Rig) -> None:
     """A client that vanishes while its queue is being declared."""
     made = Rig(auto_create=".")

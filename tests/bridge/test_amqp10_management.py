@@ -96,7 +96,7 @@ def shown(answer: Answer, id: object = ID) -> tuple[int, object]:
     assert sections.application_properties == {"http:response": "1.1"}
     assert sections.body_kind == "value"
     assert properties.subject == str(answer.status)
-    assert not (answer.stored and answer.status >= 400)
+    assert not (answer.stored and answer.status >= 400 and answer.status != 404)
     return answer.status, sections.bodies[0]
 
 
@@ -290,6 +290,8 @@ def test_names_are_percent_encoded(node: Node) -> None:
 def test_what_is_not_there(node: Node) -> None:
     refusal(node.ask("GET", "/queues/q"), 404, "no queue 'q' in vhost '/'")
     refusal(node.ask("DELETE", "/queues/q/messages"), 404, "no queue 'q' in vhost '/'")
+    purge = request("DELETE", "/queues/q/messages")
+    assert node.management.answer(purge).stored, "it may have been deleted just now"
     bind = {"source": "e", "destination_queue": "q", "binding_key": "", "arguments": {}}
     refusal(node.ask("POST", "/bindings", bind), 404, "no exchange 'e' in vhost '/'")
     node.ask("PUT", "/exchanges/e", {})

@@ -122,6 +122,24 @@ def test_an_answer_waits_for_the_disk_and_later_ones_behind_it() -> None:
     assert answers(peer) == [("put", "201"), ("get", "404")]
 
 
+def test_what_is_gone_is_not_found_when_the_disk_knows() -> None:
+    rig = Rig()
+    rig.declare("gone")
+    rig.settle_down()
+    peer = rig.connect10()
+    sender, receiver = pair(peer, peer.session())
+    receiver.flow(10)
+    rig.hold_disk = True
+    rig.delete("gone")
+    sender.send(request("purge", "DELETE", "/queues/gone/messages"), settled=True)
+    peer.pump()
+    assert answers(peer) == []
+    rig.hold_disk = False
+    rig.settle_down()
+    peer.pump()
+    assert answers(peer) == [("purge", "404")]
+
+
 def test_an_unsettled_request_is_accepted() -> None:
     rig = Rig()
     peer = rig.connect10()

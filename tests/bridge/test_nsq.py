@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tallymark.bridge.permissions import Permissions
 from tallymark.engine.queue import Queue
 from tallymark.stored.records import ENTERED, PAYLOAD, SETTLED
 from tallymark.wire.line import SHARE
@@ -512,6 +513,25 @@ def test_no_more_consumers_than_allowed() -> None:
     assert peer.bridge.closing
     first.leave()
     rig.consumer()
+
+
+@pytest.mark.parametrize("channel", ["c", "c#ephemeral"])
+def test_who_may_have_no_session_makes_no_channel(channel: str) -> None:
+    """An ephemeral channel without a client would stay for ever, and take the backlog."""
+    rig = NsqRig()
+    rig.topics.topic("t")
+    peer = rig.client()
+    assert peer.ask(pub(b"waits")) == [OK]
+    peer.bridge.act_as(Permissions.all("ann"))
+    assert peer.bridge.enter("AUTH")
+    rig.broker.quotas.limit({}, {"ann": {"max-channels": 0}})
+    code = peer.error(f"SUB t {channel}\n".encode())
+    assert code.startswith("E_SUB_FAILED SUB failed number of channels")
+    topic = rig.topics.find("t")
+    assert topic is not None
+    assert (topic.channels, topic.backlog.ready) == ({}, 1)
+    assert peer.bridge.closing
+    assert rig.broker.state.connections == {}
 
 
 # -- sample rate and output buffer

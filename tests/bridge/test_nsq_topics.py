@@ -6,6 +6,7 @@ import pytest
 
 from tallymark.bridge.nsq.topics import Topics
 from tallymark.engine.errors import AccessRefused, BrokerError, NotFound, PreconditionFailed
+from tallymark.engine.policies import QUEUES, Policy
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import REQUEUES
 from tallymark.wire.nsq.kernel import body_of, make_cells
@@ -382,7 +383,6 @@ def test_what_amqp_clients_delete_is_made_anew() -> None:
     put(topics, "t", b"1")
     assert bodies(rig, queue) == [b"1"]
     rig.delete("t:")
-    assert topics.find("t") is None
     put(topics, "t", b"2")
     assert bodies(rig, queue) == [b"1", b"2"]
     rig.delete("t:c")
@@ -390,6 +390,81 @@ def test_what_amqp_clients_delete_is_made_anew() -> None:
     topic = topics.find("t")
     assert topic is not None
     assert topic.backlog.ready == 1
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_backlog_that_amqp_clients_delete_is_made_anew_while_there_are_channels(
+    paused: bool,
+) -> None:
+    """What AMQP clients publish goes where it went before, paused or not."""
+    rig, topics = made()
+    queue = topics.channel("t", "c")
+    topics.pause_topic("t", paused)
+    topics.changed.clear()
+    rig.delete("t:")
+    topic = topics.find("t")
+    assert topic is not None
+    assert (topic.paused, topics.changed) == (paused, [])
+    assert topic.backlog is rig.vhost.queues["t:"]
+    assert bound(topics, "t") == {"t:" if paused else "t:c"}
+    rig.send("", 1, exchange="t")
+    assert (topic.backlog.ready, queue.ready) == ((1, 0) if paused else (0, 1))
+    rig.settle_down()
+    rig, topics = made(rig.restart())
+    again = topics.find("t")
+    assert again is not None
+    assert again.paused == paused
+    rig.broker.check()
+
+
+def test_a_backlog_without_a_channel_or_an_exchange_is_gone_when_it_is_deleted() -> None:
+    rig, topics = made()
+    topics.topic("lonely")
+    rig.delete("lonely:")
+    topics.channel("t", "c")
+    rig.vhost.delete_exchange("t", False)
+    rig.delete("t:")
+    assert topics.topics() == []
+    assert list(rig.vhost.queues) == ["t:c"]
+
+
+def test_a_backlog_that_may_not_be_made_anew_is_gone() -> None:
+    rig, topics = made()
+    topics.channel("t", "c")
+    rig.broker.quotas.limit({"/": {"max-queues": 1}}, {})
+    rig.delete("t:")
+    assert topics.topics() == []
+    assert list(rig.vhost.queues) == ["t:c"]
+
+
+def test_nothing_of_a_topic_is_left_with_its_virtual_host() -> None:
+    rig, topics = made()
+    topics.channel("t", "c")
+    topics.channel("t#ephemeral", "c")
+    rig.broker.registry.delete_vhost("/")
+    assert topics.topics() == []
+    assert list(rig.broker.state.queues) == []
+
+
+def test_x_expires_takes_no_backlog_of_a_topic_with_channels() -> None:
+    rig = Rig()
+    rig.tick_ms = 0
+    rig, topics = made(rig)
+    queue = topics.channel("t", "c")
+    topics.topic("lonely")
+    rig.consume(rig.session(), "t:c", "x")
+    rig.broker.registry.set_policy("/", Policy("all", ".*", {"expires": 1000}, 0, QUEUES))
+    topics.pause_topic("t", True)
+    put(topics, "t", b"waits")
+    rig.advance(5000)
+    assert [topic.name for topic in topics.topics()] == ["t"]
+    topics.pause_topic("t", False)
+    assert queue.entered == 1
+    topics.delete_channel("t", "c")
+    rig.advance(999)
+    assert [topic.name for topic in topics.topics()] == ["t"]
+    rig.advance(1)
+    assert topics.topics() == []
 
 
 def test_a_channel_that_an_amqp_client_declares_is_one() -> None:

@@ -20,6 +20,9 @@ from tallymark.wire.amqp091.methods import (
     BasicGet,
     BasicGetEmpty,
     ChannelClose,
+    ChannelCloseOk,
+    ChannelOpen,
+    ChannelOpenOk,
     ConnectionClose,
     ExchangeBind,
     ExchangeBindOk,
@@ -42,6 +45,29 @@ from tallymark.wire.amqp091.methods import (
     QueueUnbindOk,
 )
 from tests.bridge.rig import Peer, Rig
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        QueueBind("gone", "amq.fanout", ""), BasicConsume("gone"), BasicGet("gone"),
+        QueueDeclare("gone", passive=True), QueuePurge("gone"),
+    ],
+)  # fmt: skip
+def test_what_another_client_has_deleted_is_not_found_when_the_disk_knows(method: Method) -> None:
+    """After a power cut it could be back, though two had been told that it is not there."""
+    rig = Rig()
+    one, other = rig.connect(), rig.connect()
+    one.ask(QueueDeclare("gone", durable=True))
+    rig.hold_disk = True
+    assert one.ask(QueueDelete("gone")) == []
+    assert other.ask(method) == []
+    rig.hold_disk = False
+    assert one.hear() == [(1, QueueDeleteOk(0))]
+    [(_, close)] = other.hear()
+    assert isinstance(close, ChannelClose)
+    assert close.reply_code == 404
+    assert other.ask(ChannelCloseOk(), ChannelOpen()) == [(1, ChannelOpenOk())]
 
 
 def test_every_method_is_answered() -> None:

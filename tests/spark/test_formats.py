@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from io import BytesIO
@@ -15,12 +16,14 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import ArrayType, LongType, StructField, StructType, TimestampType
 
-from tallymark.spark.formats.decoding import BodyReader, Decoded, NotInstalled
+from tallymark.spark.formats.avro import NoRegistry
+from tallymark.spark.formats.decoding import BodyReader, Decoded
 from tallymark.spark.formats.format_options import FormatOptions
 from tallymark.spark.formats.readers import ddl_of, reader_by_json, reader_of
 from tallymark.spark.formats.shaping import BadBody
 from tallymark.spark.source import TallymarkDataSource
 from tests.spark.test_several import broker as broker
+from tests.support.http_server import HttpServer
 from tests.support.long import long
 from tests.support.process import BrokerProcess
 
@@ -229,7 +232,70 @@ def test_avro_by_a_registrys_schemas(tmp_path: Path) -> None:
     said = values(made.decode(pa.array(bodies)))
     assert said[:2] == [{**READ, "note": None}, READ]
     assert "no number of a schema in front" in said[2]
-    with pytest.raises(NotInstalled, match=r"schema 9 of .*No such file"):
+
+
+class Registry(HttpServer):
+    """A registry of schemas by number, in the words of Confluent's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.schemas: dict[str, str] = {}
+        self.asked: list[str] = []
+        self.otherwise = 404, b'{"error_code":40403,"message":"Schema not found"}'
+
+    def respond(self, path: str) -> tuple[int, Mapping[str, str], bytes]:
+        number = path.rpartition("/")[2]
+        self.asked.append(number)
+        if number in self.schemas:
+            return 200, {}, json.dumps({"schema": self.schemas[number]}).encode()
+        status, body = self.otherwise
+        return status, {}, body
+
+
+def test_a_number_that_no_schema_has_is_a_body_that_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any body that begins with a zero has one, and would stop the query for good. The number is
+    asked for again after a while, in case that its schema comes."""
+    bodies = pa.array([b"\0\0\0\0\x09x", b"\0\0\0\0\2" + avro(AVRO, ORDER), b"\0\0\0\0\x09"])
+    (tmp_path / "2.avsc").write_text(AVRO)
+    made = reader(AVRO_TYPE, avroSchema=AVRO, schemaRegistry=tmp_path.as_uri())
+    missing = f"the body does not fit: no 9.avsc in {tmp_path}"
+    assert values(made.decode(bodies)) == [missing, READ, missing]
+    with Registry() as registry:
+        registry.schemas = {"2": AVRO}
+        made = reader(AVRO_TYPE, avroSchema=AVRO, schemaRegistry=f"http://{registry.address}")
+        missing = "the body does not fit: no schema 9 in 127.0.0.1"
+        assert values(made.decode(bodies)) == [missing, READ, missing]
+        assert registry.asked == ["9", "2"]
+        registry.schemas["9"] = AVRO
+        body = pa.array([b"\0\0\0\0\x09" + avro(AVRO, ORDER)])
+        assert values(made.decode(body)) == [missing]
+        monkeypatch.setattr("tallymark.spark.formats.avro.MISSING_S", 0.0)
+        late = reader(AVRO_TYPE, avroSchema=AVRO, schemaRegistry=f"http://{registry.address}")
+        del registry.schemas["9"]
+        assert values(late.decode(body)) == [missing]
+        registry.schemas["9"] = AVRO
+        assert values(late.decode(body)) == [READ]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [(404, b"<html>"), (404, b'{"error_code":404}'), (404, b"[]"), (500, b"{}"), (200, b"[]")],
+)
+def test_a_registry_that_cannot_be_asked_fails_the_task(answer: tuple[int, bytes]) -> None:
+    """Also one that is elsewhere than the option says: no body is corrupt for that."""
+    with Registry() as registry:
+        registry.otherwise = answer
+        made = reader(AVRO_TYPE, avroSchema=AVRO, schemaRegistry=f"http://{registry.address}/x")
+        with pytest.raises(NoRegistry, match=r"schema 9 of 127\.0\.0\.1"):
+            made.decode(pa.array([b"\0\0\0\0\x09x"]))
+
+
+@pytest.mark.parametrize("where", ["http://127.0.0.1:1", "file:///nowhere/at/all"])
+def test_a_registry_that_is_not_there_fails_the_task(where: str) -> None:
+    made = reader(AVRO_TYPE, avroSchema=AVRO, schemaRegistry=where)
+    with pytest.raises(NoRegistry, match="schema 9 of"):
         made.decode(pa.array([b"\0\0\0\0\x09x"]))
 
 

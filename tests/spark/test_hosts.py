@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from tallymark.client.arguments import parse
 from tallymark.spark.broker_options import endpoints_of
 from tallymark.spark.client import BrokerUnreachable, Client, Endpoint
 from tests.support.http_server import HttpServer
@@ -69,6 +70,18 @@ def test_hosts_of_an_url() -> None:
     assert str(found) == "https://a:1,b:15671,[::1]:3"
     assert Endpoint.from_url(str(found)).hosts == found.hosts
     assert Endpoint.from_url("b").hosts == (("b", 15672),)
+
+
+def test_user_and_password_are_decoded_as_in_urls_of_the_client_and_of_shovels() -> None:
+    """With signs that an URL has for itself, and of another alphabet; a plus is a plus."""
+    found = Endpoint.from_url("http://a%40b:pla%2Fnted%23%3A+%C3%A9@[::1]:3,b")
+    assert (found.user, found.password) == ("a@b", "pla/nted#:+é")
+    assert found.hosts == (("::1", 3), ("b", 15672))
+    login = parse("amqp://a%40b:pla%2Fnted%23%3A+%C3%A9@host")
+    assert (login.user, login.password) == (found.user, found.password)
+    (one, other) = endpoints_of({"urls": "http://me:a%2Cb%7Cc@a|b,http://c"})
+    assert (one.password, other.password) == ("a,b|c", "guest")
+    assert Endpoint.from_url("http://me:100%@a").password == "100%"
 
 
 @pytest.mark.parametrize(

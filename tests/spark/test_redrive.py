@@ -210,6 +210,8 @@ def test_columns_a_condition_speaks_of() -> None:
     assert redrives.columns_for("true") == "queue, sequence, broker_message_id, deaths"
     named = redrives.columns_for("Headers['x'] = 'y' and first_death.reason = 'expired'")
     assert named == "queue, sequence, broker_message_id, headers, deaths, first_death"
+    named = redrives.columns_for("typed_headers['n'].type = 'int32'")
+    assert named == "queue, sequence, broker_message_id, type, deaths, typed_headers"
 
 
 def test_targets_by_address() -> None:

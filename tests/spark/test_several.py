@@ -365,6 +365,31 @@ def test_several_brokers(broker: BrokerProcess, tmp_path_factory: pytest.TempPat
         stream.stop()
 
 
+def test_a_broker_at_an_ipv6_address_is_shown_in_brackets_and_its_checkpoints_go_on() -> None:
+    """The key has none: it is in checkpoints."""
+    given = {"urls": "http://[::1]:1,http://b:2", "subscribe": "q/1,r", "subscription": "s"}
+    stream = SeveralStreams(SourceOptions.parse(given), lambda one: Shown(one.shown))  # type: ignore[arg-type, return-value]
+    end: dict[str, Any] = {"queues": {key: {} for key in ("::1:1/q/1", "::1:1/r", "b:2/q/1")}}
+    assert stream.initialOffset()["queues"].keys() == {*end["queues"], "b:2/r"}
+    shown = [part.inner.text for part in stream.partitions({"queues": {}}, end)]  # type: ignore[attr-defined]
+    assert shown == ["[::1]:1/q/1", "[::1]:1/r", "b:2/q/1"]
+    with pytest.raises(ValueError, match=r"each broker once, got \[::1\]:1, \[::1\]:1"):
+        SourceOptions.parse({"urls": "http://[::1]:1,http://[::1]:1", "queue": "q"})
+
+
+@dataclass
+class Shown:
+    """A reader that says of its partition what its rows have in the column `queue`."""
+
+    text: str
+
+    def initialOffset(self) -> dict[str, Any]:
+        return {"at": 0}
+
+    def partitions(self, start: object, end: object) -> list[Shown]:
+        return [self]
+
+
 @pytest.mark.spark
 @long  # in `make test` without Spark: the tests around it
 def test_a_query_of_several_queues_lands_each_message_once(

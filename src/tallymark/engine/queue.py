@@ -139,6 +139,9 @@ class Queue(Timed):
         """Highest place that was taken when the queue was last attended to."""
         self.used_ms = EngineMs(0)
         """Time of the last declare, get or consume; engine time, ms."""
+        self.kept = False
+        """True while a part of the broker needs the queue, which then does not expire; see
+        Registry.keep."""
         self.paused = False
         """True while an operator has paused deliveries [NQ-9]."""
         self.rests = False
@@ -192,6 +195,11 @@ class Queue(Timed):
         self.watched = (
             self.settings.needs_upkeep() or self.own_ttl or self.pending > 0 or self.deferred > 0
         )
+
+    def may_expire(self) -> bool:
+        """Return whether the queue is deleted once it was unused for long enough [x-expires]."""
+        in_use = self.consumers or self.subscriptions or self.kept
+        return self.settings.expires_ms >= 0 and not in_use
 
     # -- the account
 

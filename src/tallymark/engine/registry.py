@@ -243,9 +243,10 @@ class Registry:
         """End a virtual host with all that is in it; nobody is connected to it. Raises NotFound."""
         vhost = self._state.vhost(name)
         deleter = Connection(self._state.owner_ids(), name, "", "")
-        for queue in list(vhost.queues.values()):
-            if not queue.deleted:  # by the end of another, as those of an ephemeral NSQ topic
-                self.delete_queue(deleter, queue.name, False, False)
+        while vhost.queues:  # the backlog of an NSQ topic is made anew while there are channels
+            for queue in list(vhost.queues.values()):
+                if not queue.deleted:  # by the end of another, as those of an ephemeral NSQ topic
+                    self.delete_queue(deleter, queue.name, False, False)
         for exchange in list(vhost.exchanges):
             if exchange and not exchange.startswith("amq."):
                 vhost.delete_exchange(exchange, False)
@@ -339,6 +340,15 @@ class Registry:
             self._state.vhost(queue.vhost).pause_queue(queue, paused)
             self._agenda.mark(queue)
 
+    def keep(self, queue: Queue, kept: bool) -> None:
+        """Have a queue not expire, because a part of the broker needs it that does not read it; or
+        have its time begin anew [x-expires]. Says nothing to the journal."""
+        if queue.kept != kept:
+            queue.kept = kept
+            queue.used_ms = self._clock.now_ms
+            if queue.watched:
+                self._agenda.mark(queue)
+
     def end(self, queue: Queue) -> int:
         """End everything that depends on a queue, after it was removed from its virtual host's
         tables. Returns the count of messages that were ready or pending."""
@@ -417,13 +427,8 @@ class Registry:
         """Handle a deadline of a queue that has come: it expires, or its messages do."""
         if queue.deleted:
             return
-        expires = queue.settings.expires_ms
-        if (
-            expires >= 0
-            and not queue.consumers
-            and not queue.subscriptions
-            and queue.used_ms + expires <= self._clock.now_ms
-        ):
+        expires_ms = queue.used_ms + queue.settings.expires_ms
+        if queue.may_expire() and expires_ms <= self._clock.now_ms:
             self._vhosts[queue.vhost].expire_queue(queue)
             self.end(queue)
         else:

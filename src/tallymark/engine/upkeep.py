@@ -161,9 +161,8 @@ class Upkeep:
             due = min(due, queue.deferrals.next_due())
         if queue.letters:
             due = min(due, queue.retry.due_ms)
-        expires = queue.settings.expires_ms
-        if expires >= 0 and not queue.consumers and not queue.subscriptions:
-            due = EngineMs(min(due, queue.used_ms + expires))
+        if queue.may_expire():
+            due = EngineMs(min(due, queue.used_ms + queue.settings.expires_ms))
         return due
 
     def _arm(self, queue: Queue) -> None:

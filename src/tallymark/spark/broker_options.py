@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from tallymark.environment import USER
-from tallymark.spark.client import DEFAULT_PORT, Endpoint, shown_url
+from tallymark.spark.client import DEFAULT_PORT, Endpoint, host_and_port, shown_url
 from tallymark.spark.option_values import number, truth
 
 DEFAULT_ENDPOINT: Final = Endpoint()
 OF_BROKER: Final = {
-    "url": "http[s]://[user:password@]host:port of the broker's HTTP interface; with commas, hosts "
-    "of those that stand by for it",
+    "url": "http[s]://[user:password@]host:port of the broker's HTTP interface, user and password "
+    "percent-encoded; with commas, hosts of those that stand by for it",
     "host": "its host, where no url is given (127.0.0.1)",
     "port": f"its port, where no url is given ({DEFAULT_PORT})",
     "user": f"user of the broker (environment: {USER}=NAME:PASSWORD; guest)",
@@ -43,7 +43,7 @@ def endpoints_of(options: Mapping[str, str]) -> tuple[Endpoint, ...]:
     rest = {name: value for name, value in options.items() if name != "urls"}
     each = [url.strip().replace("|", ",") for url in urls.split(",")]
     found = tuple(_endpoint({**rest, "url": url}) for url in each)
-    addresses = [f"{host}:{port}" for one in found for host, port in one.hosts]
+    addresses = [host_and_port(*host) for one in found for host in one.hosts]
     if len(set(addresses)) != len(addresses):
         raise ValueError(f"option urls: expected each broker once, got {', '.join(addresses)}")
     return found

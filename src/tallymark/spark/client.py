@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from tallymark.environment import CA_FILE, CERT_FILE, KEY_FILE
 
@@ -109,7 +109,8 @@ class Endpoint:
     @staticmethod
     def from_url(url: str, **rest: object) -> Endpoint:
         """`http[s]://[user:password@]host[:port],...`, with the hosts of a broker and of those that
-        stand by for it. Raises ValueError for anything else."""
+        stand by for it; percent-escapes are decoded in user and password. Raises ValueError for
+        anything else."""
         parts = urlsplit(url if "//" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.netloc.rpartition("@")[2]:
             raise ValueError(
@@ -127,9 +128,9 @@ class Endpoint:
         }  # fmt: skip
         if login:
             user, colon, password = login.partition(":")
-            values["user"] = user
+            values["user"] = unquote(user)
             if colon:
-                values["password"] = password
+                values["password"] = unquote(password)
         values.update((key, value) for key, value in rest.items() if value is not None)
         return Endpoint(**values)
 
@@ -175,9 +176,16 @@ class Endpoint:
         return "Basic " + base64.b64encode(pair).decode("ascii")
 
     def __str__(self) -> str:
-        named = [(f"[{host}]" if ":" in host else host, port) for host, port in self.hosts]
-        hosts = ",".join(f"{host}:{port}" for host, port in named)
+        hosts = ",".join(host_and_port(host, port) for host, port in self.hosts)
         return f"{'https' if self.tls else 'http'}://{hosts}"
+
+
+def host_and_port(host: str, port: int) -> str:
+    """
+    >>> host_and_port("a", 1), host_and_port("::1", 2)
+    ('a:1', '[::1]:2')
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _host_in(text: str, tls: bool, url: str) -> tuple[str, int]:

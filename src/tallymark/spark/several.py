@@ -25,7 +25,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from tallymark.spark.admission import Admission, Tail, behind, part_of, shares
-from tallymark.spark.client import BrokerRefused, Client, Endpoint, Json, api_path
+from tallymark.spark.client import BrokerRefused, Client, Endpoint, Json, api_path, host_and_port
 from tallymark.spark.options import SourceOptions
 from tallymark.spark.reading import limits
 
@@ -73,12 +73,14 @@ class _Named:
                 f"the checkpoint is of {key!r}: expected a broker of option urls, "
                 f"{', '.join(self._by_address)}"
             )
+        endpoint = self._by_address[address]
+        shown = host_and_port(endpoint.host, endpoint.port)
         return replace(
             self._options,
-            endpoint=self._by_address[address], names=(), pattern="",
+            endpoint=endpoint, names=(), pattern="",
             queue="" if self._options.of_streams else name,
             stream=name if self._options.of_streams else "",
-            label="" if self._one_broker else key,
+            label="" if self._one_broker else f"{shown}/{name}",
         )  # fmt: skip
 
     def split(self, key: str) -> tuple[str, str]:
@@ -322,4 +324,6 @@ class SeveralTables(DataSourceReader):
 
 
 def _address(endpoint: Endpoint) -> str:
+    """Return what a broker is called in keys. Without the brackets of an IPv6 address, which are in
+    no checkpoint; what is shown has them."""
     return f"{endpoint.host}:{endpoint.port}"

@@ -10,7 +10,7 @@ from tallymark.engine.broker import Broker
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.policies import Policy
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import Connection
+from tallymark.engine.session import NOBODY, Connection
 from tallymark.engine.vhost import VirtualHost
 from tallymark.whatif.changes import Change, ChangeRefused
 from tallymark.whatif.fates import Fates, QueueName
@@ -29,7 +29,7 @@ class Declaring:
         self._names: dict[int, QueueName] = {}
         self._ids: dict[QueueName, int] = {}
         self._declared: dict[tuple[str, str], int] = {}
-        self._operator = Connection(0, "", "", "")
+        self._operator = Connection(NOBODY, "", "", "")
         broker.state.queue_ids.at_least(FIRST_NEW)
         broker.registry.observers.append(self._observe)
 

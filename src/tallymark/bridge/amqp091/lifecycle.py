@@ -25,7 +25,7 @@ from tallymark.bridge.amqp091.login import (
 from tallymark.bridge.direct_reply import DirectReplies
 from tallymark.bridge.permissions import QUEUE, READ, Access, OnDenied, Permissions, refuse_entry
 from tallymark.engine.broker import Broker
-from tallymark.engine.errors import AccessRefused, BrokerError, NotAllowed
+from tallymark.engine.errors import AccessRefused, BrokerError, NotAllowed, NotFound
 from tallymark.wire.amqp091.connection import Connection as WireConnection
 from tallymark.wire.amqp091.errors import (
     ACCESS_REFUSED,
@@ -265,6 +265,10 @@ class Lifecycle(AmqpBridge):
         self.fail_connection(WireError(CONNECTION_FORCED, text))
 
     def refuse(self, number: int, error: BrokerError, class_id: int, method_id: int) -> None:
+        """Refuse a method by closing its channel, or the connection. What is not there may have
+        been removed just now: it is told when the disk knows."""
+        if isinstance(error, NotFound):
+            self.gate.shut_for(self.broker)
         self.fail(number, wire_error(error, class_id, method_id))
 
     def fail(self, number: int, error: WireError) -> None:

@@ -109,6 +109,8 @@ def answer(session: Session, link: WireLink, attach: Attach) -> None:
     except MustWait:
         session.client.broker.await_durable(LateAttach(session, link, attach))
     except BrokerError as error:
+        if isinstance(error, NotFound):  # perhaps removed just now: told when the disk knows
+            session.client.owner.gate.shut_for(session.client.broker)
         link.refuse(error_of(error))
     except AttachRefused as refusal:
         link.refuse(refusal.error)

@@ -115,8 +115,9 @@ class Management:
             return self._do(request)
         except Refusal as refusal:
             return Outcome(refusal.status, refusal.text)
-        except BrokerError as error:
-            return Outcome(status_of(error), shown(str(error)))
+        except BrokerError as error:  # what a change does not find may have been removed just now
+            is_gone = isinstance(error, NotFound) and request.method != "GET"
+            return Outcome(status_of(error), shown(str(error)), is_gone)
 
     def _do(self, request: Request) -> Outcome:
         """Carry out a request. Raises Refusal, BrokerError."""

@@ -296,33 +296,32 @@ class Nsq(Lifecycle):
             except AccessRefused:
                 self.fail(unauthorized("SUB", event.topic, event.channel))
                 return
+        broker = self.broker
+        connection = self._engine
+        try:  # before the channel: one that is ephemeral would stay where its client is refused
+            if connection is None:
+                connection = broker.clients.open_connection(topics.vhost, "", self.peer)
+                connection.handle = self
+                self._engine = connection
+            session = broker.clients.open_session(connection)
+        except BrokerError as error:
+            self._refuse_subscriber(sub_failed(str(error)))
+            return
         try:
             queue = topics.channel(event.topic, event.channel)
         except BrokerError as error:
-            self.fail(WireError(E_BAD_TOPIC, f"SUB {error}"))
+            self._refuse_subscriber(WireError(E_BAD_TOPIC, f"SUB {error}"))
             return
         most = self.settings.max_channel_consumers
         if most and len(queue.consumers) >= most:
-            self.fail(too_many_consumers(event.topic, event.channel, most))
+            self._refuse_subscriber(too_many_consumers(event.topic, event.channel, most))
             return
-        broker = self.broker
-        connection = self._engine
-        if connection is None:
-            try:
-                connection = broker.clients.open_connection(topics.vhost, "", self.peer)
-            except BrokerError as error:
-                self.fail(sub_failed(str(error)))
-                return
-            connection.handle = self
-            self._engine = connection
         connection.gated = True
         connection.holds_output = True
         try:
-            session = broker.clients.open_session(connection)
             consumer = broker.consuming.consume(session, queue, self.peer, False, False, 0, {})
-        except BrokerError as refusal:  # an AMQP client consumes from it exclusively
-            broker.clients.close_connection(connection, False)
-            self.fail(sub_failed(str(refusal)))
+        except BrokerError as error:  # an AMQP client consumes from it exclusively
+            self._refuse_subscriber(sub_failed(str(error)))
             return
         consumer.timeout_ms = Ms(self.wire.identify.msg_timeout_ms)
         consumer.on_timeout = REQUEUES
@@ -333,6 +332,12 @@ class Nsq(Lifecycle):
         answer = Answer(SUBSCRIBED)
         answer.connection = connection
         self.answers.add_durable(answer)
+
+    def _refuse_subscriber(self, error: WireError) -> None:
+        """Answer a SUB by an error, and end what the engine has of the client."""
+        if self._engine is not None:
+            self.broker.clients.close_connection(self._engine, False)
+        self.fail(error)
 
     def _ready(self, count: int) -> None:
         if self.consumer is not None:

@@ -1,7 +1,8 @@
 """NSQ's topics and channels as exchanges and queues of one virtual host.
 
     topic T      fanout exchange T, and the queue "T:", its backlog: bound while the topic has no
-                 channel or is paused; what it holds moves to the channels afterwards [NQ-9]
+                 channel or is paused; what it holds moves to the channels afterwards [NQ-9].
+                 While the topic has channels, it does not expire, and is made anew when deleted
     channel C    queue "T:C", bound to T unless the topic is paused
 
 An exchange that is a topic is marked by its argument x-nsq-topic. One that NSQ did not make is no
@@ -398,6 +399,7 @@ class Topics:
         """Bind the queues that the topic's messages go to now, unbind the others, and move the
         backlog. O(channels)."""
         channels = list(topic.channels.values())
+        self.broker.registry.keep(topic.backlog, bool(channels))
         if topic.paused or not channels:
             self._bind(topic, topic.backlog)
             for queue in channels:
@@ -456,8 +458,9 @@ class Topics:
             return
         topic = self._topics.get(name)
         if not channel:
-            if not exists and topic is not None and topic.backlog is queue:
-                del self._topics[name]  # deleted by an AMQP client; the next use makes it anew
+            is_gone = not exists and topic is not None and topic.backlog is queue
+            if is_gone and topic is not None and not self._renew(topic):
+                del self._topics[name]  # the next use makes it anew
                 self._note(name, "", False)
             return
         channels = self._channels.setdefault(name, {})
@@ -476,8 +479,26 @@ class Topics:
             elif topic is None and not channels:
                 del self._channels[name]
 
+    def _renew(self, topic: Topic) -> bool:
+        """Make a deleted backlog anew, paused as before, since the topic has channels. False: the
+        topic has none, or its exchange is gone, too, or there may be no more queues."""
+        vhost = self.broker.vhosts.get(self.vhost)
+        if vhost is None or vhost.exchanges.get(topic.name) is not topic.exchange:
+            return False
+        if not topic.channels:
+            return False
+        paused = topic.paused
+        try:
+            topic.backlog = self._queue(topic.name, "", topic.ephemeral, False)
+        except BrokerError:
+            return False
+        self.broker.registry.pause(topic.backlog, paused)
+        self._wire(topic)
+        return True
+
     def _enter(self, topic: Topic, queue: Queue) -> None:
         """Add a channel to a topic."""
+        self.broker.registry.keep(topic.backlog, True)
         vhost = self.broker.vhost(self.vhost)
         if topic.paused or vhost.exchanges.get(topic.name) is not topic.exchange:
             return
@@ -490,6 +511,7 @@ class Topics:
         vhost = self.broker.vhosts.get(self.vhost)
         if vhost is None or vhost.queues.get(topic.backlog.name) is not topic.backlog:
             return
+        self.broker.registry.keep(topic.backlog, False)
         if topic.ephemeral:
             self.delete_topic(topic.name)
         elif vhost.exchanges.get(topic.name) is topic.exchange:

@@ -21,7 +21,7 @@ from tallymark.bridge.operations import Operations, arguments_of
 from tallymark.engine.errors import AccessRefused, NotAllowed, NotFound
 from tallymark.engine.patterns import PatternRefused, compile_pattern
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import Connection
+from tallymark.engine.session import NOBODY, Connection
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.access.user import (
     GUEST_USER,
@@ -53,8 +53,6 @@ FORM: Final = "multipart/form-data"
 DEFAULT_EXCHANGE: Final = "amq.default"
 ORDER: Final = ("vhost", "name", "source", "destination", "routing_key", "properties_key", "user")
 MISSING: Final = object()
-NOBODY: Final = 0
-"""Id of a connection that owns no queue."""
 DIGITS: Final = 20
 """Digits that a number sent as text may have."""
 

@@ -2,18 +2,23 @@
 in front of each body.
 
 The registry's wire format is a zero, the schema's number in four bytes (big-endian), and the
-message in Avro's binary encoding without a file's header.
+message in Avro's binary encoding without a file's header. A body whose number the registry does not
+have is corrupt: any body that begins with a zero has such a number. A registry that cannot be asked
+fails the task.
 """
 
 from __future__ import annotations
 
 import json
 import struct
+import time
 import urllib.request
 from collections.abc import Callable
+from http.client import NOT_FOUND
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
+from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
 
 from tallymark.spark.formats.decoding import Corrupt, NotInstalled, Read
@@ -21,6 +26,12 @@ from tallymark.spark.formats.decoding import Corrupt, NotInstalled, Read
 MAGIC: Final = 0
 HEAD: Final = struct.Struct(">BI")
 ANSWER_S: Final = 30
+NO_SUCH_SCHEMA: Final = 40403
+"""Code by which a registry says that it has no such schema. A proxy, or a registry that knows no
+such path, answers 404 without it."""
+MISSING_S: Final = 10.0
+"""Seconds for which a number that no schema has is not asked for again."""
+MOST_MISSING: Final = 10_000
 TIMES_OF_DAY: Final = ("time-millis", "time-micros")
 """Logical types that stay numbers: milliseconds, microseconds since midnight."""
 _PRIMITIVE: Final = {
@@ -118,13 +129,24 @@ def read_avro(text: str, registry: str = "") -> Read:
     if not registry:
         return lambda body: _whole(schemaless_reader, BytesIO(body), wanted, None)
     known: dict[int, Any] = {}
+    missing: dict[int, tuple[float, str]] = {}
 
     def read(body: bytes) -> object:
         if len(body) < HEAD.size or body[0] != MAGIC:
             raise Corrupt("no number of a schema in front, as a registry's wire format has it")
         number = HEAD.unpack_from(body)[1]
         if number not in known:
-            known[number] = parsed(_schema(registry, number))
+            now_s = time.monotonic()
+            until_s, reason = missing.get(number, (now_s, ""))
+            if until_s > now_s:
+                raise Corrupt(reason)
+            try:
+                known[number] = parsed(_schema(registry, number))
+            except ValueError as error:
+                if len(missing) >= MOST_MISSING:
+                    missing.clear()
+                missing[number] = now_s + MISSING_S, str(error)
+                raise
         return _whole(schemaless_reader, BytesIO(body[HEAD.size :]), known[number], wanted)
 
     return read
@@ -138,20 +160,45 @@ def _whole(read: Callable[..., Any], data: BytesIO, writer: Any, reader: Any) ->
 
 
 def _schema(registry: str, number: int) -> str:
-    """Raises OSError, ValueError: nothing can be read without it, so the task fails."""
+    """Raises Corrupt: the registry has none of that number; NoRegistry: it cannot be asked, and
+    nothing can be read without it, so the task fails."""
     parts = urlsplit(registry)
+    where = parts.hostname or registry
     try:
         if parts.scheme == "file":
-            return (Path(unquote(parts.path)) / f"{number}.avsc").read_text()
+            return _in_folder(Path(unquote(parts.path)), number)
         url = f"{registry.rstrip('/')}/schemas/ids/{number}"
         with urllib.request.urlopen(url, timeout=ANSWER_S) as answer:
             return str(json.load(answer)["schema"])
-    except (OSError, ValueError, KeyError) as error:
-        raise NoRegistry(f"schema {number} of {parts.hostname or registry}: {error}") from error
+    except HTTPError as error:
+        if error.code == NOT_FOUND and _says_that_there_is_none(error):
+            raise Corrupt(f"no schema {number} in {where}") from None
+        raise NoRegistry(f"schema {number} of {where}: {error}") from error
+    except Corrupt:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise NoRegistry(f"schema {number} of {where}: {error}") from error
+
+
+def _in_folder(folder: Path, number: int) -> str:
+    try:
+        return (folder / f"{number}.avsc").read_text()
+    except FileNotFoundError:
+        if not folder.is_dir():
+            raise
+        raise Corrupt(f"no {number}.avsc in {folder}") from None
+
+
+def _says_that_there_is_none(error: HTTPError) -> bool:
+    try:
+        said = json.load(error)
+    except (OSError, ValueError):
+        return False
+    return isinstance(said, dict) and said.get("error_code") == NO_SUCH_SCHEMA
 
 
 class NoRegistry(NotInstalled):
-    """A schema cannot be had. No body is corrupt for it."""
+    """The registry cannot be asked for a schema. No body is corrupt for it."""
 
 
 def _fastavro() -> None:

@@ -199,10 +199,10 @@ def _batches(named: pa.Table, rate: float | None) -> Iterator[tuple[str, list[tu
 
 def columns_for(where: str) -> str:
     """The columns that a condition may speak of, and those that name a message."""
-    from tallymark.spark.schema import ALL
+    from tallymark.spark.schema import ALL, TYPED_HEADERS
 
-    words = {word.lower() for word in re.findall(r"\w+", where)}
-    return ", ".join([name for name in ALL if name in words or name in (*NAMES, "deaths")])
+    words = {word.lower() for word in re.findall(r"\w+", where)} | {*NAMES, "deaths"}
+    return ", ".join([name for name in (*ALL, TYPED_HEADERS.name) if name in words])
 
 
 def main(
