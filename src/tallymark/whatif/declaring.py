@@ -54,7 +54,7 @@ class Declaring:
             broker.registry.delete_vhost(name)
             return
         if op == definitions.QUEUE:
-            self._declare(said, blob)
+            self._declare(said, blob, now)
         elif op == definitions.DELETE_QUEUE:
             if definitions.text_of(said, "name") in vhost.queues:
                 self._delete(vhost, definitions.text_of(said, "name"))
@@ -85,12 +85,13 @@ class Declaring:
         elif name in vhost.policy_table.table(operator):
             registry.delete_policy(vhost.name, name, operator)
 
-    def _declare(self, said: dict[str, object], blob: bytes) -> None:
+    def _declare(self, said: dict[str, object], blob: bytes, now: int) -> None:
         """Make a queue under the id that it had, unless it is there."""
         broker = self._broker
         vhost = broker.vhosts[definitions.text_of(said, "vhost")]
         id, name = definitions.id_of(said), definitions.text_of(said, "name")
-        if id in broker.queues or self._change.is_removed(vhost.name, name):
+        is_gone = now >= self._change.since_ms and self._change.is_removed(vhost.name, name)
+        if id in broker.queues or is_gone:
             return
         vhost.topology.apply(blob)
         if not self._change.since_ms:
