@@ -104,6 +104,55 @@ def test_what_can_act_is_taken(said: dict[str, object]) -> None:
     check_acts(change, KNOWN)
 
 
+AWAY = {"queue": "orders", "away": {"from": at(BEGIN + 1000), "for": "1s"}}
+LATER = {"queue": "orders", "away": {"from": at(BEGIN + 9000), "for": "1s"}}
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (
+            {"queue": [{"name": "orders", "max-length": 3}, {"name": "orders", "max-length": 9}]},
+            r"^\[\[queue\]\] orders: max-length is said twice, expected one section",
+        ),
+        ({"new-queue": [{"name": "audit"}, {"name": "audit"}]}, "audit: is said twice"),
+        (
+            {"policy": [{"name": "p", "definition": {"max-length": n}} for n in (3, 9)]},
+            r"^\[\[policy\]\] p: is said twice",
+        ),
+        (
+            {"consumers": [{"queue": "orders", "times": 2}, {"queue": "orders", "speed": 2}]},
+            r"^\[\[consumers\]\] orders: is said twice",
+        ),
+        ({"consumers": [AWAY, {"queue": "orders", "speed": 2}]}, "orders: is said twice"),
+        (
+            {"publishers": [{"rate": 2}, {"exchange": "shop", "rate": 3}]},
+            r"^\[\[publishers\]\] exchange shop, key None: a section before it says",
+        ),
+    ],
+)
+def test_what_another_section_says_otherwise_is_refused(
+    said: dict[str, object], expected: str
+) -> None:
+    [change] = changes_of("change", said)
+    with pytest.raises(ChangeRefused, match=expected):
+        check_acts(change, KNOWN)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"queue": [{"name": "orders", "max-length": 3}, {"name": "orders", "message-ttl": 9}]},
+        {"queue": [{"name": "orders", "max-length": 3}, {"name": "mail", "max-length": 9}]},
+        {"consumers": [AWAY, LATER]},
+        {"publishers": [{"exchange": "shop", "rate": 3}, {"rate": 2}]},
+    ],
+)
+def test_sections_that_add_to_each_other_are_taken(said: dict[str, object]) -> None:
+    [change] = changes_of("change", said)
+    check_acts(change, KNOWN)
+
+
 def test_a_policy_applies_to_a_queue_that_the_change_declares() -> None:
     policy = {"name": "p", "pattern": "^audit$", "definition": {"max-length": 3}}
     [change] = changes_of("change", {"new-queue": [{"name": "audit"}], "policy": [policy]})

@@ -72,6 +72,8 @@ def test_settings_of_a_command_line_are_a_change() -> None:
     assert name_of(given[1:]) == "orders.overflow=reject-publish, a.b.message-ttl"
     with pytest.raises(ChangeRefused, match=r"expected QUEUE\.ARGUMENT=VALUE"):
         said_of(["orders"])
+    with pytest.raises(ChangeRefused, match=r"orders\.max-length is given twice, expected one"):
+        said_of(["orders.max-length=10", "orders.max-length=20"])
 
 
 def test_answers_are_found_by_ranges_of_message_ids() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final
 
@@ -21,7 +21,13 @@ from tallymark.engine.policies import (
 )
 from tallymark.engine.topology import PREDECLARED
 from tallymark.whatif import recording as told
-from tallymark.whatif.changes import Change, ChangeRefused, PolicyChange, nearest
+from tallymark.whatif.changes import (
+    Change,
+    ChangeRefused,
+    ConsumersChange,
+    PolicyChange,
+    nearest,
+)
 from tallymark.whatif.recording import Recording, Terms
 
 Place = tuple[str, str]
@@ -86,7 +92,9 @@ def known_of(recording: Recording) -> Known:
 
 def check_acts(change: Change, known: Known) -> None:
     """Raise ChangeRefused, with the nearest names, where a part of a change would act on nothing:
-    on what is not there, or at a time at which nothing was recorded."""
+    on what is not there, at a time at which nothing was recorded, or beside another part that says
+    the same otherwise."""
+    _check_said_once(change)
     there = {*known.queues, *((one.vhost, one.name) for one in change.new_queues)}
     for section, vhost, name in _queues_of(change):
         if (vhost, name) not in there:
@@ -119,6 +127,42 @@ def check_acts(change: Change, known: Known) -> None:
         _check_policy(policy, change, known, there)
     _check_publishers(change, known)
     _check_times(change, known)
+
+
+def _check_said_once(change: Change) -> None:
+    """Raise ChangeRefused for what is said in two sections, of which one would be passed over."""
+    said: set[tuple[str, str, str]] = set()
+
+    def note(section: str, vhost: str, name: str, what: str = "") -> None:
+        place = f"{section} {what}", vhost, name
+        if place in said:
+            text = f"{what.removeprefix('x-')} is said twice" if what else "is said twice"
+            raise ChangeRefused(f"[[{section}]] {name}: {text}, expected one section that says it")
+        said.add(place)
+
+    for queue in change.queues:
+        for argument in queue.arguments:
+            note("queue", queue.vhost, queue.name, argument)
+    for new in change.new_queues:
+        note("new-queue", new.vhost, new.name)
+    for policy in change.policies:
+        note("policy", policy.vhost, policy.name)
+    for crowd in change.consumers:
+        alike = [replace(one, away_at_ms=-1, away_for_ms=0) for one in change.consumers
+                 if (one.vhost, one.queue) == (crowd.vhost, crowd.queue)]  # fmt: skip
+        if any(one != ConsumersChange(crowd.queue, crowd.vhost) for one in alike):
+            note("consumers", crowd.vhost, crowd.queue)  # else they are away several times
+    for number, one in enumerate(change.publishers):
+        for before in change.publishers[:number]:
+            if (
+                before.vhost == one.vhost
+                and before.exchange in (None, one.exchange)
+                and before.key in (None, one.key)
+            ):
+                raise ChangeRefused(
+                    f"[[publishers]] exchange {one.exchange}, key {one.key}: a section before it "
+                    "says their rate, expected the wider one behind it"
+                )
 
 
 def _queues_of(change: Change) -> Iterator[tuple[str, str, str]]:
