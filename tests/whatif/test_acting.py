@@ -19,7 +19,10 @@ KNOWN = Known(
     frozenset({("/", "limits")}),
     frozenset({"kind"}),
     (BEGIN, END),
-)
+    bindings=frozenset({
+        (("/", "orders"), "shop", "order.new", "{}"), (("/", "mail"), "shop", "", '{"kind":"x"}'),
+    }),
+)  # fmt: skip
 
 
 def at(ms: int) -> datetime:
@@ -36,6 +39,18 @@ def at(ms: int) -> datetime:
         ({"new-queue": [{"name": "mail"}]}, "new-queue.* mail: .* expected a name that is free"),
         ({"bind": [{"queue": "orders", "exchange": "shp"}]}, "exchange shp .* expected shop$"),
         ({"unbind": [{"queue": "orders", "exchange": "market"}]}, "no durable exchange market"),
+        (
+            {"unbind": [{"queue": "orders", "exchange": "shop", "key": "order.nw"}]},
+            "orders: .* the exchange shop with the key 'order.nw', expected 'order.new'$",
+        ),
+        (
+            {"unbind": [{"queue": "mail", "exchange": "shop"}]},
+            'mail: .* with the key \'\' and the arguments {}, expected {"kind":"x"}$',
+        ),
+        (
+            {"unbind": [{"queue": "mail", "exchange": "amq.topic"}]},
+            "the exchange amq.topic with the key '', expected none: there are none$",
+        ),
         (
             {"bind": [{"queue": "mail", "exchange": "shop", "arguments": {"knd": 1}}]},
             "the header knd was not read, expected kind",
@@ -91,6 +106,8 @@ def test_what_would_change_nothing_is_refused_with_the_nearest_names(
         {"new-queue": [{"name": "audit"}], "bind": [{"queue": "audit", "exchange": "shop"}]},
         {"bind": [{"queue": "mail", "exchange": "amq.topic", "arguments": {"kind": "x"}}]},
         {"policy": [{"name": "p", "pattern": "^ord", "definition": {"max-length": 3}}]},
+        {"unbind": [{"queue": "orders", "exchange": "shop", "key": "order.new"}]},
+        {"unbind": [{"queue": "mail", "exchange": "shop", "arguments": {"kind": "x"}}]},
         {"policy": [{"name": "limits"}]},
         {"publishers": [{"exchange": "shop", "key": "order.new", "rate": 2}]},
         {"publishers": [{"rate": 2}]},

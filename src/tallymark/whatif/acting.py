@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final
 
+from tallymark.engine.definitions import BINDING, UNBIND, arguments_of
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.policies import (
     CLASSIC_QUEUES,
@@ -19,9 +20,11 @@ from tallymark.engine.policies import (
     check_definition,
     without_effect,
 )
+from tallymark.engine.table_json import canonical
 from tallymark.engine.topology import PREDECLARED
 from tallymark.whatif import recording as told
 from tallymark.whatif.changes import (
+    BindingChange,
     Change,
     ChangeRefused,
     ConsumersChange,
@@ -32,6 +35,8 @@ from tallymark.whatif.recording import Recording, Terms
 
 Place = tuple[str, str]
 """Virtual host and name."""
+BOUND: Final = (BINDING, UNBIND)
+"""Definitions that tell of a binding: it is made, or was there until then."""
 KINDS: Final = {"stream": (STREAMS,), "quorum": (QUORUM_QUEUES,), "classic": (CLASSIC_QUEUES,)}
 """Kinds of queues that policies tell apart, by the queue's type. One without a type is of the
 virtual host's."""
@@ -53,6 +58,8 @@ class Known:
     """First and last moment, ms."""
     kinds: dict[Place, str] = field(default_factory=dict)
     """Type of each queue; "": none of its own."""
+    bindings: frozenset[tuple[Place, str, str, str]] = frozenset()
+    """Queues that were bound, to which exchange, with which key and arguments (canonical)."""
 
 
 def known_of(recording: Recording) -> Known:
@@ -62,6 +69,7 @@ def known_of(recording: Recording) -> Known:
     policies: set[Place] = set()
     kinds: dict[Place, str] = {}
     hosts: set[str] = set()
+    bindings: set[tuple[Place, str, str, str]] = set()
     for _, _, kind, said in recording.inputs:
         if kind in (told.COME, told.CREDIT) and isinstance(said, Terms):
             consumed.add((said.vhost, said.queue))
@@ -75,6 +83,11 @@ def known_of(recording: Recording) -> Known:
                 policies.add(place)
             elif definition["op"] == "queue":
                 kinds[place] = str(definition["arguments"].get("x-queue-type", ""))
+            elif definition["op"] in BOUND and definition["kind"] == "queue":
+                bindings.add((
+                    (definition["vhost"], definition["destination"]), definition["source"],
+                    definition["key"], canonical(arguments_of(definition)),
+                ))  # fmt: skip
     publishes = recording.publishes
     routes = {
         (publishes.vhost[i], *publishes.places[number])
@@ -86,7 +99,7 @@ def known_of(recording: Recording) -> Known:
     return Known(
         frozenset(name[:2] for name in recording.fates), frozenset(exchanges), frozenset(consumed),
         frozenset(routes), frozenset(policies), recording.header_names,
-        (recording.begin_ms, recording.end_ms), kinds,
+        (recording.begin_ms, recording.end_ms), kinds, frozenset(bindings),
     )  # fmt: skip
 
 
@@ -116,6 +129,8 @@ def check_acts(change: Change, known: Known) -> None:
                 f"[[bind]] {bound.queue}: the header {lacks[0]} was not read, expected "
                 f"{nearest(lacks[0], known.headers)}; `pipeline ledger --rows --header` keeps more"
             )
+        if not bound.adds:
+            _check_bound(bound, known)
     for crowd in change.consumers:
         place = crowd.vhost, crowd.queue
         if place not in known.consumed:
@@ -188,6 +203,23 @@ def _check_exchange(section: str, vhost: str, name: str, known: Known) -> None:
             f"[[{section}]]: the ledger has no durable exchange {name} in vhost '{vhost}', "
             f"expected {nearest(name, names)}"
         )
+
+
+def _check_bound(bound: BindingChange, known: Known) -> None:
+    """Raise ChangeRefused for a binding to take away that never was."""
+    place = bound.vhost, bound.queue
+    arguments = canonical(bound.arguments)
+    if (place, bound.exchange, bound.key, arguments) in known.bindings:
+        return
+    those = [one for one in known.bindings if one[:2] == (place, bound.exchange)]
+    what, others = f"with the key {bound.key!r}", {repr(one[2]) for one in those}
+    if repr(bound.key) in others:
+        what += f" and the arguments {arguments}"
+        others = {one[3] for one in those if one[2] == bound.key}
+    raise ChangeRefused(
+        f"[[unbind]] {bound.queue}: the ledger has no binding to the exchange {bound.exchange} "
+        f"{what}, expected {nearest(repr(bound.key), others)}"
+    )
 
 
 def _check_policy(
