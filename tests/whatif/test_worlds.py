@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 
 from tallymark.engine.session import ACCEPTED, FAILED, REJECTED
-from tallymark.whatif.changes import Change, changes_of
+from tallymark.whatif.changes import Change, ChangeRefused, changes_of
 from tallymark.whatif.comparison import differences, faithfulness_text, verdict
 from tallymark.whatif.fates import Fates
 from tallymark.whatif.figures import compare_fates, figures_of
@@ -256,6 +256,33 @@ def test_a_queue_that_is_bound_gets_a_copy_and_one_that_is_gone_gets_nothing() -
     assert "parked" not in found
     dead = found["orders"]["dead-lettered (expired)"]
     assert found["copy"] == {"entered": dead, "there": 3, "dropped (maxlen)": dead - 3}
+
+
+@pytest.mark.parametrize("type", ["classic", "stream"])
+def test_a_queue_that_becomes_a_stream_or_is_none_any_more_is_refused(type: str) -> None:
+    """Messages of a stream are neither got one by one, nor purged or leased: whoever did that in
+    the recording would end the world."""
+    log = BlockLog()
+    rig = Rig(log)
+    rig.tick_ms = 0
+    queue = rig.declare("orders", {"queue-type": type})
+    session = rig.session()
+    rig.publish(session, "orders", [1, 2])
+    rig.settle_down()
+    if type == "classic":
+        got = rig.broker.consuming.get(session, queue, False)
+        assert got is not None
+        rig.settle_down()
+        rig.broker.settlement.settle(session, got[1], got[1], ACCEPTED)
+        rig.settle_down()
+        rig.broker.contents.purge(queue)
+    rig.settle_down()
+    recording = recorded(log)
+    assert World(recording).run().fates[ORDERS].account() == recording.fates[ORDERS].account()
+    assert played(recording, queue=[{"name": "orders", "queue-type": type}])
+    other = "stream" if type == "classic" else "classic"
+    with pytest.raises(ChangeRefused, match="orders: queue-type cannot change to or from stream"):
+        played(recording, queue=[{"name": "orders", "queue-type": other}])
 
 
 def test_a_restart_gives_back_what_was_held_and_loses_nothing() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tallymark.engine import definitions
-from tallymark.engine.arguments import check_queue_arguments, named
+from tallymark.engine.arguments import STREAM, check_queue_arguments, named
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.policies import Policy
@@ -15,6 +15,7 @@ from tallymark.engine.vhost import VirtualHost
 from tallymark.whatif.changes import Change, ChangeRefused
 from tallymark.whatif.fates import Fates, QueueName
 
+TYPE: Final = "x-queue-type"
 FIRST_NEW: Final = 1 << 24
 """Id below that of the first queue which only the change declares."""
 
@@ -182,6 +183,11 @@ class Declaring:
             check_queue_arguments(named("queue", queue.name, queue.vhost), arguments)
         except BrokerError as error:
             raise ChangeRefused(f"[[queue]] {queue.name}: {error}") from None
+        if (arguments.get(TYPE) == STREAM) != queue.settings.is_stream:
+            raise ChangeRefused(
+                f"[[queue]] {queue.name}: queue-type cannot change to or from {STREAM}: what was "
+                "done with the messages of one cannot be done with those of the other"
+            )
         return arguments
 
     def _replace(self, vhost: VirtualHost, queue: Queue) -> None:
