@@ -311,6 +311,17 @@ def _check_times(change: Change, known: Known) -> None:
             )
 
 
+def check_stretch(since_ms: int, known: Known) -> None:
+    """Raise ChangeRefused for a stretch that begins behind all that the ledger tells of: nothing
+    would differ in it."""
+    end = known.stretch[1]
+    if since_ms > end:
+        raise ChangeRefused(
+            f"the stretch begins at {_shown(since_ms)}, expected a time up to {_shown(end)}, of "
+            "which the ledger tells"
+        )
+
+
 def _shown(at_ms: int) -> str:
     text = datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds")
     return text.replace("+00:00", "Z")
