@@ -52,6 +52,16 @@ def test_the_file_of_the_manual_is_understood() -> None:
         ),
         ({"restart": [{"at": "noon"}]}, "at is 'noon', expected a time such as"),
         ({"queue": [{"name": "q", "max-length": []}]}, "max-length is an empty list"),
+        ({"queue": [{"name": "q"}]}, r"\[\[queue\]\] q: it changes nothing, expected an argument"),
+        (
+            {"consumers": [{"queue": "q"}]},
+            "it changes nothing, expected times or speed or prefetch or late or away",
+        ),
+        (
+            {"consumers": [{"queue": "q", "away": {"from": "2026-11-20T12:00:00Z"}}]},
+            "away: it changes nothing, expected for",
+        ),
+        ({"publishers": [{"exchange": "x"}]}, "it changes nothing, expected rate"),
     ],
 )
 def test_what_cannot_be_understood_is_refused_in_words(
