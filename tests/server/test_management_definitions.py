@@ -230,6 +230,7 @@ QUEUE = {"name": "q", "vhost": "/", "durable": True}
             "exchange 'x' in vhost '/': type 'x-recent-history' is not offered",
         ),
         (only("queues", **{**QUEUE, "name": "amq.gen-1"}), "are given by the broker"),
+        (only("queues", **{**QUEUE, "name": ""}), "queue '' in vhost '/': each import would make"),
     ],
 )  # fmt: skip
 def test_what_is_not_offered_is_named_and_the_rest_is_done(
@@ -310,6 +311,16 @@ WRONG: list[tuple[dict[str, Any], str]] = [
             destination_type="queue", arguments={"x-match": "some"},
         ),
         "x-match",
+    ),
+    (
+        only("bindings", source="", vhost="/", destination="amq.topic",
+             destination_type="exchange"),
+        "a binding from the default exchange",
+    ),
+    (
+        only("bindings", source="amq.topic", vhost="/", destination="",
+             destination_type="exchange"),
+        "a binding to the default exchange",
     ),
     (
         only("bindings", source="amq.topic", vhost="/", destination="there", destination_type="q"),

@@ -208,6 +208,7 @@ def test_publishes_that_are_refused(
         ({"count": 0}, "count is 0, expected 1 to"),
         ({"count": "many"}, "count is 'many', expected a whole number"),
         ({"truncate": -1.5}, "truncate is -1.5"),
+        ({"truncate": -1}, "truncate is -1, expected 0 or more bytes"),
     ],
 )
 def test_gets_that_are_refused(broker: BrokerProcess, change: dict[str, Any], reason: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,20 @@ def test_samples_of_a_time(tmp_path: Path) -> None:
         assert overview["message_stats"]["publish_details"]["avg_rate"] == 0.2
         (vhost,) = await ask("GET", "vhosts")
         assert vhost["messages_details"]["rate"] == 0.4
+
+    played(tmp_path, play)
+
+
+def test_samples_before_the_first_slot_has_ended_are_of_this_time(tmp_path: Path) -> None:
+    """What they count is not known yet, but when they are is: not 1970."""
+
+    async def play(ask: Asking) -> None:
+        await ask("PUT", "queues/%2F/q", {"durable": True})
+        row = await ask("GET", "queues/%2F/q?lengths_age=15&lengths_incr=5")
+        times = [one["timestamp"] for one in row["messages_details"]["samples"]]
+        assert len(times) == 4
+        assert abs(times[0] - 1000 * time.time()) <= 2 * SLOT_MS
+        assert times == [times[0] - SLOT_MS * i for i in range(4)]
 
     played(tmp_path, play)
 

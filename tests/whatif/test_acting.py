@@ -19,7 +19,10 @@ KNOWN = Known(
     frozenset({("/", "limits")}),
     frozenset({"kind"}),
     (BEGIN, END),
-)
+    bindings=frozenset({
+        (("/", "orders"), "shop", "order.new", "{}"), (("/", "mail"), "shop", "", '{"kind":"x"}'),
+    }),
+)  # fmt: skip
 
 
 def at(ms: int) -> datetime:
@@ -36,6 +39,18 @@ def at(ms: int) -> datetime:
         ({"new-queue": [{"name": "mail"}]}, "new-queue.* mail: .* expected a name that is free"),
         ({"bind": [{"queue": "orders", "exchange": "shp"}]}, "exchange shp .* expected shop$"),
         ({"unbind": [{"queue": "orders", "exchange": "market"}]}, "no durable exchange market"),
+        (
+            {"unbind": [{"queue": "orders", "exchange": "shop", "key": "order.nw"}]},
+            "orders: .* the exchange shop with the key 'order.nw', expected 'order.new'$",
+        ),
+        (
+            {"unbind": [{"queue": "mail", "exchange": "shop"}]},
+            'mail: .* with the key \'\' and the arguments {}, expected {"kind":"x"}$',
+        ),
+        (
+            {"unbind": [{"queue": "mail", "exchange": "amq.topic"}]},
+            "the exchange amq.topic with the key '', expected none: there are none$",
+        ),
         (
             {"bind": [{"queue": "mail", "exchange": "shop", "arguments": {"knd": 1}}]},
             "the header knd was not read, expected kind",
@@ -91,6 +106,8 @@ def test_what_would_change_nothing_is_refused_with_the_nearest_names(
         {"new-queue": [{"name": "audit"}], "bind": [{"queue": "audit", "exchange": "shop"}]},
         {"bind": [{"queue": "mail", "exchange": "amq.topic", "arguments": {"kind": "x"}}]},
         {"policy": [{"name": "p", "pattern": "^ord", "definition": {"max-length": 3}}]},
+        {"unbind": [{"queue": "orders", "exchange": "shop", "key": "order.new"}]},
+        {"unbind": [{"queue": "mail", "exchange": "shop", "arguments": {"kind": "x"}}]},
         {"policy": [{"name": "limits"}]},
         {"publishers": [{"exchange": "shop", "key": "order.new", "rate": 2}]},
         {"publishers": [{"rate": 2}]},
@@ -100,6 +117,55 @@ def test_what_would_change_nothing_is_refused_with_the_nearest_names(
     ],
 )
 def test_what_can_act_is_taken(said: dict[str, object]) -> None:
+    [change] = changes_of("change", said)
+    check_acts(change, KNOWN)
+
+
+AWAY = {"queue": "orders", "away": {"from": at(BEGIN + 1000), "for": "1s"}}
+LATER = {"queue": "orders", "away": {"from": at(BEGIN + 9000), "for": "1s"}}
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (
+            {"queue": [{"name": "orders", "max-length": 3}, {"name": "orders", "max-length": 9}]},
+            r"^\[\[queue\]\] orders: max-length is said twice, expected one section",
+        ),
+        ({"new-queue": [{"name": "audit"}, {"name": "audit"}]}, "audit: is said twice"),
+        (
+            {"policy": [{"name": "p", "definition": {"max-length": n}} for n in (3, 9)]},
+            r"^\[\[policy\]\] p: is said twice",
+        ),
+        (
+            {"consumers": [{"queue": "orders", "times": 2}, {"queue": "orders", "speed": 2}]},
+            r"^\[\[consumers\]\] orders: is said twice",
+        ),
+        ({"consumers": [AWAY, {"queue": "orders", "speed": 2}]}, "orders: is said twice"),
+        (
+            {"publishers": [{"rate": 2}, {"exchange": "shop", "rate": 3}]},
+            r"^\[\[publishers\]\] exchange shop, key None: a section before it says",
+        ),
+    ],
+)
+def test_what_another_section_says_otherwise_is_refused(
+    said: dict[str, object], expected: str
+) -> None:
+    [change] = changes_of("change", said)
+    with pytest.raises(ChangeRefused, match=expected):
+        check_acts(change, KNOWN)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"queue": [{"name": "orders", "max-length": 3}, {"name": "orders", "message-ttl": 9}]},
+        {"queue": [{"name": "orders", "max-length": 3}, {"name": "mail", "max-length": 9}]},
+        {"consumers": [AWAY, LATER]},
+        {"publishers": [{"exchange": "shop", "rate": 3}, {"rate": 2}]},
+    ],
+)
+def test_sections_that_add_to_each_other_are_taken(said: dict[str, object]) -> None:
     [change] = changes_of("change", said)
     check_acts(change, KNOWN)
 

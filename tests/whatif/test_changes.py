@@ -52,6 +52,16 @@ def test_the_file_of_the_manual_is_understood() -> None:
         ),
         ({"restart": [{"at": "noon"}]}, "at is 'noon', expected a time such as"),
         ({"queue": [{"name": "q", "max-length": []}]}, "max-length is an empty list"),
+        ({"queue": [{"name": "q"}]}, r"\[\[queue\]\] q: it changes nothing, expected an argument"),
+        (
+            {"consumers": [{"queue": "q"}]},
+            "it changes nothing, expected times or speed or prefetch or late or away",
+        ),
+        (
+            {"consumers": [{"queue": "q", "away": {"from": "2026-11-20T12:00:00Z"}}]},
+            "away: it changes nothing, expected for",
+        ),
+        ({"publishers": [{"exchange": "x"}]}, "it changes nothing, expected rate"),
     ],
 )
 def test_what_cannot_be_understood_is_refused_in_words(
@@ -72,6 +82,8 @@ def test_settings_of_a_command_line_are_a_change() -> None:
     assert name_of(given[1:]) == "orders.overflow=reject-publish, a.b.message-ttl"
     with pytest.raises(ChangeRefused, match=r"expected QUEUE\.ARGUMENT=VALUE"):
         said_of(["orders"])
+    with pytest.raises(ChangeRefused, match=r"orders\.max-length is given twice, expected one"):
+        said_of(["orders.max-length=10", "orders.max-length=20"])
 
 
 def test_answers_are_found_by_ranges_of_message_ids() -> None:

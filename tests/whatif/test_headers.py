@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tallymark.engine.exchange import HEADERS
-from tallymark.whatif.changes import changes_of
+from tallymark.whatif.acting import check_acts, known_of
+from tallymark.whatif.changes import ChangeRefused, changes_of
 from tallymark.whatif.reading import Reader
 from tallymark.whatif.recording import Recording
 from tallymark.whatif.rows import FromFile
@@ -66,6 +67,18 @@ def test_a_binding_that_asks_for_a_header_gets_what_has_it() -> None:
     known = sorted({*was["orders"], *was["large"]})  # what no queue took is not in the ledger
     assert len(known) > len(was["large"])
     assert entered(outcome.fates)["large"] == known
+
+
+def test_a_binding_is_taken_away_by_its_arguments_and_without_them_none_is() -> None:
+    recording = lived()
+    known = known_of(recording)
+    unbind = {"queue": "orders", "exchange": "sorted"}
+    [change] = changes_of("change", {"unbind": [{**unbind, "arguments": {"kind": "order"}}]})
+    check_acts(change, known)
+    assert entered(World(recording, change).run().fates)["orders"] == []
+    [change] = changes_of("change", {"unbind": [unbind]})
+    with pytest.raises(ChangeRefused, match=r"the arguments {}, expected {.kind.:.order.}$"):
+        check_acts(change, known)
 
 
 @pytest.mark.parametrize("rate", [2, 0.5])

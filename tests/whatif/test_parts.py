@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tallymark.whatif.changes import AS_IT_WAS, Change, changes_of
+from tallymark.whatif.changes import AS_IT_WAS, Change, ChangeRefused, changes_of
 from tallymark.whatif.figures import shown
 from tallymark.whatif.parts import Parts
 from tallymark.whatif.recording import Recording
@@ -107,3 +107,12 @@ def test_workers_end_with_the_sweep_that_started_them(tmp_path: Path) -> None:
         worker = int(sweep.stdout.readline())
         sweep.kill()
     until(lambda: not Path(f"/proc/{worker}").exists(), what="the worker has ended")
+
+
+def test_a_stretch_behind_the_ledgers_end_is_refused(data: Path, tmp_path: Path) -> None:
+    """It has no messages, so that nothing would differ, and the answer would be yes."""
+    [change] = changes_of("limit", {"policy": [{"name": "p", "definition": {"max-length": 1}}]})
+    sweep = Sweep(source_of(data), tmp_path / "late", since_ms=1 << 42)
+    with pytest.raises(ChangeRefused, match=r"^the stretch begins at 2109-05-15T07:35:11Z, exp"):
+        sweep.run([change], 1, print)
+    assert not list((tmp_path / "late").glob("*.json"))

@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 
 from tallymark.engine.session import ACCEPTED, FAILED, REJECTED
-from tallymark.whatif.changes import Change, changes_of
+from tallymark.whatif.changes import Change, ChangeRefused, changes_of
 from tallymark.whatif.comparison import differences, faithfulness_text, verdict
 from tallymark.whatif.fates import Fates
 from tallymark.whatif.figures import compare_fates, figures_of
@@ -204,6 +204,45 @@ def test_more_consumers_share_the_work_and_one_who_is_away_does_none() -> None:
     assert was - less in (20, 21), "five seconds of four messages each"
 
 
+@pytest.mark.parametrize(
+    ("said", "settled"),
+    [({"speed": 5}, 100), ({"times": 2}, 60), ({"times": 0}, 19), ({"prefetch": 10}, 40)],
+    ids=str,
+)
+def test_consumers_are_as_they_were_until_a_change_takes_effect(
+    said: dict[str, object], settled: int
+) -> None:
+    recording = plain()
+    middle = recording.begin_ms + 5_000
+    at = datetime.fromtimestamp(middle / 1000, UTC)
+    [change] = changes_of("x", {"from": at, "consumers": [{"queue": "orders", **said}]})
+    orders = World(recording, change).run().fates[ORDERS]
+    before, was = (
+        [at_ms for at_ms in ended if 0 <= at_ms < middle]
+        for ended in (orders.ended_ms, recording.fates[ORDERS].ended_ms)
+    )
+    assert before == was
+    assert orders.account()["settled"] == settled
+
+
+def test_what_a_consumer_may_hold_is_other_from_a_time_on() -> None:
+    recording = plain()
+    at = datetime.fromtimestamp((recording.begin_ms + 5_000) / 1000, UTC)
+    given = []
+    for prefetch in (1, 20, 0):
+        consumers = [{"queue": "orders", "prefetch": prefetch}]
+        [change] = changes_of("x", {"from": at, "consumers": consumers})
+        given.append(World(recording, change).run().delivered[ORDERS])
+    assert given == [41, 60, 100]
+
+
+def test_a_queue_is_there_until_a_change_takes_it_away() -> None:
+    recording = plain()
+    at = datetime.fromtimestamp((recording.begin_ms + 5_000) / 1000, UTC)
+    found = played(recording, **{"from": at, "remove-queue": [{"name": "orders"}]})
+    assert found["orders"] == {"entered": 50, "settled": 19, "dropped (queue_deleted)": 31}
+
+
 def test_a_queue_that_is_bound_gets_a_copy_and_one_that_is_gone_gets_nothing() -> None:
     recording = plain()
     found = played(
@@ -217,6 +256,33 @@ def test_a_queue_that_is_bound_gets_a_copy_and_one_that_is_gone_gets_nothing() -
     assert "parked" not in found
     dead = found["orders"]["dead-lettered (expired)"]
     assert found["copy"] == {"entered": dead, "there": 3, "dropped (maxlen)": dead - 3}
+
+
+@pytest.mark.parametrize("type", ["classic", "stream"])
+def test_a_queue_that_becomes_a_stream_or_is_none_any_more_is_refused(type: str) -> None:
+    """Messages of a stream are neither got one by one, nor purged or leased: whoever did that in
+    the recording would end the world."""
+    log = BlockLog()
+    rig = Rig(log)
+    rig.tick_ms = 0
+    queue = rig.declare("orders", {"queue-type": type})
+    session = rig.session()
+    rig.publish(session, "orders", [1, 2])
+    rig.settle_down()
+    if type == "classic":
+        got = rig.broker.consuming.get(session, queue, False)
+        assert got is not None
+        rig.settle_down()
+        rig.broker.settlement.settle(session, got[1], got[1], ACCEPTED)
+        rig.settle_down()
+        rig.broker.contents.purge(queue)
+    rig.settle_down()
+    recording = recorded(log)
+    assert World(recording).run().fates[ORDERS].account() == recording.fates[ORDERS].account()
+    assert played(recording, queue=[{"name": "orders", "queue-type": type}])
+    other = "stream" if type == "classic" else "classic"
+    with pytest.raises(ChangeRefused, match="orders: queue-type cannot change to or from stream"):
+        played(recording, queue=[{"name": "orders", "queue-type": other}])
 
 
 def test_a_restart_gives_back_what_was_held_and_loses_nothing() -> None:

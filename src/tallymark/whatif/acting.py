@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final
 
+from tallymark.engine.definitions import BINDING, UNBIND, arguments_of
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.policies import (
     CLASSIC_QUEUES,
@@ -19,13 +20,23 @@ from tallymark.engine.policies import (
     check_definition,
     without_effect,
 )
+from tallymark.engine.table_json import canonical
 from tallymark.engine.topology import PREDECLARED
 from tallymark.whatif import recording as told
-from tallymark.whatif.changes import Change, ChangeRefused, PolicyChange, nearest
+from tallymark.whatif.changes import (
+    BindingChange,
+    Change,
+    ChangeRefused,
+    ConsumersChange,
+    PolicyChange,
+    nearest,
+)
 from tallymark.whatif.recording import Recording, Terms
 
 Place = tuple[str, str]
 """Virtual host and name."""
+BOUND: Final = (BINDING, UNBIND)
+"""Definitions that tell of a binding: it is made, or was there until then."""
 KINDS: Final = {"stream": (STREAMS,), "quorum": (QUORUM_QUEUES,), "classic": (CLASSIC_QUEUES,)}
 """Kinds of queues that policies tell apart, by the queue's type. One without a type is of the
 virtual host's."""
@@ -47,6 +58,8 @@ class Known:
     """First and last moment, ms."""
     kinds: dict[Place, str] = field(default_factory=dict)
     """Type of each queue; "": none of its own."""
+    bindings: frozenset[tuple[Place, str, str, str]] = frozenset()
+    """Queues that were bound, to which exchange, with which key and arguments (canonical)."""
 
 
 def known_of(recording: Recording) -> Known:
@@ -56,6 +69,7 @@ def known_of(recording: Recording) -> Known:
     policies: set[Place] = set()
     kinds: dict[Place, str] = {}
     hosts: set[str] = set()
+    bindings: set[tuple[Place, str, str, str]] = set()
     for _, _, kind, said in recording.inputs:
         if kind in (told.COME, told.CREDIT) and isinstance(said, Terms):
             consumed.add((said.vhost, said.queue))
@@ -69,6 +83,11 @@ def known_of(recording: Recording) -> Known:
                 policies.add(place)
             elif definition["op"] == "queue":
                 kinds[place] = str(definition["arguments"].get("x-queue-type", ""))
+            elif definition["op"] in BOUND and definition["kind"] == "queue":
+                bindings.add((
+                    (definition["vhost"], definition["destination"]), definition["source"],
+                    definition["key"], canonical(arguments_of(definition)),
+                ))  # fmt: skip
     publishes = recording.publishes
     routes = {
         (publishes.vhost[i], *publishes.places[number])
@@ -80,13 +99,15 @@ def known_of(recording: Recording) -> Known:
     return Known(
         frozenset(name[:2] for name in recording.fates), frozenset(exchanges), frozenset(consumed),
         frozenset(routes), frozenset(policies), recording.header_names,
-        (recording.begin_ms, recording.end_ms), kinds,
+        (recording.begin_ms, recording.end_ms), kinds, frozenset(bindings),
     )  # fmt: skip
 
 
 def check_acts(change: Change, known: Known) -> None:
     """Raise ChangeRefused, with the nearest names, where a part of a change would act on nothing:
-    on what is not there, or at a time at which nothing was recorded."""
+    on what is not there, at a time at which nothing was recorded, or beside another part that says
+    the same otherwise."""
+    _check_said_once(change)
     there = {*known.queues, *((one.vhost, one.name) for one in change.new_queues)}
     for section, vhost, name in _queues_of(change):
         if (vhost, name) not in there:
@@ -108,6 +129,8 @@ def check_acts(change: Change, known: Known) -> None:
                 f"[[bind]] {bound.queue}: the header {lacks[0]} was not read, expected "
                 f"{nearest(lacks[0], known.headers)}; `pipeline ledger --rows --header` keeps more"
             )
+        if not bound.adds:
+            _check_bound(bound, known)
     for crowd in change.consumers:
         place = crowd.vhost, crowd.queue
         if place not in known.consumed:
@@ -119,6 +142,42 @@ def check_acts(change: Change, known: Known) -> None:
         _check_policy(policy, change, known, there)
     _check_publishers(change, known)
     _check_times(change, known)
+
+
+def _check_said_once(change: Change) -> None:
+    """Raise ChangeRefused for what is said in two sections, of which one would be passed over."""
+    said: set[tuple[str, str, str]] = set()
+
+    def note(section: str, vhost: str, name: str, what: str = "") -> None:
+        place = f"{section} {what}", vhost, name
+        if place in said:
+            text = f"{what.removeprefix('x-')} is said twice" if what else "is said twice"
+            raise ChangeRefused(f"[[{section}]] {name}: {text}, expected one section that says it")
+        said.add(place)
+
+    for queue in change.queues:
+        for argument in queue.arguments:
+            note("queue", queue.vhost, queue.name, argument)
+    for new in change.new_queues:
+        note("new-queue", new.vhost, new.name)
+    for policy in change.policies:
+        note("policy", policy.vhost, policy.name)
+    for crowd in change.consumers:
+        alike = [replace(one, away_at_ms=-1, away_for_ms=0) for one in change.consumers
+                 if (one.vhost, one.queue) == (crowd.vhost, crowd.queue)]  # fmt: skip
+        if any(one != ConsumersChange(crowd.queue, crowd.vhost) for one in alike):
+            note("consumers", crowd.vhost, crowd.queue)  # else they are away several times
+    for number, one in enumerate(change.publishers):
+        for before in change.publishers[:number]:
+            if (
+                before.vhost == one.vhost
+                and before.exchange in (None, one.exchange)
+                and before.key in (None, one.key)
+            ):
+                raise ChangeRefused(
+                    f"[[publishers]] exchange {one.exchange}, key {one.key}: a section before it "
+                    "says their rate, expected the wider one behind it"
+                )
 
 
 def _queues_of(change: Change) -> Iterator[tuple[str, str, str]]:
@@ -144,6 +203,23 @@ def _check_exchange(section: str, vhost: str, name: str, known: Known) -> None:
             f"[[{section}]]: the ledger has no durable exchange {name} in vhost '{vhost}', "
             f"expected {nearest(name, names)}"
         )
+
+
+def _check_bound(bound: BindingChange, known: Known) -> None:
+    """Raise ChangeRefused for a binding to take away that never was."""
+    place = bound.vhost, bound.queue
+    arguments = canonical(bound.arguments)
+    if (place, bound.exchange, bound.key, arguments) in known.bindings:
+        return
+    those = [one for one in known.bindings if one[:2] == (place, bound.exchange)]
+    what, others = f"with the key {bound.key!r}", {repr(one[2]) for one in those}
+    if repr(bound.key) in others:
+        what += f" and the arguments {arguments}"
+        others = {one[3] for one in those if one[2] == bound.key}
+    raise ChangeRefused(
+        f"[[unbind]] {bound.queue}: the ledger has no binding to the exchange {bound.exchange} "
+        f"{what}, expected {nearest(repr(bound.key), others)}"
+    )
 
 
 def _check_policy(
@@ -233,6 +309,17 @@ def _check_times(change: Change, known: Known) -> None:
                 f"[[consumers]] {one.queue}: late is {one.late_ms / 1000:g} s, expected less than "
                 f"the {(end - begin) / 1000:g} s of which the ledger tells"
             )
+
+
+def check_stretch(since_ms: int, known: Known) -> None:
+    """Raise ChangeRefused for a stretch that begins behind all that the ledger tells of: nothing
+    would differ in it."""
+    end = known.stretch[1]
+    if since_ms > end:
+        raise ChangeRefused(
+            f"the stretch begins at {_shown(since_ms)}, expected a time up to {_shown(end)}, of "
+            "which the ledger tells"
+        )
 
 
 def _shown(at_ms: int) -> str:

@@ -31,6 +31,8 @@ from typing import Final
 from tallymark.engine.arguments import QUEUE_CHECKS
 
 NONE: Final = "none"
+WHERE: Final = {"queue", "vhost", "exchange", "key", "from"}
+"""Keys that say of what, and from when on, and not what differs."""
 SECOND: Final = 1000
 UNITS: Final = {"ms": 1, "s": SECOND, "m": 60 * SECOND, "h": 3600 * SECOND}
 
@@ -313,6 +315,12 @@ class _Fields:
         self.left.clear()
         return found
 
+    def check_differs(self, *keys: str) -> None:
+        """Raise ChangeRefused for a section that says where, and none of these: nothing would
+        differ."""
+        if self.left.keys() <= WHERE:
+            raise ChangeRefused(f"{self.where}: it changes nothing, expected {' or '.join(keys)}")
+
     def end(self) -> None:
         if self.left:
             raise ChangeRefused(f"{self.where}: {next(iter(self.left))} is not known here")
@@ -362,7 +370,10 @@ def _sections(whole: _Fields, key: str) -> Iterator[_Fields]:
 
 
 def _queue(one: _Fields) -> QueueChange:
-    return QueueChange(one.text("name"), one.text("vhost", "/"), one.arguments())
+    name, vhost, arguments = one.text("name"), one.text("vhost", "/"), one.arguments()
+    if not arguments:
+        raise ChangeRefused(f"{one.where} {name}: it changes nothing, expected an argument")
+    return QueueChange(name, vhost, arguments)
 
 
 def _new_queue(one: _Fields) -> NewQueue:
@@ -394,10 +405,12 @@ def _binding(one: _Fields, adds: bool) -> BindingChange:
 
 
 def _consumers(one: _Fields) -> ConsumersChange:
+    one.check_differs("times", "speed", "prefetch", "late", "away")
     away = one.left.pop("away", None)
     at, length = -1, 0
     if away is not None:
         gone = _Fields("[[consumers]]: away", away)
+        gone.check_differs("for")
         at, length = gone.moment("from"), gone.length("for")
         gone.end()
     return ConsumersChange(
@@ -407,6 +420,7 @@ def _consumers(one: _Fields) -> ConsumersChange:
 
 
 def _publishers(one: _Fields) -> PublishersChange:
+    one.check_differs("rate")
     return PublishersChange(
         one.optional("exchange"), one.optional("key"), one.text("vhost", "/"), one.factor("rate")
     )

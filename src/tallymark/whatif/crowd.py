@@ -14,7 +14,7 @@ from tallymark.engine.errors import BrokerError, PreconditionFailed
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED, Consumer, Session
-from tallymark.units import EngineMs, Ms, QueueSequence, Tag
+from tallymark.units import UNLIMITED, EngineMs, Ms, QueueSequence, Tag
 from tallymark.whatif import recording as told
 from tallymark.whatif.changes import AS_IT_WAS, Change, ConsumersChange
 from tallymark.whatif.declaring import Declaring
@@ -70,6 +70,8 @@ class Crowd:
         for one in change.consumers:
             if one.away_for_ms:
                 self.plan(one.away_at_ms, partial(self._leave, one))
+        if change.since_ms:
+            self.plan(change.since_ms, self._take_effect)
 
     # -- time
 
@@ -151,8 +153,8 @@ class Crowd:
     def come(self, terms: Terms, not_before: int) -> None:
         """Let a consumer come, when the change says, and not before a time."""
         self._here[terms.consumer] = terms
-        one = self._changed(terms)
-        due = max(self.now + one.late_ms, not_before)
+        due = max(self.now + self._changed(terms).late_ms, not_before)
+        one = self._said_of(terms)
         if one.away_for_ms and one.away_at_ms <= due < one.away_at_ms + one.away_for_ms:
             due = one.away_at_ms + one.away_for_ms
         if due > self.now:
@@ -160,9 +162,32 @@ class Crowd:
         else:
             self._enter(terms)
 
-    def _changed(self, terms: Terms) -> ConsumersChange:
+    def _said_of(self, terms: Terms) -> ConsumersChange:
+        """Return what the change says of a consumer, whenever it takes effect."""
         found = self._change.consumers_of(terms.vhost, terms.queue)
         return AS_THEY_WERE if found is None else found
+
+    def _changed(self, terms: Terms) -> ConsumersChange:
+        """Return what is different with a consumer by now."""
+        return AS_THEY_WERE if self.now < self._change.since_ms else self._said_of(terms)
+
+    def _take_effect(self) -> None:
+        """Have the consumers that are there do as the change says. What they have begun to work on
+        takes the time that it took."""
+        for terms in self._here.values():
+            places, one = self._places.get(terms.consumer, []), self._changed(terms)
+            queue = self._broker.vhosts[terms.vhost].queues.get(terms.queue)
+            if not places or queue is None or one is AS_THEY_WERE:
+                continue
+            for place in places:
+                place.player.pace = 1 / one.speed
+                if one.prefetch >= 0 and place.consumer is not None:
+                    place.consumer.by_link = False
+                    self._broker.consuming.set_limit(place.consumer, one.prefetch or UNLIMITED)
+            for place in places[one.times :]:
+                self._broker.clients.close_session(place.session, False)
+            del places[one.times :]
+            self._fill(terms, queue)
 
     def _enter_if_here(self, terms: Terms) -> None:
         known = self._here.get(terms.consumer)
@@ -173,11 +198,15 @@ class Crowd:
         queue = self._broker.vhosts[terms.vhost].queues.get(terms.queue)
         if queue is None:
             return
-        one = self._changed(terms)
+        self._places[terms.consumer] = []
+        self._fill(terms, queue)
+
+    def _fill(self, terms: Terms, queue: Queue) -> None:
+        """Add consumers in place of one until there are as many as the change says."""
+        one, places = self._changed(terms), self._places[terms.consumer]
         if one.prefetch >= 0:
             terms = replace(terms, window=one.prefetch or -1)
-        places = self._places[terms.consumer] = []
-        for copy in range(one.times):
+        for copy in range(len(places), one.times):
             session = self._sessions.get(terms.session)
             if session is None or session.closed or copy:
                 session = self._open(terms.vhost)

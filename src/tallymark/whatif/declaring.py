@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tallymark.engine import definitions
-from tallymark.engine.arguments import check_queue_arguments, named
+from tallymark.engine.arguments import STREAM, check_queue_arguments, named
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.policies import Policy
@@ -15,6 +15,7 @@ from tallymark.engine.vhost import VirtualHost
 from tallymark.whatif.changes import Change, ChangeRefused
 from tallymark.whatif.fates import Fates, QueueName
 
+TYPE: Final = "x-queue-type"
 FIRST_NEW: Final = 1 << 24
 """Id below that of the first queue which only the change declares."""
 
@@ -54,7 +55,7 @@ class Declaring:
             broker.registry.delete_vhost(name)
             return
         if op == definitions.QUEUE:
-            self._declare(said, blob)
+            self._declare(said, blob, now)
         elif op == definitions.DELETE_QUEUE:
             if definitions.text_of(said, "name") in vhost.queues:
                 self._delete(vhost, definitions.text_of(said, "name"))
@@ -85,12 +86,13 @@ class Declaring:
         elif name in vhost.policy_table.table(operator):
             registry.delete_policy(vhost.name, name, operator)
 
-    def _declare(self, said: dict[str, object], blob: bytes) -> None:
+    def _declare(self, said: dict[str, object], blob: bytes, now: int) -> None:
         """Make a queue under the id that it had, unless it is there."""
         broker = self._broker
         vhost = broker.vhosts[definitions.text_of(said, "vhost")]
         id, name = definitions.id_of(said), definitions.text_of(said, "name")
-        if id in broker.queues or self._change.is_removed(vhost.name, name):
+        is_gone = now >= self._change.since_ms and self._change.is_removed(vhost.name, name)
+        if id in broker.queues or is_gone:
             return
         vhost.topology.apply(blob)
         if not self._change.since_ms:
@@ -181,6 +183,11 @@ class Declaring:
             check_queue_arguments(named("queue", queue.name, queue.vhost), arguments)
         except BrokerError as error:
             raise ChangeRefused(f"[[queue]] {queue.name}: {error}") from None
+        if (arguments.get(TYPE) == STREAM) != queue.settings.is_stream:
+            raise ChangeRefused(
+                f"[[queue]] {queue.name}: queue-type cannot change to or from {STREAM}: what was "
+                "done with the messages of one cannot be done with those of the other"
+            )
         return arguments
 
     def _replace(self, vhost: VirtualHost, queue: Queue) -> None:

@@ -18,7 +18,13 @@ def said_of(texts: Sequence[str]) -> dict[str, object]:
             raise ChangeRefused(
                 f"--set {text!r}, expected QUEUE.ARGUMENT=VALUE such as orders.max-length=10000"
             )
-        queues.setdefault(queue, {"name": queue})[argument] = _value(value)
+        said = queues.setdefault(queue, {"name": queue})
+        if argument in said:
+            raise ChangeRefused(
+                f"--set {place} is given twice, expected one, with a list such as {place}=[1,2] "
+                "for several worlds"
+            )
+        said[argument] = _value(value)
     return {"queue": list(queues.values())}
 
 

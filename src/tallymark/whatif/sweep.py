@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tallymark import __version__
 from tallymark.whatif import comparison
-from tallymark.whatif.acting import check_acts, known_of
+from tallymark.whatif.acting import check_acts, check_stretch, known_of
 from tallymark.whatif.changes import AS_IT_WAS, Change, read_changes
 from tallymark.whatif.figures import compare_fates, figures_of, shown
 from tallymark.whatif.parts import Parts, Place
@@ -210,6 +210,7 @@ class Sweep:
     def _checked(self, changes: Sequence[Change]) -> list[Change]:
         """Return the world as it was and the changes. Raises ChangeRefused."""
         known = known_of(self.recording)
+        check_stretch(self._since_ms, known)
         for one in changes:
             check_acts(one, known)
         return [AS_IT_WAS, *changes]

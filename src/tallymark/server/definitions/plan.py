@@ -308,6 +308,9 @@ class _Reader:
         name, vhost = _short(entry, "name"), self._vhost_of(entry)
         arguments = _arguments(entry)
         what = named("queue", name, vhost)
+        if not name:
+            self._skip("queue", vhost, name, "each import would make another, with a new name")
+            return
         kind = entry.get("type")
         if kind in ("quorum", "stream"):
             arguments.setdefault("x-queue-type", kind)
@@ -378,6 +381,8 @@ class _Reader:
         if not source:
             if binding.to_queue and binding.key == destination:
                 return  # every queue has it
+            raise Wrong("a binding from the default exchange, expected none but of queues' names")
+        if not destination and not binding.to_queue:
             raise Wrong("a binding to the default exchange, expected none")
         for end, name in (("exchange", source), (kind, destination)):
             if (end, vhost, name) in self._passed_over:

@@ -99,6 +99,8 @@ class Messages(Routes):
         cut = fields.number("truncate", 1 << 62)
         if not 1 <= count <= MOST:
             raise fields.wrong("count", f"1 to {MOST}")
+        if cut < 0:
+            raise fields.wrong("truncate", "0 or more bytes")
         queue = self.operations(request).queue_to_read(request.match_info["name"])
         found = await self._taken(
             request, queue, count, mode,

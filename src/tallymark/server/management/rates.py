@@ -46,6 +46,8 @@ class Rates:
         """Raises Refused 400: samples are asked for that are none, or above `most`."""
         self._samples = node.samples
         self._ahead_ms = node.broker.clock.ahead_ms
+        self._slot = node.samples.slot or node.broker.clock.now_ms // SLOT_MS
+        """The newest slot; before the first one of a broker has ended, the present one."""
         self._spans = {
             kind: _span(request, kind, most) for kind in (LENGTHS, MSG_RATES, DATA_RATES)
         }
@@ -74,7 +76,7 @@ class Rates:
 
     def details(self, at: At | None, column: int, kind: str) -> dict[str, Any]:
         """Return the details of one count."""
-        slot, span = self._samples.slot, self._spans[kind]
+        slot, span = self._slot, self._spans[kind]
 
         def count(slot: int) -> int:
             return 0 if at is None else at(slot)[column]

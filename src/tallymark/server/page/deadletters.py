@@ -23,7 +23,7 @@ from tallymark.engine.redrive import (
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.http.redrive import MOST, Redrive, redriven
 from tallymark.server.page.graph import Flow, drawn
-from tallymark.server.page.letters import Chosen, chosen_in, day_of, letters_in
+from tallymark.server.page.letters import Chosen, chosen_in, day_of, letters_in, looked_at_in
 from tallymark.server.page.rendering import number, plural
 from tallymark.server.page.tables import Column, table_of
 from tallymark.server.page.view import Context, Form, Moved, Page, View, at
@@ -190,19 +190,23 @@ async def _groups(view: View, queues: list[Queue]) -> tuple[list[Group], bool]:
     """Return what waits in these queues by where, why and when it died, and whether all of it was
     looked at."""
     counts: Counter[tuple[str, str, str, str, str]] = Counter()
-    left = LOOKED_AT
+    left, is_all = LOOKED_AT, True
     for queue in dict.fromkeys(queues):
-        if left <= 0:
-            break
         if not queue.ready:
             continue
+        if left <= 0:
+            is_all = False
+            break
         await view.part()
-        for letters in letters_in(queue, min(left, LOOKED_AT // 4)):
+        most = min(left, LOOKED_AT // 4)
+        for letters in letters_in(queue, most):
             death = letters.death
             mark = (queue.vhost, queue.name, death.queue, death.reason, day_of(death.last_ms))
             counts[mark] += len(letters.ids)
-        left -= queue.ready
-    return [Group(*mark, count) for mark, count in counts.items()], left > 0
+        looked_at, is_whole = looked_at_in(queue, most)
+        left -= looked_at
+        is_all = is_all and is_whole
+    return [Group(*mark, count) for mark, count in counts.items()], is_all
 
 
 PAGE: Final = Page("/ui/dead-letters", "Dead letters", "deadletters.html", show, nav="Dead letters")

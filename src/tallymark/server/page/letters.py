@@ -60,15 +60,30 @@ def letters_in(queue: Queue, most: int = MOST_LOOKED_AT) -> Iterator[Letters]:
     for piece in queue.slices():
         if looked_at >= most:
             return
+        looked_at += _weight(piece)
         pack = piece.payload.pack
         if pack is None or not pack.annotations:
-            looked_at += 1
             if piece.annotations is not None and piece.annotations.deaths:
                 ids = _ids(piece, piece.lo, piece.hi)
                 yield Letters(piece.first, ids, piece.annotations.deaths[0])
             continue
-        looked_at += len(piece)
         yield from _packed(piece)
+
+
+def looked_at_in(queue: Queue, most: int) -> tuple[int, bool]:
+    """Return how many slices or packed messages `letters_in` looks at, and whether these are all
+    that the queue has."""
+    looked_at = 0
+    for piece in queue.slices():
+        if looked_at >= most:
+            return looked_at, False
+        looked_at += _weight(piece)
+    return looked_at, True
+
+
+def _weight(piece: Slice) -> int:
+    pack = piece.payload.pack
+    return 1 if pack is None or not pack.annotations else len(piece)
 
 
 def _packed(piece: Slice) -> Iterator[Letters]:
