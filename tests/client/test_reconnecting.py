@@ -21,6 +21,7 @@ from tallymark.client import (
     ReceivedMessage,
     Scope,
     SessionClosed,
+    TimedOut,
 )
 from tallymark.client.arguments import Endpoint
 from tallymark.client.events import ConnectionChange, ConnectionChanged, SettlementFailed
@@ -358,6 +359,19 @@ async def test_calls_made_while_it_is_away_wait() -> None:
         for call in calls:
             assert not isinstance(await call, Exception)
         assert peer.connections == 2
+
+
+@virtual
+async def test_a_wait_whose_time_is_up_in_the_turn_in_which_the_connection_is_back() -> None:
+    peer = Peer()
+    async with connected(peer, reconnect=SOON) as connection:
+        cut(peer)
+        await quiet()
+        call = asyncio.create_task(connection.ready(0.5))
+        await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        loop.call_at(loop.time() + 0.5, connection._wake)  # behind the call's own timer
+        assert isinstance(await outcome_of(call), TimedOut)
 
 
 @virtual

@@ -158,8 +158,12 @@ class Connection(Closing, SessionHost, LineOwner):
                 raise (self._error or _closed_by_us()).copied()
             waiter: Waiter = self._turn.loop.create_future()
             self._waiting.append(waiter)
-            if await answer_to(waiter, timeout) is TIME_IS_UP:
-                self._waiting.remove(waiter)
+            try:
+                answer = await answer_to(waiter, timeout)
+            finally:
+                if waiter in self._waiting:  # `_wake` may have removed it already
+                    self._waiting.remove(waiter)
+            if answer is TIME_IS_UP:
                 raise TimedOut(f"not connected to {self._endpoint} within {timeout} s")
 
     # Properties
