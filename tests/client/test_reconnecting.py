@@ -292,6 +292,27 @@ async def test_a_broker_that_is_away_for_a_while_is_tried_again_and_again() -> N
         assert delays == [1000, 2000, 4000, 8000, 16000, 30000, 30000, 30000]
 
 
+@pytest.mark.parametrize("raised", [UnicodeError("label empty or too long"), EOFError()])
+def test_an_attempt_fails_whatever_it_raises(raised: Exception) -> None:
+    """As for a host that is no name, and from an opener that goes by way of a proxy."""
+
+    @virtual
+    async def story() -> None:
+        peer = Peer()
+        events = Events()
+        async with receiver_of(peer, reconnect=SOON, on_event=events.append) as receiver:
+            peer.refusing = raised
+            cut(peer)
+            await asyncio.sleep(2)
+            peer.refusing = None
+            peer.put("q", b"0")
+            await (await receiver.receive(timeout=30)).accept()
+        reasons = [event.reason for event in events.of(ConnectionChanged)]
+        assert f"amqp://peer:5672: {str(raised) or 'EOFError'}" in reasons
+
+    story()
+
+
 @virtual
 async def test_it_gives_up_after_so_many_attempts() -> None:
     peer = Peer()

@@ -244,8 +244,8 @@ class Connection(Closing, SessionHost, LineOwner):
             if isinstance(error, TimeoutError) and not isinstance(error, ClientError):
                 text = f"{endpoint}: no answer within {options.timeout_s} s"
                 raise ConnectFailed(text) from error
-            if isinstance(error, OSError):
-                raise ConnectFailed(f"{endpoint}: {error}") from error
+            if isinstance(error, Exception) and not isinstance(error, ClientError):
+                raise ConnectFailed(f"{endpoint}: {str(error) or type(error).__name__}") from error
             raise
         return made[0]
 
