@@ -24,6 +24,7 @@ from tallymark.client import (
     TimedOut,
 )
 from tallymark.client.arguments import Endpoint
+from tallymark.client.connection import Life
 from tallymark.client.events import ConnectionChange, ConnectionChanged, SettlementFailed
 from tallymark.wire.amqp10.events import (
     CreditReceived,
@@ -35,7 +36,15 @@ from tallymark.wire.amqp10.events import (
 )
 from tallymark.wire.amqp10.outcomes import Error
 from tallymark.wire.amqp10.performatives import Attach, Transfer
-from tests.support.amqp10_client import Events, connected, outcome_of, receiver_of, session_of
+from tests.support.amqp10_client import (
+    Cancelled,
+    Events,
+    cancelled_at,
+    connected,
+    outcome_of,
+    receiver_of,
+    session_of,
+)
 from tests.support.amqp10_peer import Peer
 from tests.support.virtual_loop import quiet, virtual
 
@@ -411,6 +420,21 @@ async def test_closed_while_it_is_away() -> None:
             await asyncio.sleep(20)
             expected = {"receiver": 1, "sender": 1, "session": 0, "connection": 0}[what]
             assert len(peer.sent(Attach)) == expected
+
+
+@virtual
+async def test_a_close_that_is_cancelled_while_it_is_away_closes_it() -> None:
+    peer = Peer()
+    async with connected(peer, reconnect=SOON) as connection:
+        receiver = await (await connection.session()).receiver("q")
+        cut(peer)
+        await quiet()
+        reader = asyncio.create_task(receiver.receive(timeout=60))
+        with pytest.raises(Cancelled):
+            await cancelled_at(1, connection.close())
+        assert connection.life is Life.CLOSED
+        assert isinstance(await outcome_of(reader), ConnectionClosed)
+        assert peer.connections == 1
 
 
 @virtual

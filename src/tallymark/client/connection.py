@@ -375,18 +375,18 @@ class Connection(Closing, SessionHost, LineOwner):
         if self._life is Life.CLOSED:
             return
         line = self._line
-        if self._life is not Life.CLOSING:
-            self._life = Life.CLOSING
-            await self._stop_reconnecting()
-            line = self._line
-            self._turn.finish()
-            for dispatcher in self._dispatchers:
-                dispatcher.closed(_closed_by_us(), False)
-            if line is not None:
-                line.fail_requests(_closed_by_us())
-                line.adapter.close()
-                self._turn.finish()
         try:
+            if self._life is not Life.CLOSING:
+                self._life = Life.CLOSING
+                await self._stop_reconnecting()
+                line = self._line
+                self._turn.finish()
+                for dispatcher in self._dispatchers:
+                    dispatcher.closed(_closed_by_us(), False)
+                if line is not None:
+                    line.fail_requests(_closed_by_us())
+                    line.adapter.close()
+                    self._turn.finish()
             if line is not None:
                 await line.ended(self._options.timeout_s)
         finally:
