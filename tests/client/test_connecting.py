@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import ssl
+import traceback
 
 import pytest
 
@@ -321,6 +322,17 @@ def test_addresses() -> None:
         with pytest.raises(ValueError, match=r"expected|not a number|not read") as raised:
             parse(bad)
         assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("sign", "#/?[\u2100")
+def test_an_address_whose_password_is_not_escaped_does_not_show_it(sign: str) -> None:
+    for host in ("h", "[::1]"):
+        url = f"amqp://u:secret{sign}secret@{host}"
+        with pytest.raises(
+            ValueError, match=r"^amqp://.*(expected|not a number|not read)"
+        ) as raised:
+            parse(url)
+        assert "secret" not in "".join(traceback.format_exception(raised.value, chain=True))
 
 
 def test_options_are_checked_before_anything_happens() -> None:

@@ -155,14 +155,24 @@ def parse(url: str) -> Endpoint:
             "expected amqp:// or amqps://, or amqp091:// or amqps091://"
         )
     scheme = scheme.lower()
-    parts = urlsplit(url)
-    shown = f"{scheme}://{parts.netloc.rpartition('@')[2]}"
+    # Behind the last @, wherever the host ends: a password may have signs that end it.
+    shown = f"{scheme}://{url.partition('://')[2].rpartition('@')[2]}"
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # its text has the user and the password
+        raise ValueError(f"{shown}: expected a host's name, or an address in brackets") from None
     if parts.query or parts.fragment:
-        raise ValueError(f"{shown}: options in an address are not read, pass them to connect()")
+        raise ValueError(
+            f"{shown}: options in an address are not read, pass them to connect(); "
+            "signs such as # in a password are percent-encoded"
+        )
     try:
         port = parts.port
-    except ValueError as error:
-        raise ValueError(f"{shown}: the port is not a number from 0 to 65535") from error
+    except ValueError:
+        raise ValueError(
+            f"{shown}: the port is not a number from 0 to 65535; "
+            "signs such as / in a password are percent-encoded"
+        ) from None
     return Endpoint(
         host=parts.hostname or "localhost",
         port=PORTS[scheme] if port is None else port,
