@@ -186,6 +186,7 @@ def test_messages_go_through_nsq_and_come_back(brokers: list[BrokerProcess]) -> 
         ({"to": "http://me:secret#@x"}, "to is 'http://x', expected a port up to 65535"),
         ({"to": "http://me:[secret]@x"}, "to is 'http://x', expected an address"),
         ({"to": "http://me:secret\u2100@x"}, "to is 'http://x', expected an address"),
+        ({"to": ["http://me:secret@x"]}, "to is list, expected text: one address"),
         ({"to": "me:secret@x"}, "to is 'x', expected an address"),
         ({"from": "http://[::1"}, "from is 'http://[::1', expected an address"),
         ({"to-key": "k"}, "without to-exchange"),

@@ -169,7 +169,12 @@ def brokers_in(address: str) -> list[str]:
 
 def _address(table: Mapping[str, object], key: str) -> str:
     """Raises PlanRefused, which never shows a password."""
-    text = _text(table, key)
+    text = table.get(key)
+    if not isinstance(text, str):
+        raise PlanRefused(
+            f"{key} is {type(text).__name__}, expected text: one address, of several brokers with "
+            "commas between the hosts"
+        )
     for broker in brokers_in(text):
         try:
             parts = urlsplit(broker)
