@@ -200,6 +200,27 @@ async def test_credit_by_hand_is_issued_again() -> None:
         assert peer.flows()[-1] == (0, 4)
 
 
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_batch_asked_for_while_the_connection_is_away_gets_its_credit_later(before: int) -> None:
+    @virtual
+    async def story() -> None:
+        peer = Peer()
+        async with receiver_of(peer, credit_mode="manual", reconnect=SOON) as receiver:
+            if before:
+                receiver.issue_credit(before)
+            cut(peer)
+            await quiet()
+            call = asyncio.create_task(receiver.receive_batch(3, timeout=None))
+            await asyncio.sleep(2)
+            assert receiver.credit == 3
+            peer.put("q", b"0", b"1", b"2", b"3")
+            batch = await call
+            assert [message.body for message in batch] == [b"0", b"1", b"2"]
+            await receiver.settle_many(batch, "accept")
+
+    story()
+
+
 @virtual
 async def test_a_link_the_peer_does_not_want_any_more_is_closed_and_the_others_live() -> None:
     peer = Peer()

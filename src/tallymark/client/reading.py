@@ -179,10 +179,10 @@ class Readers:
         loop = self._dispatcher.loop
         end = None if timeout is None else loop.time() + timeout
         flow = self._flow
-        if flow.is_manual and flow.port is not None:
+        if flow.is_manual:
             missing = n - self._buffered - flow.promised
             if missing > 0:
-                flow.issue(missing)
+                flow.ask(missing)
         await self._gathered(n, end)
         if flow.is_manual and self._buffered < n:
             await flow.end_batch()
