@@ -47,7 +47,7 @@ from tallymark.client.errors import (
 )
 from tallymark.client.events import ConnectionChange, ConnectionChanged, EventCallback, Reporter
 from tallymark.client.session import Session, SessionHost
-from tallymark.client.topology import DeclareQueue, QueueState, Request
+from tallymark.client.topology import Bind, DeclareQueue, QueueState, Request
 from tallymark.client.transport import Backoff, Line, LineOwner, Reconnector
 from tallymark.client.turn import TIME_IS_UP, Closing, Opening, Turn, Waiter, answer_to, resolve
 
@@ -312,6 +312,9 @@ class Connection(Closing, SessionHost, LineOwner):
             sessions = [d for d in self._dispatchers if d.state is not State.CLOSED]
             for dispatcher in sessions:
                 await self._restore_session(dispatcher)
+            for is_binding in (False, True):  # their ends may be another session's
+                for dispatcher in sessions:
+                    await self._declare_again(dispatcher, is_binding)
             for dispatcher in sessions:
                 with suppress(SessionClosed):  # it went meanwhile, and all its links with it
                     await self._restore_links(dispatcher)
@@ -331,18 +334,21 @@ class Connection(Closing, SessionHost, LineOwner):
             line.abort()
 
     async def _restore_session(self, dispatcher: Dispatcher) -> None:
-        """Begin the session again, and declare again what it had declared."""
+        """Begin the session again."""
         try:
             await self._begin(dispatcher)
         except (SessionClosed, NotPossible) as error:
             dispatcher.closed(error, True)
-            return
-        await self._declare_again(dispatcher)
 
-    async def _declare_again(self, dispatcher: Dispatcher) -> None:
-        """An exclusive queue is locked until the broker knows that the old connection is gone: then
-        this attempt has failed. What it refuses otherwise is reported, and forgotten."""
+    async def _declare_again(self, dispatcher: Dispatcher, is_binding: bool) -> None:
+        """Declare again the session's queues and exchanges, or its bindings. An exclusive queue is
+        locked until the broker knows that the old connection is gone: then this attempt has failed.
+        What it refuses otherwise is reported, and forgotten."""
+        if dispatcher.state is State.CLOSED:
+            return
         for declaration in dispatcher.topology:
+            if isinstance(declaration, Bind) is not is_binding:
+                continue
             try:
                 await self._ask(declaration)
             except (RequestRefused, NotPossible) as error:
