@@ -335,6 +335,22 @@ def test_an_address_whose_password_is_not_escaped_does_not_show_it(sign: str) ->
         assert "secret" not in "".join(traceback.format_exception(raised.value, chain=True))
 
 
+@pytest.mark.parametrize(
+    ("url", "properties", "kind"),
+    [
+        ("amqp://h", {"k": object()}, TypeError),
+        ("amqp://h", {"é": 1}, ValueError),  # keys are symbols
+        ("amqp091://h", {"k": object()}, TypeError),
+        ("amqp091://h", {"k" * 300: 1}, ValueError),
+    ],
+)
+def test_properties_that_cannot_be_sent_are_refused_at_once(
+    url: str, properties: dict[str, object], kind: type[Exception]
+) -> None:
+    with pytest.raises(kind, match=f"^properties, expected what {url}:5672 has types for: "):
+        connect(url, properties=properties)
+
+
 def test_options_are_checked_before_anything_happens() -> None:
     with pytest.raises(ValueError, match="sasl='MD5', expected one of 'PLAIN'"):
         connect("amqp://h", sasl="MD5")  # type: ignore[arg-type]

@@ -17,6 +17,9 @@ from numbers import Real
 from typing import Final, Literal, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from tallymark.wire.amqp091.fields import encode_table
+from tallymark.wire.amqp10.writer import encode_symbol_map
+
 T = TypeVar("T")
 
 
@@ -228,6 +231,8 @@ class ConnectionOptions:
         check_text("container_id", self.container_id)
         check_text("hostname", self.hostname, optional=True)
         check_fields("properties", self.properties)
+        for endpoint in self.endpoints:
+            _check_sent_by(endpoint, self.properties)
         check_int("idle_timeout_ms", self.idle_timeout_ms, 0, UINT_MAX)
         check_int("max_frame_size", self.max_frame_size, 0, UINT_MAX)
         if self.max_frame_size or not all(endpoint.is_091 for endpoint in self.endpoints):
@@ -236,6 +241,19 @@ class ConnectionOptions:
             check_int("max_frame_size", self.max_frame_size, least, UINT_MAX)
         check_int("session_window", self.session_window, 1, CREDIT_MAX)
         check_int("max_message_size", self.max_message_size, 0, (1 << 63) - 1)
+
+
+def _check_sent_by(endpoint: Endpoint, properties: Mapping[str, object]) -> None:
+    """Raise TypeError or ValueError for properties that the endpoint's protocol has no types
+    for."""
+    try:
+        if endpoint.is_091:
+            encode_table(dict(properties))
+        else:
+            encode_symbol_map(dict[object, object](properties.items()), 0)
+    except (TypeError, ValueError) as error:
+        kind = ValueError if isinstance(error, ValueError) else TypeError
+        raise kind(f"properties, expected what {endpoint} has types for: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
