@@ -157,6 +157,13 @@ def test_a_peer_that_does_not_answer_is_left_in_time(silent: type) -> None:
 
 
 @virtual
+async def test_the_time_may_be_without_limit() -> None:
+    async with connected(Peer(), timeout=float("inf")) as connection, connection.session() as one:
+        async with one.receiver("q") as receiver:
+            assert not receiver.is_closed
+
+
+@virtual
 async def test_several_addresses_are_tried_in_turn() -> None:
     bad, good = Peer(), Peer()
     bad.refusing = OSError("no route")

@@ -223,6 +223,11 @@ class ConnectionOptions:
     session_window: int = 5_000
     max_message_size: int = 0
 
+    @property
+    def handshake_timeout_ms(self) -> int:
+        """Milliseconds for the handshake; many where `timeout_s` is without limit."""
+        return max(1, int(min(self.timeout_s, UINT_MAX) * 1000))
+
     def __post_init__(self) -> None:
         check_choice("sasl", self.sasl, ("PLAIN", "ANONYMOUS", "EXTERNAL", "none", None))
         if self.ssl is not None:
