@@ -153,6 +153,19 @@ def test_what_cannot_be_asked_is_told_in_one_line(broker: BrokerProcess) -> None
         assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "words", [("get", "q\udcff"), ("purge", "q\udcff"), ("queues", "--user", "me\udcff:x")]
+)
+def test_words_that_are_no_utf_8_are_told_in_one_line(
+    broker: BrokerProcess, words: tuple[str, ...]
+) -> None:
+    """A name pasted from a terminal of another encoding."""
+    done = run(*words, url=broker.url, code=2)
+    assert done.stderr.startswith("tallymark: '")
+    assert done.stderr.endswith("', expected text in UTF-8\n")
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_status_shows_names_and_positions_as_such(broker: BrokerProcess) -> None:
     lines = [line.split() for line in run("status", url=broker.url).stdout.splitlines()]
     assert ["broker", "pid", str(broker.pid)] in lines

@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -79,6 +80,14 @@ def test_a_message_is_published_looked_at_taken_and_purged(broker: BrokerProcess
     run(broker, "publish", "a", "three", "--transient")
     assert run(broker, "purge", "a").stdout == "queue 'a' of vhost '/' purged\n"
     assert bodies(broker, "a") == []
+
+
+def test_a_body_is_the_bytes_that_were_typed(broker: BrokerProcess) -> None:
+    """Also where they are no UTF-8: as any others that an argument can have."""
+    assert "published, 3 bytes" in run(broker, "publish", "a", "b\udcff!").stdout
+    [message] = json.loads(run(broker, "get", "a", "--take", "--json").stdout)
+    assert message["payload_encoding"] == "base64"
+    assert base64.b64decode(message["payload"]) == b"b\xff!"
 
 
 def test_what_no_queue_takes_is_said(broker: BrokerProcess) -> None:

@@ -308,3 +308,10 @@ def test_cut_at_any_moment_nothing_is_lost() -> None:
         except BaseException as error:
             error.add_note(f"seed {seed}")
             raise
+
+
+@virtual
+async def test_the_time_may_be_without_limit() -> None:
+    async with connected091(Peer091(), timeout=float("inf")) as connection:
+        async with connection.session():
+            pass

@@ -48,6 +48,25 @@ def filled(count: int, **options: bool) -> Peer091:
 
 
 @virtual
+async def test_receivers_of_one_queue_with_a_long_name_are_told_apart() -> None:
+    """A consumer tag has room for the beginning of a receiver's name, which is the queue's."""
+    queue = "q" * 250
+    peer = Peer091()
+    peer.declare(queue)
+    peer.put(queue, *numbers(2))
+    async with (
+        session091(peer) as session,
+        session.receiver(f"/queues/{queue}") as one,
+        session.receiver(f"/queues/{queue}") as other,
+    ):
+        bodies = []
+        for receiver in (one, other):
+            async with await receiver.receive(timeout=5) as message:
+                bodies.append(message.body)
+        assert bodies == numbers(2)
+
+
+@virtual
 async def test_fc_17_the_prefetch_is_the_window_and_follows_settlement() -> None:
     """No credit is granted under way: one basic.qos, one basic.consume."""
     peer = filled(10)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import ssl
+import traceback
 
 import pytest
 
@@ -153,6 +154,13 @@ def test_a_peer_that_does_not_answer_is_left_in_time(silent: type) -> None:
         assert peer.transport.is_closing()
 
     story()
+
+
+@virtual
+async def test_the_time_may_be_without_limit() -> None:
+    async with connected(Peer(), timeout=float("inf")) as connection, connection.session() as one:
+        async with one.receiver("q") as receiver:
+            assert not receiver.is_closed
 
 
 @virtual
@@ -321,6 +329,33 @@ def test_addresses() -> None:
         with pytest.raises(ValueError, match=r"expected|not a number|not read") as raised:
             parse(bad)
         assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("sign", "#/?[\u2100")
+def test_an_address_whose_password_is_not_escaped_does_not_show_it(sign: str) -> None:
+    for host in ("h", "[::1]"):
+        url = f"amqp://u:secret{sign}secret@{host}"
+        with pytest.raises(
+            ValueError, match=r"^amqp://.*(expected|not a number|not read)"
+        ) as raised:
+            parse(url)
+        assert "secret" not in "".join(traceback.format_exception(raised.value, chain=True))
+
+
+@pytest.mark.parametrize(
+    ("url", "properties", "kind"),
+    [
+        ("amqp://h", {"k": object()}, TypeError),
+        ("amqp://h", {"é": 1}, ValueError),  # keys are symbols
+        ("amqp091://h", {"k": object()}, TypeError),
+        ("amqp091://h", {"k" * 300: 1}, ValueError),
+    ],
+)
+def test_properties_that_cannot_be_sent_are_refused_at_once(
+    url: str, properties: dict[str, object], kind: type[Exception]
+) -> None:
+    with pytest.raises(kind, match=f"^properties, expected what {url}:5672 has types for: "):
+        connect(url, properties=properties)
 
 
 def test_options_are_checked_before_anything_happens() -> None:

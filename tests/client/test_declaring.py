@@ -321,6 +321,25 @@ async def test_a_receiver_comes_back_to_a_queue_that_a_later_session_declared(
 
 @schemes
 @over_sockets
+async def test_a_binding_comes_back_whose_queue_a_later_session_declared(
+    broker: BrokerProcess, scheme: str, restored: asyncio.Event
+) -> None:
+    """It was bound before the queue was there again, refused, and forgotten."""
+    url = url_of(broker, scheme)
+    errors: list[ClientError] = []
+    async with connect(url, reconnect=SOON, on_event=tells(restored)) as connection:
+        binds, declares = await connection.session(), await connection.session()
+        binds.on_error(errors.append)
+        mine = await declares.declare_queue(exclusive=True)
+        await binds.bind_queue(mine.name, "amq.direct", mine.name)
+        await cut_off(broker, restored)
+        assert not any(isinstance(error, RequestRefused) for error in errors)
+        async with binds.sender(f"/exchanges/amq.direct/{mine.name}") as sender:
+            await sender.send(b"bound again")
+
+
+@schemes
+@over_sockets
 async def test_what_is_refused_after_a_reconnect_is_told_and_forgotten(
     broker: BrokerProcess, scheme: str, restored: asyncio.Event
 ) -> None:

@@ -16,6 +16,7 @@ from tallymark.client import (
     ReceivedMessage,
     TimedOut,
 )
+from tallymark.client.arguments import OnError
 from tallymark.client.events import HandlerFailed, MessageDropped, SettlementFailed
 from tallymark.wire.amqp10.outcomes import Error
 from tests.support.amqp10_client import (
@@ -300,6 +301,48 @@ def test_on_error_raise_stops_the_receiver_and_propagates(concurrency: int) -> N
             assert sum(last - first + 1 for first, last, _, _ in released) == concurrency
             while not isinstance(await outcome_of(receiver.receive()), LinkClosed):
                 pass  # what was buffered can be read
+
+    story()
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+@pytest.mark.parametrize("on_error", ["reject", "raise"])
+def test_a_handler_that_waits_for_a_task_that_was_cancelled_has_failed(
+    on_error: OnError, concurrency: int
+) -> None:
+    """Nobody has cancelled the call of `run`."""
+
+    @virtual
+    async def story() -> None:
+        peer = Peer()
+        events = Events()
+        peer.put("q", *numbers(6))
+        called = 0
+
+        async def handler(message: ReceivedMessage) -> None:
+            nonlocal called
+            called += 1
+            if called == 6:
+                await asyncio.sleep(1)  # the other handler settles
+                await receiver.close()
+                return
+            job = asyncio.ensure_future(asyncio.sleep(1))
+            job.cancel()
+            await job
+
+        async with receiver_of(peer, credit=2, on_event=events.append) as receiver:
+            running = receiver.run(handler, concurrency=concurrency, on_error=on_error)
+            if on_error == "raise":
+                with pytest.raises(asyncio.CancelledError):
+                    await running
+            else:
+                await running
+                assert called == 6
+                rejected = [r for r in peer.ranges() if r[3] == "rejected"]
+                assert sum(last - first + 1 for first, last, _, _ in rejected) == 5
+            assert receiver.is_closed
+            failed = events.of(HandlerFailed)
+            assert {type(event.error) for event in failed} == {asyncio.CancelledError}
 
     story()
 

@@ -156,6 +156,34 @@ def test_what_does_not_fit_is_refused_when_it_is_encoded() -> None:
         Message("x", creation_time=datetime(2026, 1, 1))  # noqa: DTZ001
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("message_id", 1.5, "a whole number, a UUID, bytes or text"),
+        ("correlation_id", ["m1"], "a whole number, a UUID, bytes or text"),
+        ("user_id", 7, "bytes or text"),
+        ("to", b"/queues/q", "text"),
+        ("subject", 5, "text"),
+        ("reply_to", UUID(int=1), "text"),
+        ("content_type", b"text/plain", "text"),
+        ("content_encoding", True, "text"),
+        ("group_id", 1, "text"),
+        ("group_sequence", "1", "a whole number"),
+        ("reply_to_group_id", 1, "text"),
+        ("ttl_ms", 1.5, "a whole number"),
+        ("priority", "5", "a whole number"),
+    ],
+)
+def test_a_field_of_a_wrong_type_is_named_with_its_value(
+    field: str, value: object, expected: str
+) -> None:
+    change: dict[str, Any] = {field: value}
+    for message in (Message("x", **change), again(Message("x")).replace(**change)):
+        with pytest.raises(TypeError) as raised:
+            message.encode()
+        assert str(raised.value).startswith(f"{field}={value!r}, expected {expected}")
+
+
 def test_what_cannot_be_decoded_is_an_error_where_it_is_asked_for() -> None:
     message = Message.parse(b"\0Su\xa0\5hell")  # cut off
     with pytest.raises(BadMessage, match="amqp:decode-error"):

@@ -21,8 +21,10 @@ from tallymark.client import (
     ReceivedMessage,
     Scope,
     SessionClosed,
+    TimedOut,
 )
 from tallymark.client.arguments import Endpoint
+from tallymark.client.connection import Life
 from tallymark.client.events import ConnectionChange, ConnectionChanged, SettlementFailed
 from tallymark.wire.amqp10.events import (
     CreditReceived,
@@ -34,7 +36,15 @@ from tallymark.wire.amqp10.events import (
 )
 from tallymark.wire.amqp10.outcomes import Error
 from tallymark.wire.amqp10.performatives import Attach, Transfer
-from tests.support.amqp10_client import Events, connected, outcome_of, receiver_of, session_of
+from tests.support.amqp10_client import (
+    Cancelled,
+    Events,
+    cancelled_at,
+    connected,
+    outcome_of,
+    receiver_of,
+    session_of,
+)
 from tests.support.amqp10_peer import Peer
 from tests.support.virtual_loop import quiet, virtual
 
@@ -190,6 +200,27 @@ async def test_credit_by_hand_is_issued_again() -> None:
         assert peer.flows()[-1] == (0, 4)
 
 
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_batch_asked_for_while_the_connection_is_away_gets_its_credit_later(before: int) -> None:
+    @virtual
+    async def story() -> None:
+        peer = Peer()
+        async with receiver_of(peer, credit_mode="manual", reconnect=SOON) as receiver:
+            if before:
+                receiver.issue_credit(before)
+            cut(peer)
+            await quiet()
+            call = asyncio.create_task(receiver.receive_batch(3, timeout=None))
+            await asyncio.sleep(2)
+            assert receiver.credit == 3
+            peer.put("q", b"0", b"1", b"2", b"3")
+            batch = await call
+            assert [message.body for message in batch] == [b"0", b"1", b"2"]
+            await receiver.settle_many(batch, "accept")
+
+    story()
+
+
 @virtual
 async def test_a_link_the_peer_does_not_want_any_more_is_closed_and_the_others_live() -> None:
     peer = Peer()
@@ -291,6 +322,27 @@ async def test_a_broker_that_is_away_for_a_while_is_tried_again_and_again() -> N
         assert delays == [1000, 2000, 4000, 8000, 16000, 30000, 30000, 30000]
 
 
+@pytest.mark.parametrize("raised", [UnicodeError("label empty or too long"), EOFError()])
+def test_an_attempt_fails_whatever_it_raises(raised: Exception) -> None:
+    """As for a host that is no name, and from an opener that goes by way of a proxy."""
+
+    @virtual
+    async def story() -> None:
+        peer = Peer()
+        events = Events()
+        async with receiver_of(peer, reconnect=SOON, on_event=events.append) as receiver:
+            peer.refusing = raised
+            cut(peer)
+            await asyncio.sleep(2)
+            peer.refusing = None
+            peer.put("q", b"0")
+            await (await receiver.receive(timeout=30)).accept()
+        reasons = [event.reason for event in events.of(ConnectionChanged)]
+        assert f"amqp://peer:5672: {str(raised) or 'EOFError'}" in reasons
+
+    story()
+
+
 @virtual
 async def test_it_gives_up_after_so_many_attempts() -> None:
     peer = Peer()
@@ -361,6 +413,19 @@ async def test_calls_made_while_it_is_away_wait() -> None:
 
 
 @virtual
+async def test_a_wait_whose_time_is_up_in_the_turn_in_which_the_connection_is_back() -> None:
+    peer = Peer()
+    async with connected(peer, reconnect=SOON) as connection:
+        cut(peer)
+        await quiet()
+        call = asyncio.create_task(connection.ready(0.5))
+        await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        loop.call_at(loop.time() + 0.5, connection._wake)  # behind the call's own timer
+        assert isinstance(await outcome_of(call), TimedOut)
+
+
+@virtual
 async def test_closed_while_it_is_away() -> None:
     for what in ("receiver", "sender", "session", "connection"):
         peer = Peer()
@@ -376,6 +441,21 @@ async def test_closed_while_it_is_away() -> None:
             await asyncio.sleep(20)
             expected = {"receiver": 1, "sender": 1, "session": 0, "connection": 0}[what]
             assert len(peer.sent(Attach)) == expected
+
+
+@virtual
+async def test_a_close_that_is_cancelled_while_it_is_away_closes_it() -> None:
+    peer = Peer()
+    async with connected(peer, reconnect=SOON) as connection:
+        receiver = await (await connection.session()).receiver("q")
+        cut(peer)
+        await quiet()
+        reader = asyncio.create_task(receiver.receive(timeout=60))
+        with pytest.raises(Cancelled):
+            await cancelled_at(1, connection.close())
+        assert connection.life is Life.CLOSED
+        assert isinstance(await outcome_of(reader), ConnectionClosed)
+        assert peer.connections == 1
 
 
 @virtual

@@ -285,6 +285,28 @@ def test_targets_that_hold_something_are_refused(disk: Disk, tmp_path: Path) -> 
     disk.journal.close()
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_target_may_be_a_link_to_a_folder(disk: Disk, tmp_path: Path, is_there: bool) -> None:
+    """As where the data folder is on another disk."""
+    disk.start()
+    fill(disk, 1, 1)
+    disk.wait()
+    disk.journal.close()
+    links = []
+    for name in ("taken", "restored"):
+        place = tmp_path / "disk" / name
+        place.parent.mkdir(exist_ok=True)
+        if is_there:
+            place.mkdir()
+        links.append(tmp_path / name)
+        links[-1].symlink_to(place)
+    back_up(disk.folder, links[0])
+    restore(*links)
+    assert links[1].is_symlink()
+    assert opened(tmp_path / "disk" / "restored")
+    assert list((tmp_path / "disk").glob(".*")) == []
+
+
 def test_folders_that_are_no_journal_or_no_whole_backup_are_named(
     disk: Disk, tmp_path: Path
 ) -> None:

@@ -140,3 +140,18 @@ def test_a_flag_that_is_true_or_false_may_stand_alone() -> None:
         "serve", "--standby", "true", "--lease", "2s", "--accept-loss", "true",
     ]  # fmt: skip
     assert spelled_out(["serve", "--standby", "false"]) == ["serve", "--standby", "false"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('[shovels]\nname = "s"\nfrom = "amqp://me:secret@x"', "shovels is one table, [shovels]"),
+        ('shovels = ["amqp://me:secret@x"]', "shovels number 1 is str, expected tables with name"),
+        ("shovels = \"[{'from': 'amqp://me:secret@x'}]\"", "shovels is no JSON, expected tables"),
+    ],
+)
+def test_shovels_that_are_refused_are_not_shown(tmp_path: Path, text: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(toml(tmp_path, text), {}, {})
+    assert expected in str(refused.value)
+    assert "secret" not in str(refused.value)

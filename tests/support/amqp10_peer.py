@@ -203,7 +203,7 @@ class Peer:
         self.received: list[bytes] = []
         """Messages that were sent to us."""
         self.connections = 0
-        self.refusing: OSError | None = None
+        self.refusing: Exception | None = None
         """Raised instead of a connection."""
         # manners
         self.answers_second = True

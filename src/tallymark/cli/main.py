@@ -49,6 +49,11 @@ def main() -> None:
 
         print(f"tallymark: {reason_of(error)}", file=sys.stderr)
         sys.exit(1)
+    except UnicodeEncodeError as error:
+        if error.reason != "surrogates not allowed":  # bytes of a word that are no text
+            raise
+        print(f"tallymark: {error.object!r:.80}, expected text in UTF-8", file=sys.stderr)
+        sys.exit(2)
 
 
 def _run(words: list[str]) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import sys
 from typing import Annotated, Any, Final
 from urllib.parse import quote
@@ -72,7 +73,7 @@ def publish(
 ) -> None:
     """Publish a message and wait for its confirm. Exit code 1 where it reached no queue."""
     given = json_object("--properties", properties)
-    raw = sys.stdin.buffer.read() if body is None else body.encode()
+    raw = sys.stdin.buffer.read() if body is None else os.fsencode(body)  # as it was typed
     message: dict[str, object] = {
         "properties": {"delivery_mode": 1 if transient else 2, **given},
         "routing_key": key,

@@ -17,6 +17,9 @@ from numbers import Real
 from typing import Final, Literal, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from tallymark.wire.amqp091.fields import encode_table
+from tallymark.wire.amqp10.writer import encode_symbol_map
+
 T = TypeVar("T")
 
 
@@ -155,14 +158,24 @@ def parse(url: str) -> Endpoint:
             "expected amqp:// or amqps://, or amqp091:// or amqps091://"
         )
     scheme = scheme.lower()
-    parts = urlsplit(url)
-    shown = f"{scheme}://{parts.netloc.rpartition('@')[2]}"
+    # Behind the last @, wherever the host ends: a password may have signs that end it.
+    shown = f"{scheme}://{url.partition('://')[2].rpartition('@')[2]}"
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # its text has the user and the password
+        raise ValueError(f"{shown}: expected a host's name, or an address in brackets") from None
     if parts.query or parts.fragment:
-        raise ValueError(f"{shown}: options in an address are not read, pass them to connect()")
+        raise ValueError(
+            f"{shown}: options in an address are not read, pass them to connect(); "
+            "signs such as # in a password are percent-encoded"
+        )
     try:
         port = parts.port
-    except ValueError as error:
-        raise ValueError(f"{shown}: the port is not a number from 0 to 65535") from error
+    except ValueError:
+        raise ValueError(
+            f"{shown}: the port is not a number from 0 to 65535; "
+            "signs such as / in a password are percent-encoded"
+        ) from None
     return Endpoint(
         host=parts.hostname or "localhost",
         port=PORTS[scheme] if port is None else port,
@@ -210,6 +223,11 @@ class ConnectionOptions:
     session_window: int = 5_000
     max_message_size: int = 0
 
+    @property
+    def handshake_timeout_ms(self) -> int:
+        """Milliseconds for the handshake; many where `timeout_s` is without limit."""
+        return max(1, int(min(self.timeout_s, UINT_MAX) * 1000))
+
     def __post_init__(self) -> None:
         check_choice("sasl", self.sasl, ("PLAIN", "ANONYMOUS", "EXTERNAL", "none", None))
         if self.ssl is not None:
@@ -218,6 +236,8 @@ class ConnectionOptions:
         check_text("container_id", self.container_id)
         check_text("hostname", self.hostname, optional=True)
         check_fields("properties", self.properties)
+        for endpoint in self.endpoints:
+            _check_sent_by(endpoint, self.properties)
         check_int("idle_timeout_ms", self.idle_timeout_ms, 0, UINT_MAX)
         check_int("max_frame_size", self.max_frame_size, 0, UINT_MAX)
         if self.max_frame_size or not all(endpoint.is_091 for endpoint in self.endpoints):
@@ -226,6 +246,19 @@ class ConnectionOptions:
             check_int("max_frame_size", self.max_frame_size, least, UINT_MAX)
         check_int("session_window", self.session_window, 1, CREDIT_MAX)
         check_int("max_message_size", self.max_message_size, 0, (1 << 63) - 1)
+
+
+def _check_sent_by(endpoint: Endpoint, properties: Mapping[str, object]) -> None:
+    """Raise TypeError or ValueError for properties that the endpoint's protocol has no types
+    for."""
+    try:
+        if endpoint.is_091:
+            encode_table(dict(properties))
+        else:
+            encode_symbol_map(dict[object, object](properties.items()), 0)
+    except (TypeError, ValueError) as error:
+        kind = ValueError if isinstance(error, ValueError) else TypeError
+        raise kind(f"properties, expected what {endpoint} has types for: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,7 @@ from tallymark.client.errors import (
 )
 from tallymark.client.events import ConnectionChange, ConnectionChanged, EventCallback, Reporter
 from tallymark.client.session import Session, SessionHost
-from tallymark.client.topology import DeclareQueue, QueueState, Request
+from tallymark.client.topology import Bind, DeclareQueue, QueueState, Request
 from tallymark.client.transport import Backoff, Line, LineOwner, Reconnector
 from tallymark.client.turn import TIME_IS_UP, Closing, Opening, Turn, Waiter, answer_to, resolve
 
@@ -158,8 +158,12 @@ class Connection(Closing, SessionHost, LineOwner):
                 raise (self._error or _closed_by_us()).copied()
             waiter: Waiter = self._turn.loop.create_future()
             self._waiting.append(waiter)
-            if await answer_to(waiter, timeout) is TIME_IS_UP:
-                self._waiting.remove(waiter)
+            try:
+                answer = await answer_to(waiter, timeout)
+            finally:
+                if waiter in self._waiting:  # `_wake` may have removed it already
+                    self._waiting.remove(waiter)
+            if answer is TIME_IS_UP:
                 raise TimedOut(f"not connected to {self._endpoint} within {timeout} s")
 
     # Properties
@@ -240,8 +244,8 @@ class Connection(Closing, SessionHost, LineOwner):
             if isinstance(error, TimeoutError) and not isinstance(error, ClientError):
                 text = f"{endpoint}: no answer within {options.timeout_s} s"
                 raise ConnectFailed(text) from error
-            if isinstance(error, OSError):
-                raise ConnectFailed(f"{endpoint}: {error}") from error
+            if isinstance(error, Exception) and not isinstance(error, ClientError):
+                raise ConnectFailed(f"{endpoint}: {str(error) or type(error).__name__}") from error
             raise
         return made[0]
 
@@ -308,6 +312,9 @@ class Connection(Closing, SessionHost, LineOwner):
             sessions = [d for d in self._dispatchers if d.state is not State.CLOSED]
             for dispatcher in sessions:
                 await self._restore_session(dispatcher)
+            for is_binding in (False, True):  # their ends may be another session's
+                for dispatcher in sessions:
+                    await self._declare_again(dispatcher, is_binding)
             for dispatcher in sessions:
                 with suppress(SessionClosed):  # it went meanwhile, and all its links with it
                     await self._restore_links(dispatcher)
@@ -327,18 +334,21 @@ class Connection(Closing, SessionHost, LineOwner):
             line.abort()
 
     async def _restore_session(self, dispatcher: Dispatcher) -> None:
-        """Begin the session again, and declare again what it had declared."""
+        """Begin the session again."""
         try:
             await self._begin(dispatcher)
         except (SessionClosed, NotPossible) as error:
             dispatcher.closed(error, True)
-            return
-        await self._declare_again(dispatcher)
 
-    async def _declare_again(self, dispatcher: Dispatcher) -> None:
-        """An exclusive queue is locked until the broker knows that the old connection is gone: then
-        this attempt has failed. What it refuses otherwise is reported, and forgotten."""
+    async def _declare_again(self, dispatcher: Dispatcher, is_binding: bool) -> None:
+        """Declare again the session's queues and exchanges, or its bindings. An exclusive queue is
+        locked until the broker knows that the old connection is gone: then this attempt has failed.
+        What it refuses otherwise is reported, and forgotten."""
+        if dispatcher.state is State.CLOSED:
+            return
         for declaration in dispatcher.topology:
+            if isinstance(declaration, Bind) is not is_binding:
+                continue
             try:
                 await self._ask(declaration)
             except (RequestRefused, NotPossible) as error:
@@ -371,18 +381,18 @@ class Connection(Closing, SessionHost, LineOwner):
         if self._life is Life.CLOSED:
             return
         line = self._line
-        if self._life is not Life.CLOSING:
-            self._life = Life.CLOSING
-            await self._stop_reconnecting()
-            line = self._line
-            self._turn.finish()
-            for dispatcher in self._dispatchers:
-                dispatcher.closed(_closed_by_us(), False)
-            if line is not None:
-                line.fail_requests(_closed_by_us())
-                line.adapter.close()
-                self._turn.finish()
         try:
+            if self._life is not Life.CLOSING:
+                self._life = Life.CLOSING
+                await self._stop_reconnecting()
+                line = self._line
+                self._turn.finish()
+                for dispatcher in self._dispatchers:
+                    dispatcher.closed(_closed_by_us(), False)
+                if line is not None:
+                    line.fail_requests(_closed_by_us())
+                    line.adapter.close()
+                    self._turn.finish()
             if line is not None:
                 await line.ended(self._options.timeout_s)
         finally:

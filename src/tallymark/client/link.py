@@ -298,6 +298,14 @@ class Flow:
         self._decided(Decision.ISSUE)
         self._dispatcher.turn.request()
 
+    def ask(self, count: int) -> None:
+        """Let the peer send `count` more messages for a batch: when there is a link again, where
+        the last one is lost."""
+        if self.port is None:
+            self._unused += count
+        else:
+            self.issue(count)
+
     async def drain(self) -> int:
         """Have the peer use its credit or give it up. Return how much it gave up. See
         Receiver.drain."""

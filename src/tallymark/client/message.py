@@ -373,6 +373,11 @@ def _encode(content: _Content) -> bytes:
     else:
         carrier = Value(body)
     properties = content.properties
+    _check_optional("priority", content.header.priority, int, "a whole number")
+    _check_optional("ttl_ms", content.header.ttl, int, "a whole number")
+    if properties != _NO_PROPERTIES:
+        for name, kinds, expected in _FIELDS:
+            _check_optional(name, getattr(properties, name), kinds, expected)
     front = b""
     header: Header | None = content.header
     if not content.header.durable:
@@ -396,6 +401,27 @@ def _transient(header: Header) -> bytes:
 
 
 _NO_PROPERTIES: Final = Properties()
+_FIELDS: Final[tuple[tuple[str, type | tuple[type, ...], str], ...]] = (
+    ("message_id", (int, UUID, *BYTES, str), "a whole number, a UUID, bytes or text"),
+    ("user_id", BYTES, "bytes or text"),
+    ("to", str, "text"),
+    ("subject", str, "text"),
+    ("reply_to", str, "text"),
+    ("correlation_id", (int, UUID, *BYTES, str), "a whole number, a UUID, bytes or text"),
+    ("content_type", str, "text"),
+    ("content_encoding", str, "text"),
+    ("group_id", str, "text"),
+    ("group_sequence", int, "a whole number"),
+    ("reply_to_group_id", str, "text"),
+)
+"""Fields of the properties that are passed in as they are sent: the types of each."""
+
+
+def _check_optional(
+    name: str, value: object, kinds: type | tuple[type, ...], expected: str
+) -> None:
+    if value is not None:
+        check_type(name, value, kinds, f"{expected}, or None")
 
 
 def _named(values: Mapping[str, object]) -> dict[object, object] | None:

@@ -179,10 +179,10 @@ class Readers:
         loop = self._dispatcher.loop
         end = None if timeout is None else loop.time() + timeout
         flow = self._flow
-        if flow.is_manual and flow.port is not None:
+        if flow.is_manual:
             missing = n - self._buffered - flow.promised
             if missing > 0:
-                flow.issue(missing)
+                flow.ask(missing)
         await self._gathered(n, end)
         if flow.is_manual and self._buffered < n:
             await flow.end_batch()
@@ -242,8 +242,8 @@ class Runner:
         self._handler = handler
         self._on_success = on_success
         self._on_error = on_error
-        self._failure: Exception | None = None
-        self.raised: Exception | None = None
+        self._failure: BaseException | None = None
+        self.raised: BaseException | None = None
         """Exception raised by a handler, for on_error="raise"."""
 
     async def run(self, concurrency: int) -> None:
@@ -288,9 +288,12 @@ class Runner:
                 await self._settle(message)
         except Exception as error:
             self._failed(message, error)
-        except BaseException:
-            self._give_back(message)
-            raise
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and not task.cancelling():
+                self._failed(message, error)  # of a task that the handler waited for
+            else:
+                self._give_back(message)
+                raise
         finally:
             gate.handler_ended(task)
 
@@ -300,7 +303,7 @@ class Runner:
         except (Closed, SettlementRefused, TransactionError) as error:
             self._not_settled(message, error)
 
-    def _failed(self, message: ReceivedMessage, error: Exception) -> None:
+    def _failed(self, message: ReceivedMessage, error: BaseException) -> None:
         owner = self._owner
         on_error = self._on_error
         owner.report(HandlerFailed(owner.address, message.delivery_id, error, on_error), error)

@@ -353,6 +353,7 @@ class Receiver(Closing):
             "modify"    as release, counted as failed
             "ignore"    nothing, see `ReceivedMessage.ignore`
             "raise"     the message is released, the receiver closed, and the error raised from here
+            The cancellation of a task that it waited for is an error like others.
         middleware: `async def layer(message, handler)` calls `await handler(message)` where it
             sees fit; the first is the outermost.
 
@@ -376,12 +377,12 @@ class Receiver(Closing):
         runner = Runner(consumer.readers, composed(handler, layers), on_success, on_error)
         try:
             await runner.run(concurrency)
-        except Exception as error:
+        except BaseException as error:
             if error is runner.raised:
                 await self._close_after(error)
             raise
 
-    async def _close_after(self, error: Exception) -> None:
+    async def _close_after(self, error: BaseException) -> None:
         try:
             await self.close()
         except ClientError as failed:

@@ -241,7 +241,7 @@ def _is_sealed(segment: Path) -> bool:
 def _whole(target: Path) -> Iterator[Path]:
     """Give a folder to fill; it becomes `target` once all that is in it is on disk. On an error
     it is removed."""
-    target = target.absolute()
+    target = target.resolve()  # a link stays one
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise FileExistsError(errno.EEXIST, "expected a new or an empty folder", str(target))
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -139,6 +139,8 @@ def shown(address: str) -> str:
     'amqp://rabbit:5672/%2F'
     """
     scheme, slashes, rest = address.partition("://")
+    if not scheme.isalnum():  # it is none, but part of who logs in
+        scheme, slashes, rest = "", "", address
     return scheme + slashes + rest.rpartition("@")[2]
 
 
@@ -167,15 +169,25 @@ def brokers_in(address: str) -> list[str]:
 
 def _address(table: Mapping[str, object], key: str) -> str:
     """Raises PlanRefused, which never shows a password."""
-    text = _text(table, key)
+    text = table.get(key)
+    if not isinstance(text, str):
+        raise PlanRefused(
+            f"{key} is {type(text).__name__}, expected text: one address, of several brokers with "
+            "commas between the hosts"
+        )
     for broker in brokers_in(text):
-        if scheme_of(broker) not in SCHEMES or not urlsplit(broker).hostname:
+        try:
+            parts = urlsplit(broker)
+            is_host = scheme_of(broker) in SCHEMES and bool(parts.hostname)
+        except ValueError:  # its text has the user and the password
+            is_host = False
+        if not is_host:
             raise PlanRefused(
                 f"{key} is {shown(text)!r}, expected an address that begins with one of "
                 f"{', '.join(f'{scheme}://' for scheme in SCHEMES)}"
             )
         try:
-            _ = urlsplit(broker).port
-        except ValueError as error:
-            raise PlanRefused(f"{key} is {shown(text)!r}: {error}") from error
+            _ = parts.port
+        except ValueError:
+            raise PlanRefused(f"{key} is {shown(text)!r}, expected a port up to 65535") from None
     return text

@@ -217,7 +217,7 @@ class Amqp091(Adapter):
             frame_max=options.max_frame_size,
             heartbeat_s=min(heartbeat_s, 65_535),
             max_message_bytes=options.max_message_size,
-            handshake_timeout_ms=max(1, int(options.timeout_s * 1000)),
+            handshake_timeout_ms=options.handshake_timeout_ms,
         )
         self._wire = ClientConnection(limits, trace)
         self._channels = Channels(self._wire, wall_ms)

@@ -100,6 +100,11 @@ class ReceiverSession(SessionChannel):
         """Send a method, or keep it until a commit or rollback is answered."""
 
     @abstractmethod
+    def next_consumer(self) -> int:
+        """Return a number for a consumer, which no other consumer of the session has: names of
+        receivers may be alike as far as they go into a consumer tag."""
+
+    @abstractmethod
     def subscribe(self, subscription: Subscription) -> None:
         """Note a subscription, until cancel-ok."""
 
@@ -132,7 +137,6 @@ class Amqp091Receiver(ReceiverPort):
         self._ends_drain = False  # it is cancelled for that
         self._waits_to_cancel = False
         self._is_closed = False
-        self._count = 0
         self.deliveries = 0
 
     # Attaching
@@ -212,11 +216,10 @@ class Amqp091Receiver(ReceiverPort):
         if not credit or self._session.is_stopped or self._is_closed:
             return
         self._wanted -= credit
-        self._count += 1
-        tag = f"{self._name}.{self._count}"
+        session = self._session
+        tag = f"{self._name}.{session.next_consumer()}"
         self.subscription = Subscription(self, tag, credit)
         self._stage = Stage.STARTING
-        session = self._session
         session.subscribe(self.subscription)
         session.send(BasicQos(prefetch_count=credit))
         session.send(

@@ -83,6 +83,7 @@ class Amqp091Session(SessionPort, ReceiverSession):
         self._arrived: list[ReceivedMessage] = []
         self._arrived_for: ReceiverOwner | None = None
         self._numbers = 0
+        self._consumers = 0
         self._outcomes: list[tuple[Number, Outcome | None]] = []
         # transactions
         self._is_selected = False
@@ -207,6 +208,10 @@ class Amqp091Session(SessionPort, ReceiverSession):
         port = Amqp091Sender(self, owner, options)
         self._senders.append(port)
         return port
+
+    def next_consumer(self) -> int:
+        self._consumers += 1
+        return self._consumers
 
     def subscribe(self, subscription: Subscription) -> None:
         self._subscriptions[subscription.tag] = subscription

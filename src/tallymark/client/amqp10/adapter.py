@@ -105,7 +105,7 @@ class Amqp10(Adapter):
             idle_time_out_ms=options.idle_timeout_ms,
             incoming_window=options.session_window,
             max_message_size=options.max_message_size,
-            handshake_timeout_ms=max(1, int(options.timeout_s * 1000)),
+            handshake_timeout_ms=options.handshake_timeout_ms,
         )
         self._wire = Connection(limits, is_server=False, trace=trace)
         self._owner = owner
