@@ -142,9 +142,16 @@ class Message:
         "value" for bytes in an amqp-value, "sequence" for a list in an amqp-sequence.
 
         priority is 0..255, ttl_ms up to 2^32-1; group_sequence a serial number. Keys of annotations
-        are symbols. Raises ValueError or TypeError from `encode`, and so from sending, where a
-        value has no type in AMQP or does not fit its field.
+        are symbols. Raises TypeError for a field of another type, and ValueError or TypeError from
+        `encode`, and so from sending, where a value has no type in AMQP or does not fit its field.
         """
+        given = (
+            message_id, user_id, to, subject, reply_to, correlation_id, content_type,
+            content_encoding, group_id, group_sequence, reply_to_group_id, priority, ttl_ms,
+        )  # fmt: skip
+        for value, (name, kinds, expected) in zip(given, _FIELDS, strict=True):
+            if value is not None:
+                check_type(name, value, kinds, expected)
         self._raw = None
         content = self._content = _Content(None)
         content.body = body
@@ -373,11 +380,6 @@ def _encode(content: _Content) -> bytes:
     else:
         carrier = Value(body)
     properties = content.properties
-    _check_optional("priority", content.header.priority, int, "a whole number")
-    _check_optional("ttl_ms", content.header.ttl, int, "a whole number")
-    if properties != _NO_PROPERTIES:
-        for name, kinds, expected in _FIELDS:
-            _check_optional(name, getattr(properties, name), kinds, expected)
     front = b""
     header: Header | None = content.header
     if not content.header.durable:
@@ -401,27 +403,24 @@ def _transient(header: Header) -> bytes:
 
 
 _NO_PROPERTIES: Final = Properties()
+_ID: Final = (int, UUID, *BYTES, str), "a whole number, a UUID, bytes, text or None"
+_TEXT: Final = str, "text or None"
 _FIELDS: Final[tuple[tuple[str, type | tuple[type, ...], str], ...]] = (
-    ("message_id", (int, UUID, *BYTES, str), "a whole number, a UUID, bytes or text"),
-    ("user_id", BYTES, "bytes or text"),
-    ("to", str, "text"),
-    ("subject", str, "text"),
-    ("reply_to", str, "text"),
-    ("correlation_id", (int, UUID, *BYTES, str), "a whole number, a UUID, bytes or text"),
-    ("content_type", str, "text"),
-    ("content_encoding", str, "text"),
-    ("group_id", str, "text"),
-    ("group_sequence", int, "a whole number"),
-    ("reply_to_group_id", str, "text"),
+    ("message_id", *_ID),
+    ("user_id", (*BYTES, str), "bytes, text or None"),
+    ("to", *_TEXT),
+    ("subject", *_TEXT),
+    ("reply_to", *_TEXT),
+    ("correlation_id", *_ID),
+    ("content_type", *_TEXT),
+    ("content_encoding", *_TEXT),
+    ("group_id", *_TEXT),
+    ("group_sequence", int, "a whole number or None"),
+    ("reply_to_group_id", *_TEXT),
+    ("priority", int, "a whole number"),
+    ("ttl_ms", int, "a whole number or None"),
 )
-"""Fields of the properties that are passed in as they are sent: the types of each."""
-
-
-def _check_optional(
-    name: str, value: object, kinds: type | tuple[type, ...], expected: str
-) -> None:
-    if value is not None:
-        check_type(name, value, kinds, f"{expected}, or None")
+"""Fields that are passed on as they are: the types of each, and these in words."""
 
 
 def _named(values: Mapping[str, object]) -> dict[object, object] | None:
