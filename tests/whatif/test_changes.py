@@ -45,6 +45,7 @@ def test_the_file_of_the_manual_is_understood() -> None:
         ({"queue": [{"max-length": 3}]}, r"\[\[queue\]\]: name is None, expected text"),
         ({"consumers": [{"queue": "q", "speed": 0}]}, "speed is 0, expected a number above 0"),
         ({"consumers": [{"queue": "q", "late": "soon"}]}, "late is 'soon', expected such as 30s"),
+        ({"consumers": [{"queue": "q", "late": "²s"}]}, "late is '²s', expected such as 30s"),
         ({"consumers": [{"queue": "q", "fast": 2}]}, "fast is not known here"),
         (
             {"queue": [{"name": "q", "maxlength": 3}]},

@@ -337,7 +337,7 @@ def _length(value: object) -> int:
     if isinstance(value, str):
         for unit in ("ms", "s", "m", "h"):
             number = value.removesuffix(unit)
-            if number != value and number.replace(".", "", 1).isdigit():
+            if number != value and number.replace(".", "", 1).isdecimal():
                 return round(float(number) * UNITS[unit])
     return -1
 
