@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pika
 
+from tallymark.stored.layout import HEADER
 from tests.cli.test_commands import run
+from tests.journal.builders import Disk, make_newer
 from tests.support.patience import until
 from tests.support.process import BrokerProcess
 
@@ -77,3 +79,15 @@ def test_what_is_no_backup_is_an_error_of_one_line(tmp_path: Path) -> None:
         pass
     done = run("backup", str(tmp_path / "full"), "--data-dir", str(tmp_path / "data"), code=1)
     assert done.stderr == f"tallymark: {tmp_path / 'full'}: expected a new or an empty folder\n"
+
+
+def test_a_folder_of_a_newer_version_is_refused_in_words(tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "data")
+    disk.start()
+    disk.journal.close()
+    segment = disk.segments()[-1]
+    make_newer(segment, segment.stat().st_size - HEADER)
+    refused = run("backup", str(tmp_path / "copy"), "--data-dir", str(disk.folder), code=1)
+    assert "is not understood: block of format version 3" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]

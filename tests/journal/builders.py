@@ -20,6 +20,7 @@ from tallymark.journal.files import Files
 from tallymark.journal.home import Home
 from tallymark.journal.journal import Journal
 from tallymark.stored.annotations import Route
+from tallymark.stored.layout import FORMAT, HEADER, header_at
 from tallymark.stored.records import ENTERED, PAYLOAD, SETTLED
 from tests.support.long import long
 from tests.support.patience import PATIENCE_S
@@ -233,3 +234,12 @@ class Elsewhere(Disk):
         yield Elsewhere(folder, keeper, **self.settings)
         keeper.close()
         shutil.rmtree(folder)
+
+
+def make_newer(path: Path, at: int) -> None:
+    """Give the block at an offset of a file the format version that comes next."""
+    data = path.read_bytes()
+    header = header_at(data, at)
+    assert header is not None
+    header.version = FORMAT + 1
+    path.write_bytes(data[:at] + header.encoded() + data[at + HEADER :])

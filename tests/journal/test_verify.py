@@ -10,7 +10,7 @@ import pytest
 
 from tallymark.journal.verify import verify
 from tallymark.stored import records
-from tests.journal.builders import TIME, Disk, entering, settling
+from tests.journal.builders import TIME, Disk, entering, make_newer, settling
 
 
 @pytest.fixture
@@ -103,3 +103,13 @@ def test_every_kind_of_row_has_a_name() -> None:
     numbers = re.findall(r"^[A-Z_]+: Final = ([0-9]+)$", above, re.MULTILINE)
     assert sorted(map(int, numbers)) == sorted(records.KINDS)
     assert len(set(records.KINDS.values())) == len(numbers) > 20
+
+
+def test_a_checkpoint_of_a_newer_version_is_named(disk: Disk) -> None:
+    disk.journal.checkpoint([], TIME)
+    disk.finish_cleaning()
+    disk.journal.close()
+    (checkpoint,) = disk.folder.glob("*.checkpoint")
+    make_newer(checkpoint, 0)
+    problem = f"{checkpoint.name}: block of format version 3, this program reads 1 to 2"
+    assert problem in verify(disk.folder).problems

@@ -11,12 +11,14 @@ import pytest
 from tallymark.engine.errors import NotFound, PreconditionFailed
 from tallymark.engine.ledger import definition_record
 from tallymark.engine.record import Record
+from tallymark.journal.verify import verify
 from tallymark.server.config.settings import Config
 from tallymark.server.features import FILE, FLAGS, Features, FeaturesError
 from tallymark.server.opening import open_node
 from tallymark.server.rehearsal import rehearse
+from tallymark.stored.layout import HEADER
 from tallymark.units import WallMs
-from tests.journal.builders import Disk
+from tests.journal.builders import Disk, entering, make_newer
 from tests.support.memory_home import MemoryHome
 from tests.support.process import BrokerDied, BrokerProcess
 
@@ -187,3 +189,25 @@ def test_a_broker_does_not_start_on_records_of_a_newer_version(
     with pytest.raises(BrokerDied, match=rf"(?s)exit code 2.*{text}: written by a newer version"):
         BrokerProcess(folder).start()
     assert text in " ".join(rehearse(folder))
+
+
+@pytest.mark.parametrize("is_seal", [False, True], ids=["first block", "seal"])
+def test_a_broker_does_not_start_on_blocks_of_a_newer_version(
+    tmp_path: Path, is_seal: bool
+) -> None:
+    """Each segment that is complete ends with a seal of the version that wrote it."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    disk = Disk(folder)
+    disk.start()
+    disk.journal.commit(entering(1), WallMs(1))
+    disk.journal.close()
+    segment = disk.segments()[-1]
+    make_newer(segment, segment.stat().st_size - HEADER if is_seal else 0)
+    before = segment.read_bytes()
+    text = "block of format version 3, this program reads 1 to 2"
+    with pytest.raises(BrokerDied, match=rf"(?s)exit code 2.*is not understood: {text}"):
+        BrokerProcess(folder).start()
+    assert segment.read_bytes() == before
+    assert text in " ".join(rehearse(folder))
+    assert verify(folder).problems == [f"{segment.name}: {text}"]

@@ -31,9 +31,12 @@ def backup(
     it on another disk.
     """
     from tallymark.journal.backup import back_up
+    from tallymark.stored.layout import LayoutError
 
     try:
         taken = back_up(data_dir, to)
+    except LayoutError as error:
+        fail(f"the journal in {data_dir} is not understood: {error}")
     except OSError as error:
         fail(reason_of(error))
     _show(taken, f"backup of {data_dir} in {to}", json)

@@ -76,8 +76,8 @@ def back_up(source: Path, target: Path) -> Backup:
     """Take a backup of the data folder `source`; `target` is made, or is an empty folder.
 
     The target appears under its name when it is whole and on disk. Raises NotADirectoryError or
-    FileNotFoundError for a source that is no data folder, FileExistsError for a target that holds
-    something, OSError.
+    FileNotFoundError for a source that is no data folder, LayoutError for one that a newer version
+    wrote, FileExistsError for a target that holds something, OSError.
     """
     source = source.absolute()
     if not any(parsed_name(name) for name in os.listdir(source)):

@@ -39,6 +39,7 @@ from tallymark.stored.segment import (
     SEAL,
     Verdict,
     is_sound_checkpoint,
+    known_header,
     parsed_checkpoint,
     parsed_name,
     scan,
@@ -76,7 +77,8 @@ class SegmentFile:
             self.size = file.seek(0, os.SEEK_END)
             if self.size >= HEADER:
                 file.seek(self.size - HEADER)
-                seal = header_at(file.read(HEADER), 0)
+                # Whoever reads the blocks refuses a version that is not known.
+                seal = known_header(file.read(HEADER), 0)
                 if seal is not None and seal.flags & SEALED:
                     self.time_ms = seal.time_ms
 

@@ -24,10 +24,9 @@ from tallymark.stored.layout import (
     Header,
     LayoutError,
     damaged,
-    header_at,
     row_kinds,
 )
-from tallymark.stored.segment import BLANK, CORRUPT, is_sound_checkpoint, scan
+from tallymark.stored.segment import BLANK, CORRUPT, is_sound_checkpoint, known_header, scan
 
 OPEN: Final = "open"
 """Verdict that segment.py calls blank: the segment in use, or one that a crash left between two
@@ -158,7 +157,12 @@ def verify(folder: Path) -> Report:
     names: dict[int, str] = {}
     for position, name in found.checkpoints:
         data = read_file(folder / name)
-        if is_sound_checkpoint(data):
+        try:
+            is_sound = is_sound_checkpoint(data)
+        except LayoutError as error:
+            report.problems.append(f"{name}: {error}")
+            continue
+        if is_sound:
             headers = scan(data, salt=0)[0]
             _learn_names(data, headers, names)
             if headers[0].synced != position:
@@ -199,7 +203,7 @@ def _tail(folder: Path, files: list[SegmentFile]) -> int:
     whole."""
     for file in reversed(files):
         with open(folder / file.name, "rb") as opened:
-            header = header_at(opened.read(HEADER), 0)
+            header = known_header(opened.read(HEADER), 0)
         if header is not None and header.segment == file.number:
             return file.number
     return 0

@@ -160,18 +160,20 @@ def _later_headers(data: bytes, at: int, segment: int, salt: int, block: int) ->
     at = data.find(MAGIC, at + 1)
     while at >= 0:
         if at % ALIGN == 0:
-            header = _any_header(data, at)
+            header = known_header(data, at)
             if header is not None and _belongs(header, segment, salt) and header.block > block:
                 found.append(header)
         at = data.find(MAGIC, at + 1)
     return found
 
 
-def _any_header(data: bytes, at: int) -> Header | None:
+def known_header(data: bytes, at: int) -> Header | None:
+    """Return the header at an offset; None if there is no sound one of a version this program
+    reads. A message's bytes may look like a header of any version."""
     try:
         return header_at(data, at)
     except LayoutError:
-        return None  # a message's bytes may look like a header of any version
+        return None
 
 
 def segment_name(number: int, salt: int) -> str:
