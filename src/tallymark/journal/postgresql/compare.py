@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, final
 
 import psycopg
 
+from tallymark.journal.files import Files
 from tallymark.journal.postgresql.errors import Differs
 from tallymark.journal.postgresql.marks import Mark
 from tallymark.journal.postgresql.schema import partitions, row_checksum
@@ -126,5 +127,14 @@ def cut(path: Path, segment: TableSegment) -> Mark | None:
         mark = row
         at = row.end
     if at < start + len(data):
+        _make_own(path, at)
         os.truncate(path, at)
     return mark
+
+
+def _make_own(path: Path, size: int) -> None:
+    """Replace a file of which there are links by a copy of its first bytes: a backup shares what
+    was complete, and keeps it as it was."""
+    if path.stat().st_nlink > 1:
+        data = path.read_bytes()[:size]
+        Files().replace(path.parent, path.name, [[data]])

@@ -236,13 +236,13 @@ class Mirror:
             write_marks(self._folder, self._files, self._rows)
             self._skipped = True
             self._name = name_in(data[:HEADER], number)
+            (self._folder / self._name).unlink(missing_ok=True)  # a backup may share it
         elif position != self.position:
             self._epoch = -1  # rewritten behind us: compare again
             raise Differs(
                 f"the blocks go on at position {position:#x}, expected {self.position:#x}"
             )
-        flags = os.O_CREAT | os.O_WRONLY | (0 if offset else os.O_TRUNC)
-        fd = self._files.open(str(self._folder / self._name), flags)
+        fd = self._files.open(str(self._folder / self._name), os.O_CREAT | os.O_WRONLY)
         try:
             self._files.write_all(fd, [data], offset)
         finally:
