@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -180,3 +181,14 @@ def test_a_damaged_file_lets_nobody_in(tmp_path: Path) -> None:
 def test_what_is_no_user_is_refused(name: str, password: str, pattern: str) -> None:
     with pytest.raises(UsersError):
         make_user(name, password, False, {"*": Permission(configure=pattern)})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+def test_a_file_that_root_writes_belongs_to_the_folders_owner(tmp_path: Path) -> None:
+    """As root's own, with mode 600, it let nobody in: the broker could not read it."""
+    folder = tmp_path / "data"
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 4711, 4712)
+    add(folder, "ann", "secret")
+    found = (folder / users.FILE).stat()
+    assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (4711, 4712, 0o600)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hmac
 import json
 import os
@@ -77,11 +78,15 @@ def save(folder: Path, users: dict[str, User]) -> None:
 
 def replace_file(folder: Path, name: str, data: bytes) -> None:
     """A file of the data folder: written aside with mode 600, synced, renamed, the folder
-    synced."""
+    synced. Written by root it belongs to the folder's owner, as whom the broker reads it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     aside = folder / f"{name}.{os.getpid()}.new"
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
+        if os.geteuid() == 0:
+            owner = folder.stat()
+            with contextlib.suppress(PermissionError):  # root of a container, or over NFS
+                os.fchown(descriptor, owner.st_uid, owner.st_gid)
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
