@@ -95,6 +95,41 @@ def test_a_settled_segment_before_a_checkpoint_becomes_a_ledger_with_the_same_ro
     disk.journal.close()
 
 
+@local
+def test_what_is_stripped_or_dropped_while_a_folder_is_verified_is_no_damage(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.start()
+    settle(disk, fill(disk, 1, 12))
+    disk.wait()
+    before = verify(disk.folder).rows
+    read_bytes = Path.read_bytes
+    todo = [lambda: disk.clean()]
+
+    def reading(path: Path) -> bytes:
+        if path.name.startswith("0") and path.suffix != ".checkpoint" and todo:
+            todo.pop(0)()
+        return read_bytes(path)
+
+    checkpoint(disk, [])
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", reading)
+        report = verify(disk.folder)
+    assert report.is_sound
+    assert report.rows == before
+    assert all(one.stripped for one in report.segments[:-1])
+
+    settle(disk, fill(disk, 13, 1))
+    checkpoint(disk, [])
+    with monkeypatch.context() as patched:
+        todo.append(lambda: disk.clean(TIME + 1000, 1))
+        patched.setattr(Path, "read_bytes", reading)
+        report = verify(disk.folder)
+    assert report.is_sound
+    assert [one.name for one in report.segments] == [path.name for path in disk.segments()]
+    disk.journal.close()
+
+
 def test_ledgers_replay_as_their_segments_did(disk: Disk) -> None:
     disk.start()
     settle(disk, fill(disk, 1, 12))

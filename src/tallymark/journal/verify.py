@@ -26,7 +26,14 @@ from tallymark.stored.layout import (
     damaged,
     row_kinds,
 )
-from tallymark.stored.segment import BLANK, CORRUPT, is_sound_checkpoint, known_header, scan
+from tallymark.stored.segment import (
+    BLANK,
+    CORRUPT,
+    is_sound_checkpoint,
+    known_header,
+    ledger_name,
+    scan,
+)
 
 OPEN: Final = "open"
 """Verdict that segment.py calls blank: the segment in use, or one that a crash left between two
@@ -156,9 +163,11 @@ def verify(folder: Path) -> Report:
     checkpoint = 0
     names: dict[int, str] = {}
     for position, name in found.checkpoints:
-        data = read_file(folder / name)
         try:
+            data = read_file(folder / name)
             is_sound = is_sound_checkpoint(data)
+        except FileNotFoundError:
+            continue  # a newer one has taken its place
         except LayoutError as error:
             report.problems.append(f"{name}: {error}")
             continue
@@ -185,8 +194,24 @@ def verify(folder: Path) -> Report:
         report.problems.append(lacks)
     known = max(checkpoint, tail << 32, anchor.position)
     for file in files:
-        report.segments.append(_segment(report, file, known, names))
+        segment = _if_there(report, file, known, names)
+        if segment is not None:
+            report.segments.append(segment)
     return report
+
+
+def _if_there(
+    report: Report, file: SegmentFile, known: int, names: dict[int, str]
+) -> SegmentReport | None:
+    """Return the report on a file, or on the ledger that a broker beside has put in its place since
+    the folder was listed; None: that let go of it."""
+    try:
+        return _segment(report, file, known, names)
+    except FileNotFoundError:
+        ledger = report.folder / ledger_name(file.number, file.salt)
+        if file.stripped or not ledger.exists():
+            return None
+        return _segment(report, SegmentFile(ledger, file.number, file.salt), known, names)
 
 
 def _check_numbers(report: Report, files: list[SegmentFile], checkpoint: int) -> None:
