@@ -72,6 +72,13 @@ def test_a_folder_that_cannot_be_written_to_is_wrong(tmp_path: Path) -> None:
     assert finding.state == WRONG
 
 
+def test_users_that_cannot_be_read_are_wrong(tmp_path: Path) -> None:
+    (tmp_path / "users.json").write_text("[{")
+    finding = doctor.users_of(tmp_path)
+    assert finding.state == WRONG
+    assert "users.json" in finding.found
+
+
 def test_a_port_that_is_taken_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]

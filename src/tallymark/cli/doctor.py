@@ -23,6 +23,7 @@ from tallymark.cli.output import show_table
 from tallymark.cli.serve import with_settings
 from tallymark.cli.serving import configured
 from tallymark.server.access import users
+from tallymark.server.access.user import UsersError
 from tallymark.server.config.settings import Config
 
 OK: Final = "ok"
@@ -109,7 +110,10 @@ def nearest(folder: Path) -> Path:
 
 
 def users_of(folder: Path) -> Finding:
-    count = len(users.load(folder)) if folder.is_dir() else 0
+    try:
+        count = len(users.load(folder)) if folder.is_dir() else 0
+    except UsersError as error:
+        return Finding("users", WRONG, str(error), "a broker would not start: mend the file")
     if count:
         return Finding("users", OK, f"{count:,}")
     return Finding(
