@@ -6,6 +6,8 @@ loss, and with `accept_loss` cost no more than what is named.
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -75,6 +77,28 @@ def damaged(folder: Path, at: int, number: int = 0) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= 0x04
     path.write_bytes(data)
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EXDEV])
+def test_a_loss_is_accepted_where_the_file_system_has_no_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Or quarantine/ is a link to a folder on another one."""
+
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(code, os.strerror(code), str(source))
+
+    written(tmp_path, [entering(number) for number in range(1, 4)])
+    damaged(tmp_path, 80)
+    disk = Disk(tmp_path, segment_bytes=1 << 16)
+    (segment,) = disk.segments()
+    before = segment.read_bytes()
+    monkeypatch.setattr(os, "link", refuse)
+    assert firsts(disk.start(accept_loss=True)) == [2, 3]
+    disk.journal.close()
+    kept = tmp_path / "quarantine" / segment.name
+    assert kept.read_bytes() == before
+    assert kept.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("victim", range(9))

@@ -28,6 +28,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Final, final
 
+from tallymark.journal.files import NOT_LINKED
 from tallymark.stored import anchor as anchors
 from tallymark.stored.layout import HEADER, SEALED, header_at
 from tallymark.stored.segment import parsed_checkpoint, parsed_name, scan
@@ -38,8 +39,6 @@ PASSES: Final = 1000
 """Passes over a folder whose files are replaced all the time, at most."""
 _QUARANTINE: Final = "quarantine"
 _COPIED_AT_ONCE: Final = 1 << 20
-_NOT_LINKED: Final = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
-"""Errors of a link that a copy does not meet."""
 
 
 class NotABackup(Exception):
@@ -264,7 +263,7 @@ def _link_or_copy(source: Path, target: Path) -> int:
     try:
         os.link(source, target)
     except OSError as error:
-        if error.errno not in _NOT_LINKED:
+        if error.errno not in NOT_LINKED:
             raise
         return _copy(source, target)
     return target.stat().st_ino

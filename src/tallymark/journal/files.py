@@ -21,6 +21,8 @@ IOV_MAX: Final = 1024
 
 OUT_OF_FILES: Final = (errno.EMFILE, errno.ENFILE)
 """Errors that mean that the process, or the machine, has reached its limit of open files."""
+NOT_LINKED: Final = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
+"""Errors of a hard link that a copy does not meet."""
 FOR_READING: Final = 4
 """Number of descriptors reserved for reads of the event loop's thread."""
 AGAIN_S: Final = 0.02

@@ -20,7 +20,7 @@ from typing import Final, final
 
 from tallymark.engine.message import Payload
 from tallymark.engine.record import Record
-from tallymark.journal.files import Files, FolderLock
+from tallymark.journal.files import NOT_LINKED, Files, FolderLock
 from tallymark.journal.reading import read_anchor, read_file
 from tallymark.journal.spares import Spares, is_full
 from tallymark.journal.unpacking import Unpacker
@@ -540,5 +540,10 @@ def _quarantine(files: Files, folder: Path, name: str) -> None:
     place.mkdir(mode=0o700, exist_ok=True)
     copy = place / name
     if not copy.exists():
-        os.link(folder / name, copy)
+        try:
+            os.link(folder / name, copy)
+        except OSError as error:
+            if error.errno not in NOT_LINKED:
+                raise
+            files.replace(place, name, [[read_file(folder / name)]])
     files.sync_folder(place)
