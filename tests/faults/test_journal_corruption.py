@@ -10,10 +10,12 @@ import errno
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tallymark.engine.record import Record
+from tallymark.journal.reading import SECTOR
 from tallymark.journal.recovery import JournalCorrupt
 from tallymark.journal.verify import verify
 from tallymark.stored.records import ENTERED
@@ -210,4 +212,81 @@ def test_a_crash_during_the_repair_is_repaired_again(tmp_path: Path) -> None:
     assert firsts(disk.start()) == [1, 2]
     disk.finish_cleaning()
     assert disk.names(".tmp") == []
+    disk.journal.close()
+
+
+class BadSector:
+    """A sector of a file that cannot be read, whichever call tries to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, path: Path, at: int) -> None:
+        self._path = path
+        self._at = at
+        self._open, self._pread = open, os.pread
+        monkeypatch.setattr("builtins.open", self.open)
+        monkeypatch.setattr("io.open", self.open)
+        monkeypatch.setattr(os, "pread", self.pread)
+
+    def open(self, path: Path, mode: str = "r", *more: Any, **named: Any) -> Any:
+        file = self._open(path, mode, *more, **named)
+        if path != self._path:
+            return file
+        return _Raising(file, self._at)
+
+    def pread(self, fd: int, size: int, offset: int) -> bytes:
+        if os.readlink(f"/proc/self/fd/{fd}") == str(self._path):
+            _check(self._at, offset, size)
+        return self._pread(fd, size, offset)
+
+
+class _Raising:
+    """A file that is open, and reads that sector from nowhere."""
+
+    def __init__(self, file: Any, at: int) -> None:
+        self._file = file
+        self._at = at
+
+    def __enter__(self) -> _Raising:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return int(self._file.seek(offset, whence))
+
+    def read(self, size: int = -1) -> bytes:
+        at = self._file.tell()
+        data: bytes = self._file.read(size)
+        _check(self._at, at, len(data))
+        return data
+
+
+def _check(bad: int, at: int, size: int) -> None:
+    if at < bad + SECTOR and bad < at + size:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["sealed", "newest"])
+@pytest.mark.parametrize("is_last", [False, True], ids=["first sector", "last sector"])
+def test_a_sector_that_cannot_be_read_costs_the_blocks_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_last: bool
+) -> None:
+    disk = Disk(tmp_path, segment_bytes=1 << 15)
+    disk.start()
+    for first in range(1, 101):
+        disk.journal.commit(entering(first, 1, 300), TIME)
+        disk.wait()
+    disk.journal.write_anchor([], [], TIME)
+    disk.journal.close()
+    segment = disk.segments()[number]
+    size = segment.stat().st_size
+    with monkeypatch.context() as patched:
+        BadSector(patched, segment, (size - 1) // SECTOR * SECTOR if is_last else 0)
+        assert verify(tmp_path).problems
+        with pytest.raises(JournalCorrupt, match=f"{segment.name}: bytes .* are lost"):
+            disk.open()
+        found = firsts(disk.start(accept_loss=True))
+        disk.journal.close()
+    assert 88 <= len(found) < 100
+    assert firsts(disk.start()) == found
     disk.journal.close()

@@ -13,7 +13,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, final
+from typing import BinaryIO, Final, final
 
 from tallymark.engine.errors import BytesLost
 from tallymark.engine.message import Payload
@@ -76,6 +76,17 @@ def read_file(path: Path) -> bytes:
     finally:
         os.close(fd)
     return b"".join(parts)
+
+
+def read_head(file: BinaryIO) -> bytes:
+    """Return the bytes of a header where a file is; none where the sector is unreadable, so that
+    whoever reads the whole file finds the damage. Raises OSError for any other error."""
+    try:
+        return file.read(HEADER)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return b""
 
 
 def check(payload: Payload, data: bytes) -> bool:

@@ -21,7 +21,7 @@ from typing import Final, final
 from tallymark.engine.message import Payload
 from tallymark.engine.record import Record
 from tallymark.journal.files import NOT_LINKED, Files, FolderLock
-from tallymark.journal.reading import read_anchor, read_file
+from tallymark.journal.reading import read_anchor, read_file, read_head
 from tallymark.journal.spares import Spares, is_full
 from tallymark.journal.unpacking import Unpacker
 from tallymark.stored.layout import (
@@ -78,7 +78,7 @@ class SegmentFile:
             if self.size >= HEADER:
                 file.seek(self.size - HEADER)
                 # Whoever reads the blocks refuses a version that is not known.
-                seal = known_header(file.read(HEADER), 0)
+                seal = known_header(read_head(file), 0)
                 if seal is not None and seal.flags & SEALED:
                     self.time_ms = seal.time_ms
 
@@ -343,7 +343,7 @@ class Recovery:
     def _newest_with_blocks(self, segments: list[SegmentFile]) -> int:
         for segment in reversed(segments):
             with open(self.folder.path / segment.name, "rb") as file:
-                header = header_at(file.read(HEADER), 0)
+                header = header_at(read_head(file), 0)
             if header is not None and header.segment == segment.number:
                 return segment.number
         return 0

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Final, final
 
 from tallymark.engine.record import Record
-from tallymark.journal.reading import read_anchor, read_file
+from tallymark.journal.reading import read_anchor, read_file, read_head
 from tallymark.journal.recovery import Folder, SegmentFile
 from tallymark.journal.unpacking import Unpacker
 from tallymark.stored import records
 from tallymark.stored.layout import (
-    HEADER,
     LOST,
     SEALED,
     Header,
@@ -228,7 +227,7 @@ def _tail(folder: Path, files: list[SegmentFile]) -> int:
     whole."""
     for file in reversed(files):
         with open(folder / file.name, "rb") as opened:
-            header = known_header(opened.read(HEADER), 0)
+            header = known_header(read_head(opened), 0)
         if header is not None and header.segment == file.number:
             return file.number
     return 0
