@@ -290,3 +290,20 @@ def test_a_sector_that_cannot_be_read_costs_the_blocks_in_it(
     assert 88 <= len(found) < 100
     assert firsts(disk.start()) == found
     disk.journal.close()
+
+
+def test_a_sector_that_cannot_be_read_costs_the_record_of_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(tmp_path)
+    disk.start()
+    disk.journal.commit(entering(1), TIME)
+    disk.wait()
+    disk.journal.write_anchor([], [], TIME)
+    disk.journal.close()
+    with monkeypatch.context() as patched:
+        BadSector(patched, tmp_path / "tail.json", 0)
+        assert "tail.json is damaged" in verify(tmp_path).problems[0]
+        assert firsts(disk.start()) == [1]
+    assert "tail.json is damaged" in disk.journal.problems[0]
+    disk.journal.close()

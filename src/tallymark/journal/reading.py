@@ -44,9 +44,9 @@ behind them."""
 
 def read_anchor(folder: Path) -> tuple[Anchor, str]:
     """Return the folder's anchor and an error text about its file. The anchor is empty if the file
-    does not exist or cannot be believed. Raises OSError if the file cannot be read."""
+    does not exist or cannot be believed, as with an unreadable sector. Raises any other OSError."""
     try:
-        data = (folder / anchors.FILE).read_bytes()
+        data = read_file(folder / anchors.FILE)
     except FileNotFoundError:
         return Anchor(), ""
     return decode_anchor(data)
