@@ -12,6 +12,7 @@ import pytest
 
 from tallymark.journeys.search import Limits, Sought, TooMany, search
 from tests.cli.test_commands import run
+from tests.journal.builders import Disk, make_newer
 from tests.support.patience import until
 from tests.support.process import BrokerProcess
 
@@ -174,3 +175,13 @@ def test_a_text_that_all_messages_have_names_none(broker: BrokerProcess, channel
         publish(channel, b"the same")
     with pytest.raises(TooMany, match="'same' is in the bytes of more than 3 messages"):
         search(broker.data_dir, Sought("same", ("body",)), Limits(messages=3))
+
+
+def test_a_folder_of_a_newer_version_is_refused_in_words(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    disk.start()
+    disk.journal.close()
+    make_newer(disk.segments()[-1], 0)
+    refused = run("trace", "7f3a-41", "--data-dir", str(tmp_path), code=1)
+    assert "is not understood: block of format version 3" in refused.stderr
+    assert "Traceback" not in refused.stderr

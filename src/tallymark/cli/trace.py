@@ -76,6 +76,7 @@ def _from_folder(
     folder: Path, text: str | None, body: str | None, number: int | None, rows: int
 ) -> dict[str, Any]:
     from tallymark.journeys.search import Limits, Sought, TooMany, as_json, search
+    from tallymark.stored.layout import LayoutError
 
     if number is not None:
         sought = Sought(number=number)
@@ -85,6 +86,8 @@ def _from_folder(
         return as_json(search(folder, sought, Limits(rows)))
     except (TooMany, FileNotFoundError) as error:
         fail(str(error))
+    except LayoutError as error:
+        fail(f"the journal in {folder} is not understood: {error}")
 
 
 def _show(found: dict[str, Any]) -> None:
