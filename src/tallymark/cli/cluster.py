@@ -42,8 +42,12 @@ def _change(given: dict[str, Any], request: str) -> None:
         fail("journal is local, expected postgresql://...: a folder has no other broker")
     import psycopg
 
+    from tallymark.journal.postgresql.errors import SchemaRefused
+
     try:
         print(_changed(config, request))
+    except SchemaRefused as error:
+        fail(str(error))
     except psycopg.Error as error:
         fail(f"the database does not answer: {' '.join(str(error).split())}")
 
