@@ -337,3 +337,36 @@ def test_folders_that_are_no_journal_or_no_whole_backup_are_named(
     with pytest.raises(NotABackup, match="cannot be read"):
         restore(tmp_path / "backup", tmp_path / "restored")
     assert not (tmp_path / "restored").exists()
+
+
+def test_a_target_may_be_where_an_empty_file_system_is_mounted(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a folder cannot be replaced: a container's volume."""
+    disk.start()
+    fill(disk, 1, 10)
+    disk.wait()
+    disk.journal.close()
+    (disk.folder / "quarantine").mkdir()
+    (disk.folder / "quarantine" / "0000000001-00000000.segment").write_bytes(b"found corrupt")
+    mounted = [tmp_path / "backup", tmp_path / "restored"]
+    rename = os.rename
+    moved: list[str] = []
+
+    def refuse(source: Path, target: Path) -> None:
+        if target in mounted:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(source))
+        moved.append(target.name)
+        rename(source, target)
+
+    for target in mounted:
+        target.mkdir()
+    monkeypatch.setattr(os, "rename", refuse)
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) in mounted)
+    taken = back_up(disk.folder, mounted[0])
+    assert moved[-1] == MANIFEST, "what is not whole is no backup"
+    assert restore(*mounted).files == taken.files
+    there = {str(p.relative_to(mounted[1])) for p in mounted[1].rglob("*") if p.is_file()}
+    assert there == set(taken.files)
+    monkeypatch.undo()
+    assert len(opened(mounted[1])) == 20

@@ -239,23 +239,36 @@ def _is_sealed(segment: Path) -> bool:
 @contextmanager
 def _whole(target: Path) -> Iterator[Path]:
     """Give a folder to fill; it becomes `target` once all that is in it is on disk. On an error
-    it is removed."""
+    it is removed. Where a file system is mounted the folder stays, and gets what is in it."""
     target = target.resolve()  # a link stays one
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise FileExistsError(errno.EEXIST, "expected a new or an empty folder", str(target))
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
+    is_mounted = os.path.ismount(target)
+    place = target if is_mounted else target.parent
+    partial = Path(mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=place))
     try:
         yield partial
         for folder, _, names in os.walk(partial):
             for name in names:
                 _sync(Path(folder, name), os.O_RDONLY)
             _sync(Path(folder), os.O_RDONLY | os.O_DIRECTORY)
-        partial.rename(target)
-        _sync(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+        if is_mounted:
+            for name in sorted(os.listdir(partial), key=_order):
+                (partial / name).rename(target / name)
+            partial.rmdir()
+        else:
+            partial.rename(target)
+        _sync(place, os.O_RDONLY | os.O_DIRECTORY)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def _order(name: str) -> int:
+    """Return the place of a file among those that are moved one by one: first what says how much
+    there must be, last what says that it is whole."""
+    return {anchors.FILE: 0, MANIFEST: 2}.get(name, 1)
 
 
 def _link_or_copy(source: Path, target: Path) -> int:
