@@ -9,7 +9,7 @@ import pytest
 
 from tallymark.client.arguments import parse
 from tallymark.spark.broker_options import endpoints_of
-from tallymark.spark.client import BrokerUnreachable, Client, Endpoint
+from tallymark.spark.client import BrokerRefused, BrokerUnreachable, Client, Endpoint
 from tests.support.http_server import HttpServer
 
 STANDS_BY = {"error": "standby", "reason": "this broker stands by, b:7 leads"}
@@ -104,3 +104,31 @@ def test_several_brokers_each_with_one_that_stands_by() -> None:
     assert (b.hosts, b.user) == ((("b1", 9), ("b2", 9)), "me")
     with pytest.raises(ValueError, match="each broker once"):
         endpoints_of({"urls": "http://a1|a2,http://a2"})
+
+
+class Proxy(HttpServer):
+    """What stands in front of a broker and answers in its place."""
+
+    def __init__(self, status: int, **headers: str) -> None:
+        super().__init__()
+        self.answer = status, headers, b"<html>a page</html>"
+
+    def respond(self, path: str) -> tuple[int, Mapping[str, str], bytes]:
+        return self.answer
+
+
+@pytest.mark.parametrize("method", ["call", "get"])
+def test_one_that_sends_elsewhere_is_no_broker(method: str) -> None:
+    with Proxy(302, Location="https://b:15671/x") as proxy:
+        client = Client(Endpoint.from_url(f"http://{proxy.address}", retry_ms=0))
+        with pytest.raises(BrokerRefused, match=r"sent on to 'https://b:15671/x'.*HTTP 302"):
+            client.call("GET", "/x") if method == "call" else client.get("/x", {})
+        client.close()
+
+
+def test_a_page_in_place_of_an_answer_is_told_as_such() -> None:
+    with Proxy(200) as proxy:
+        client = Client(Endpoint.from_url(f"http://{proxy.address}", retry_ms=0))
+        with pytest.raises(BrokerRefused, match="/x: expected JSON, got '<html>a page</html>'"):
+            client.call("GET", "/x")
+        client.close()

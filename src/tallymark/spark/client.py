@@ -255,7 +255,7 @@ class Client:
 
         def attempt() -> Any:
             with self._request(method, path, payload, wait_ms) as response:
-                return json.loads(response.read() or b"{}")
+                return json_of(response.read() or b"{}", path)
 
         return self._retried(path, attempt)
 
@@ -343,7 +343,7 @@ class Client:
         with connection.getresponse() as response:
             if response.status == http.client.SERVICE_UNAVAILABLE:
                 raise _NotReady(str(_refusal(response, path)))
-            if response.status >= 400:
+            if response.status >= 300:
                 raise _refusal(response, path)
             yield response
 
@@ -402,6 +402,15 @@ class _NotReady(Exception):
     """503: the broker is starting, stopping or without disk space, or holds publishers back."""
 
 
+def json_of(body: bytes, path: str) -> Any:
+    """Return the value that an answer's body says. Raises BrokerRefused where it is no JSON."""
+    try:
+        return json.loads(body)
+    except ValueError:
+        said = body[:80].decode("utf-8", "replace")
+        raise BrokerRefused(502, "bad_answer", f"{path}: expected JSON, got {said!r}") from None
+
+
 def _refusal(response: http.client.HTTPResponse, path: str) -> BrokerRefused:
     text = response.read().decode("utf-8", "replace")
     error, reason = str(response.status), text.strip() or response.reason
@@ -411,6 +420,8 @@ def _refusal(response: http.client.HTTPResponse, path: str) -> BrokerRefused:
         answer = None  # not our broker's words, or a proxy's page: shown as they are
     if isinstance(answer, dict):
         error, reason = str(answer.get("error", error)), str(answer.get("reason", reason))
+    if 300 <= response.status < 400:  # a proxy's word: the broker sends nobody elsewhere
+        reason = f"sent on to {response.headers.get('Location')!r}, expected the broker itself"
     made = _REFUSALS.get(response.status, BrokerRefused)
     return made(response.status, error, f"{path}: {reason}")
 
