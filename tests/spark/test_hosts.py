@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 
 import pytest
@@ -131,4 +132,27 @@ def test_a_page_in_place_of_an_answer_is_told_as_such() -> None:
         client = Client(Endpoint.from_url(f"http://{proxy.address}", retry_ms=0))
         with pytest.raises(BrokerRefused, match="/x: expected JSON, got '<html>a page</html>'"):
             client.call("GET", "/x")
+        client.close()
+
+
+class Closing(HttpServer):
+    """A broker behind what closes its connection after each answer, which comes late."""
+
+    def __init__(self, late_s: float) -> None:
+        super().__init__()
+        self.late_s = late_s
+        self.asked = 0
+
+    def respond(self, path: str) -> tuple[int, Mapping[str, str], bytes]:
+        self.asked += 1
+        time.sleep(self.late_s)
+        return 200, {"Connection": "close"}, b"{}"
+
+
+def test_a_new_connection_waits_for_a_long_poll_as_the_first_one() -> None:
+    with Closing(late_s=0.5) as broker:
+        client = Client(Endpoint.from_url(f"http://{broker.address}", timeout_ms=200))
+        for _ in range(2):
+            client.call("GET", "/x", wait_ms=10_000)
+        assert broker.asked == 2
         client.close()

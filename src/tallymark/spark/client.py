@@ -348,14 +348,15 @@ class Client:
             yield response
 
     def _connected(self) -> http.client.HTTPConnection:
-        if self._connection is None or self._pid != os.getpid():
-            self._connection = self.endpoint.connection(self._at)
-            self._connection.connect()
-            self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = self._connection if self._pid == os.getpid() else None
+        if connection is None or connection.sock is None:  # closed behind an answer
+            connection = self._connection = self.endpoint.connection(self._at)
+            connection.connect()
+            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if not self.endpoint.tls and sys.platform == "linux":
-                self._connection.sock = _BulkSocket(fileno=self._connection.sock.detach())
+                connection.sock = _BulkSocket(fileno=connection.sock.detach())
             self._pid = os.getpid()
-        return self._connection
+        return connection
 
 
 class _BulkSocket(socket.socket):
