@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import doctest
 import re
+from collections.abc import Callable
+from datetime import UTC, datetime
 from html.parser import HTMLParser
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
@@ -13,7 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.spark.report import charts, depths, findings, graph, pathmap, words
+from tallymark.spark.reconcile import TooLarge
+from tallymark.spark.report import charts, depths, findings, graph, pathmap, reporting, words
 from tallymark.spark.report.graph import cycles, layers
 from tallymark.spark.report.page import CHAPTERS, html
 from tallymark.spark.report.script import SCRIPT
@@ -330,3 +334,29 @@ def test_the_terminal_shows_the_same(capsys: pytest.CaptureFixture[str]) -> None
     assert "stalled" in said
     show(empty(), console)
     assert capsys.readouterr().out == ""
+
+
+def test_an_account_that_is_too_large_for_this_process_is_sparks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def over_ledger(*given: Any) -> int:
+        work: Callable[[object, datetime], None] = given[-1]
+        work(SimpleNamespace(sparkSession="spark", cache=dict), datetime(2026, 1, 1, tzinfo=UTC))
+        return 0
+
+    def reconcile(spark: object, *_: object) -> str:
+        asked.append(spark)
+        if spark is None:
+            raise TooLarge("8000001 ranges, more than 8000000")
+        return "its account"
+
+    def report(_: object, **given: Any) -> reporting.Report:
+        assert given["account"] == "its account"
+        return reporting.Report(empty())
+
+    for made in (over_ledger, reconcile, report):
+        monkeypatch.setattr(reporting, made.__name__, made)
+    assert reporting.main(tmp_path, tmp_path / "report.html", as_json=True) == 0
+    assert asked == [None, "spark"]
