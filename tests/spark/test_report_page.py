@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import doctest
+import json
 import re
+import sqlite3
 from collections.abc import Callable
 from datetime import UTC, datetime
 from html.parser import HTMLParser
@@ -236,6 +238,41 @@ class Traffic:
 
     def __getitem__(self, name: str) -> Any:
         return self.__dict__[name]
+
+
+class Table:
+    """Rows of (kind, queue_id, blob) that are asked in SQL."""
+
+    def __init__(self, rows: list[tuple[str, int, str]]) -> None:
+        self.rows = rows
+
+    def where(self, condition: str) -> Table:
+        with sqlite3.connect(":memory:") as memory:
+            memory.execute("create table t (kind, queue_id, blob)")
+            memory.executemany("insert into t values (?, ?, ?)", self.rows)
+            return Table(memory.execute(f"select * from t where {condition}").fetchall())
+
+    def select(self, *names: str) -> Table:
+        assert names == ("kind", "queue_id", "blob")
+        return self
+
+    def distinct(self) -> Table:
+        return self
+
+    def collect(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(kind=kind, queue_id=id, blob=blob) for kind, id, blob in self.rows]
+
+
+def test_queues_beside_those_of_the_report_are_not_said_to_be_gone() -> None:
+    """Where its dead letters came from, and where they went to."""
+    rows = []
+    for id, name in ((1, "work"), (2, "parked"), (3, "old")):
+        said = {"op": "queue", "vhost": "/", "id": id, "name": name}
+        rows.append(("definition", 0, json.dumps(said)))
+    ledger: Any = Table([*rows, ("counters", 1, "{}"), ("counters", 2, "{}"), ("live", 2, "")])
+    some: Any = findings.Scope(["work"]).rows_of(ledger)
+    assert findings.names_of(some).queues == {1: "work", 2: "parked", 3: "old (gone, id 3)"}
+    assert ("live", 2, "") not in some.rows
 
 
 def test_consumers_of_one_name_are_told_apart() -> None:

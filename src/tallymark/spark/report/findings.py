@@ -70,7 +70,8 @@ class Scope:
                 f"{', '.join(sorted(names.values())) or 'none'}"
             )
         about = f"queue_id in ({', '.join(map(str, ids))})"
-        return rows.where(f"{about} or kind in ('payload', 'definition')")
+        # Counters say which queues are there: of those that letters came from or went to as well.
+        return rows.where(f"{about} or kind in ('payload', 'definition', 'counters')")
 
     def rows_in(self, rows: DataFrame) -> DataFrame:
         """Return the rows of what happened in that time, and those that tell of no time."""
@@ -177,9 +178,7 @@ def bucket_of(first_ms: int, last_ms: int) -> int:
 
 def names_of(rows: DataFrame) -> Names:
     """Return the names in the ledger's definitions; deleted queues are marked."""
-    from pyspark.sql import functions as f
-
-    wanted = rows.where((f.col("kind") == "counters") | (f.col("kind") == "definition"))
+    wanted = rows.where("kind in ('counters', 'definition')")
     found = wanted.select("kind", "queue_id", "blob").distinct().collect()
     there = {row.queue_id for row in found if row.kind == "counters"}
     queues: dict[int, str] = {}
