@@ -92,6 +92,7 @@ def test_user_and_password_are_decoded_as_in_urls_of_the_client_and_of_shovels()
         ("http://a,,b", "got ''"),
         ("http://a,b:x", "http://a,b:x"),
         ("http://a/x,b", "no path"),
+        ("http://a,b:0", "a port from 1 to 65535"),
     ],
 )
 def test_hosts_that_are_none(url: str, said: str) -> None:

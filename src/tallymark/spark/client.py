@@ -194,7 +194,9 @@ def _host_in(text: str, tls: bool, url: str) -> tuple[str, int]:
     try:
         port = parts.port
     except ValueError:  # its text may have a part of a password with a "#"
-        raise ValueError(f"url {shown_url(url)}: expected a port from 1 to 65535") from None
+        port = 0
+    if port == 0:
+        raise ValueError(f"url {shown_url(url)}: expected a port from 1 to 65535")
     if not parts.hostname or parts.username is not None:
         raise ValueError(f"url {shown_url(url)}: expected hosts with commas, got {text!r}")
     return parts.hostname, port or (DEFAULT_TLS_PORT if tls else DEFAULT_PORT)
