@@ -44,6 +44,19 @@ def check_table(to: Path, mark: str) -> None:
         raise _of_another(to, f"has batches up to {landed}", checkpoint, planned)
 
 
+def check_quarantine(to: Path, quarantine: Path) -> None:
+    """Raises ValueError for a folder in which batches of this table's numbers are another one's:
+    rows of a batch that is there already are left out."""
+    if quarantine.resolve() == to.resolve():
+        raise ValueError(f"--quarantine {str(quarantine)!r}: expected another folder than --to")
+    newest, planned = _newest(quarantine), _newest(to / CHECKPOINT / "offsets")
+    if newest > planned:
+        raise ValueError(
+            f"--quarantine {str(quarantine)!r} has batches up to {newest} of another landing, "
+            f"the one to {str(to)!r} has {planned + 1} batches: expected a folder for each"
+        )
+
+
 def partitioning(to: Path, mark: str, given: str | None) -> list[str]:
     """Return the columns by which a table is partitioned: those in `given`, with commas between
     them, or those that it has, or the date. mark: of KINDS.
