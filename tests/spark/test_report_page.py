@@ -6,6 +6,7 @@ import doctest
 import json
 import re
 import sqlite3
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from html.parser import HTMLParser
@@ -273,6 +274,38 @@ def test_queues_beside_those_of_the_report_are_not_said_to_be_gone() -> None:
     some: Any = findings.Scope(["work"]).rows_of(ledger)
     assert findings.names_of(some).queues == {1: "work", 2: "parked", 3: "old (gone, id 3)"}
     assert ("live", 2, "") not in some.rows
+
+
+def test_a_consumers_rate_over_the_hour_that_comes_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark hands times out in those of this machine, where summer time ends."""
+    first = datetime(2026, 10, 25, 0, 50, tzinfo=UTC)
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        begun, ended = (
+            datetime.fromtimestamp(first.timestamp() + seconds)  # noqa: DTZ006
+            for seconds in (0, 1200)
+        )
+        assert ended < begun, "02:10, and 02:50 before"
+        row = SimpleNamespace(
+            queue_id=1, consumer=7, delivered=2400, settled=2400, refused=0, given_back=0,
+            timed_out=0, p50_ms=1.0, p95_ms=1.0, longest_ms=1,
+        )  # fmt: skip
+        rows = [Row({**vars(row), "first": begun, "last": ended})]
+        asked: Any = SimpleNamespace(collect=lambda: rows)
+        monkeypatch.setattr(findings, "transitions", lambda rows: rows)
+        monkeypatch.setattr("tallymark.spark.report.chapters.consumers", lambda _: asked)
+        (one,) = findings._consumers(findings.Names({1: "q"}, {}), asked, [])
+        assert one["per_second"] == 2.0
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+class Row(dict[str, Any]):
+    """A row of Spark's."""
+
+    __getattr__ = dict.__getitem__
 
 
 def test_consumers_of_one_name_are_told_apart() -> None:

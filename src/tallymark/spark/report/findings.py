@@ -108,8 +108,8 @@ def collect(
     rows = scope.rows_in(whole)
     happened = chapters.totals(rows).collect()
     sums = [(row.queue_id, row.kind, row.reason, row["count"]) for row in happened]
-    begin = min((row["first"] for row in happened), default=None)
-    end = max((row["last"] for row in happened), default=None)
+    begin = min((row["first"] for row in happened), key=_ms, default=None)
+    end = max((row["last"] for row in happened), key=_ms, default=None)
     last = as_of or end
     bucket_ms = bucket_of(_ms(begin), _ms(end))
     names = names_of(rows)
@@ -358,7 +358,7 @@ def _consumers(names: Names, rows: DataFrame, said: Iterable[Any]) -> Rows:
     }
     out = []
     for row in chapters.consumers(transitions(rows)).collect():
-        seconds = (row["last"] - row["first"]).total_seconds()
+        seconds = (_ms(row["last"]) - _ms(row["first"])) / 1000
         out.append(
             {
                 "queue": names.queue(row.queue_id),
