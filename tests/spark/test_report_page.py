@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tallymark.spark.account import Account, Reconciliation
 from tallymark.spark.reconcile import TooLarge
 from tallymark.spark.report import charts, depths, findings, graph, pathmap, reporting, words
 from tallymark.spark.report.graph import cycles, layers
@@ -274,6 +275,25 @@ def test_queues_beside_those_of_the_report_are_not_said_to_be_gone() -> None:
     some: Any = findings.Scope(["work"]).rows_of(ledger)
     assert findings.names_of(some).queues == {1: "work", 2: "parked", 3: "old (gone, id 3)"}
     assert ("live", 2, "") not in some.rows
+
+
+def test_a_report_of_some_queues_has_the_account_of_these() -> None:
+    def balance(vhost: str, queue: str, difference: int) -> Account:
+        return Account(
+            queue=queue, vhost=vhost, entered=9, still_there={}, settled=9 - difference,
+            dead_lettered=0, dropped={}, difference=difference,
+        )  # fmt: skip
+
+    accounts = [balance("/", "work", 0), balance("v", "work", 2), balance("/", "mail", 0)]
+    outcome = Reconciliation(64, accounts)
+    said = depths.account_of(outcome)
+    assert ([one["queue"] for one in said["queues"]], said["balanced"]) == (
+        ["v: work", "mail", "work"], False
+    )  # fmt: skip
+    said = depths.account_of(outcome, ["work"])
+    assert ([one["queue"] for one in said["queues"]], said["balanced"]) == (["work"], True)
+    said = depths.account_of(outcome, ["v: work"])
+    assert ([one["queue"] for one in said["queues"]], said["balanced"]) == (["v: work"], False)
 
 
 def test_a_consumers_rate_over_the_hour_that_comes_twice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,7 +133,7 @@ def collect(
     )
     data = {
         "version": VERSION,
-        "account": account_of(outcome),
+        "account": account_of(outcome, scope.queues),
         "depth": deep,
         "latency_over_time": _latency_over_time(slowness),
         "from": _iso(begin),
