@@ -47,6 +47,22 @@ def test_a_table_grows_and_may_be_written_in_any_order(
     assert read_recording(table_source(again)) == recording, "sorted otherwise, some rows twice"
 
 
+@pytest.mark.longer(ci=False)
+def test_a_table_of_which_nothing_was_written_but_a_part_is_gone_on_with(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as now:
+        now.setattr(pq.ParquetWriter, "write_batch", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write_table(data, tmp_path, None)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".part"]
+    assert write_table(data, tmp_path, None) > 1000
+    assert {path.suffix for path in tmp_path.iterdir()} == {".parquet"}
+
+
 def test_a_table_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NoTable, match="no such folder"):
         table_source(tmp_path / "none")
