@@ -193,9 +193,10 @@ def write_table(folder: Path, to: Path, upto: int | None, headers: Collection[st
 
 def write_delta(folder: Path, to: Path, upto: int | None, headers: Collection[str] = ()) -> int:
     """Append to a Delta table, as write_table does to one of Parquet, in one commit."""
-    from deltalake import write_deltalake
+    from deltalake import DeltaTable, write_deltalake
 
-    known = find_table(to) if to.exists() and any(to.iterdir()) else None
+    # Files that no log names are none of the table's: a run that was killed left them.
+    known = find_table(to) if DeltaTable.is_deltatable(str(to)) else None
     found, names = stretches(folder, upto, known.upto if known is not None else 0)
     names.update(headers)
     count = 0
