@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pika
 import pytest
+from pyspark.errors import AnalysisException
 
 from tallymark.spark import pipelines
-from tallymark.spark.client import Endpoint
+from tallymark.spark.client import Client, Endpoint, Gone
 from tallymark.spark.pipelines import archives
 from tallymark.spark.pipelines.folder import Archive, ArchiveDamaged, ArchiveInUse, Range
 from tests.spark import both
@@ -228,6 +229,58 @@ def test_what_retention_takes_first_is_said(
     done = archives.archive(spark, "short", to, endpoint=where, everything=True)
     assert done.lost == [(end, begin)]
     assert rows_of(pipelines.read_archived(spark, to, live=False))[-len(left) :] == left
+
+
+class Short(archives.Stream):
+    """A stream from which retention takes what is not written yet."""
+
+    def __init__(self, *_: object) -> None:
+        self.id, self.first, self.next = 7, 0, 30
+        self.client = Client(Endpoint())
+        self.recorded: list[Range] = []
+
+    def archived(self) -> dict[str, Any]:
+        return {"archived": None, "first": self.first}
+
+    def reach(self, first: int, rows: int, size: int) -> tuple[int, int]:
+        if first < self.first:
+            raise Gone(410, "gone", f"it begins at {self.first}")
+        return min(first + rows, self.next), self.next
+
+    def record(self, archive: Archive, one: Range) -> None:
+        self.recorded.append(one)
+
+    def release(self, upto: int) -> int:
+        self.first = max(self.first, upto)
+        return self.first
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_what_retention_takes_before_a_range_is_held_is_lost_and_no_error(
+    faster: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = Short()
+
+    def write(_: Any, source: Short, folder: Archive, low: int, high: int, *__: Any) -> Range:
+        attempt = folder.attempt(low, high)
+        attempt.mkdir()
+        if low == 10 and not stream.recorded[1:]:
+            source.first = 15 if faster else 10
+            raise AnalysisException("DataLoss: offsets 10 to 14 are not kept any more")
+        return folder.complete(attempt, low, high, high - low, "")
+
+    monkeypatch.setattr(archives, "Stream", lambda *_: stream)
+    monkeypatch.setattr(archives, "_write_range", write)
+    spark: Any = None
+    if not faster:  # and so it is Spark's own trouble
+        with pytest.raises(AnalysisException):
+            archives.archive(spark, "s", tmp_path / "lake", rows=10, everything=True)
+        return
+    done = archives.archive(spark, "s", tmp_path / "lake", rows=10, everything=True)
+    assert (done.lost, done.upto, done.ranges) == ([(10, 15)], 30, 3)
+    ranges = Archive.open(tmp_path / "lake").ranges()
+    assert [(one.low, one.high) for one in ranges] == [(0, 10), (15, 25), (25, 30)]
+    assert len(list((tmp_path / "lake").glob("range-*"))) == 3, "nothing is left of the attempt"
 
 
 @pytest.mark.parametrize(

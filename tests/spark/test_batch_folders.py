@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tallymark.spark.batch_folders import WRITTEN, rename_run
+from tallymark.spark.batch_folders import WRITTEN, claim, rename_run
+from tallymark.spark.land import AVAILABLE_NOW, _check_arguments
 from tests.support.long import long
 from tests.support.patience import until
 
@@ -39,6 +40,36 @@ def test_a_folder_that_was_written_in_place_by_half_is_written_anew(tmp_path: Pa
     target = folder(tmp_path / "batch=0", "half", written=False)
     assert rename_run(folder(tmp_path / "1", "whole"), target)
     assert not (target / "half").exists()
+
+
+def test_a_folder_has_batches_of_one_query(tmp_path: Path) -> None:
+    """Of a table that several landings could name, as a quarantine."""
+    bad = tmp_path / "bad"
+    claim(bad, "one")
+    claim(bad, "one")
+    with pytest.raises(FileExistsError, match="bad has batches of another landing"):
+        claim(bad, "two")
+    claim(bad, "one")
+
+
+def check_quarantine(to: Path, quarantine: Path) -> None:
+    """Check the arguments of a landing."""
+    schema = "id bigint"
+    _check_arguments(to, AVAILABLE_NOW, None, None, "parquet", schema, quarantine, None)
+
+
+def test_a_quarantine_is_no_other_landings_folder(tmp_path: Path) -> None:
+    to, bad = tmp_path / "table", tmp_path / "bad"
+    check_quarantine(to, bad)
+    with pytest.raises(ValueError, match="expected another folder than --to"):
+        check_quarantine(to, tmp_path / "." / "table")
+    (bad / "batch=3").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"has batches up to 3 of another landing, .* 0 batches"):
+        check_quarantine(to, bad)
+    offsets = to / "_checkpoint" / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / "3").touch()
+    check_quarantine(to, bad)
 
 
 def held(run: str, marks: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -71,6 +71,16 @@ def test_a_table_has_what_its_tasks_wrote(tmp_path: Path, parts: list[str]) -> N
     assert deltalake.DeltaTable(str(table)).metadata().partition_columns == parts
 
 
+def test_a_value_longer_than_a_name_of_a_folder_is_a_partition_as_well(tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    fields = FIELDS.get_field_index("kind")
+    given = rows(0, 2)
+    given = given.set_column(fields, "kind", pa.array(["a" * 255, "b"], pa.string()))
+    assert commit(table, None, written(table, ["kind"], given), ["kind"], 0)
+    assert content(table) == given.to_pylist()
+    assert [path.name for path in table.glob("*b*")] == ["kind=b"]
+
+
 def test_of_two_that_commit_one_batch_one_does(tmp_path: Path) -> None:
     """A driver that hung after it had looked at the table goes on when another has committed."""
     table = tmp_path / "table"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 
 import pytest
 
 from tallymark.client.arguments import parse
 from tallymark.spark.broker_options import endpoints_of
-from tallymark.spark.client import BrokerUnreachable, Client, Endpoint
+from tallymark.spark.client import BrokerRefused, BrokerUnreachable, Client, Endpoint
 from tests.support.http_server import HttpServer
 
 STANDS_BY = {"error": "standby", "reason": "this broker stands by, b:7 leads"}
@@ -91,6 +92,7 @@ def test_user_and_password_are_decoded_as_in_urls_of_the_client_and_of_shovels()
         ("http://a,,b", "got ''"),
         ("http://a,b:x", "http://a,b:x"),
         ("http://a/x,b", "no path"),
+        ("http://a,b:0", "a port from 1 to 65535"),
     ],
 )
 def test_hosts_that_are_none(url: str, said: str) -> None:
@@ -104,3 +106,54 @@ def test_several_brokers_each_with_one_that_stands_by() -> None:
     assert (b.hosts, b.user) == ((("b1", 9), ("b2", 9)), "me")
     with pytest.raises(ValueError, match="each broker once"):
         endpoints_of({"urls": "http://a1|a2,http://a2"})
+
+
+class Proxy(HttpServer):
+    """What stands in front of a broker and answers in its place."""
+
+    def __init__(self, status: int, **headers: str) -> None:
+        super().__init__()
+        self.answer = status, headers, b"<html>a page</html>"
+
+    def respond(self, path: str) -> tuple[int, Mapping[str, str], bytes]:
+        return self.answer
+
+
+@pytest.mark.parametrize("method", ["call", "get"])
+def test_one_that_sends_elsewhere_is_no_broker(method: str) -> None:
+    with Proxy(302, Location="https://b:15671/x") as proxy:
+        client = Client(Endpoint.from_url(f"http://{proxy.address}", retry_ms=0))
+        with pytest.raises(BrokerRefused, match=r"sent on to 'https://b:15671/x'.*HTTP 302"):
+            client.call("GET", "/x") if method == "call" else client.get("/x", {})
+        client.close()
+
+
+def test_a_page_in_place_of_an_answer_is_told_as_such() -> None:
+    with Proxy(200) as proxy:
+        client = Client(Endpoint.from_url(f"http://{proxy.address}", retry_ms=0))
+        with pytest.raises(BrokerRefused, match="/x: expected JSON, got '<html>a page</html>'"):
+            client.call("GET", "/x")
+        client.close()
+
+
+class Closing(HttpServer):
+    """A broker behind what closes its connection after each answer, which comes late."""
+
+    def __init__(self, late_s: float) -> None:
+        super().__init__()
+        self.late_s = late_s
+        self.asked = 0
+
+    def respond(self, path: str) -> tuple[int, Mapping[str, str], bytes]:
+        self.asked += 1
+        time.sleep(self.late_s)
+        return 200, {"Connection": "close"}, b"{}"
+
+
+def test_a_new_connection_waits_for_a_long_poll_as_the_first_one() -> None:
+    with Closing(late_s=0.5) as broker:
+        client = Client(Endpoint.from_url(f"http://{broker.address}", timeout_ms=200))
+        for _ in range(2):
+            client.call("GET", "/x", wait_ms=10_000)
+        assert broker.asked == 2
+        client.close()

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from tallymark.spark.reconcile_table import show
 from tallymark.spark.session import SparkDidNotStart, check_master
 from tests.spark.rig import publish
 from tests.support import forked
+from tests.support.http_server import HttpServer
 from tests.support.patience import until
 from tests.support.process import BrokerProcess
 
@@ -227,3 +229,20 @@ def test_a_demo_that_cannot_begin(tmp_path: Path) -> None:
     assert "new or an empty folder" in said(run("demo", "--out", str(full)), 2)
     (tmp_path / "file").touch()
     said(run("demo", "--out", str(tmp_path / "file")), 2)
+
+
+class Refusing(HttpServer):
+    """A broker that knows no such user."""
+
+    def respond(self, path: str) -> tuple[int, Mapping[str, str], bytes]:
+        return 401, {}, json.dumps({"error": "unauthorized", "reason": "who?"}).encode()
+
+
+def test_rows_of_the_ledger_where_the_broker_refuses(tmp_path: Path) -> None:
+    (tmp_path / "0000000001-00000001.segment").touch()
+    with Refusing() as broker:
+        done = run(
+            "pipeline", "ledger", "--rows", "--data-dir", str(tmp_path),
+            "--to", str(tmp_path / "table"), "--url", f"http://{broker.address}",
+        )  # fmt: skip
+    assert "who? (HTTP 401, unauthorized)" in said(done, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import time
 from typing import Any
 
 import pika
+import pyarrow as pa
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pyspark.sql import SparkSession
@@ -191,6 +193,16 @@ def test_mistakes_are_told_in_a_line(
     assert (done.returncode, done.stdout) == (code, "")
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert text in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("rate", "sizes"),
+    [(None, [1000, 500]), (math.inf, [1000, 500]), (3000.0, [750, 750]), (0.5, [1] * 1500)],
+)
+def test_messages_of_a_request_by_rate(rate: float | None, sizes: list[int]) -> None:
+    numbers = list(range(1500))
+    named = pa.table({"queue": ["q"] * 1500, "sequence": numbers, "broker_message_id": numbers})
+    assert [len(messages) for _, messages in redrives._batches(named, rate)] == sizes
 
 
 def test_people_see_what_goes_where(capsys: pytest.CaptureFixture[str]) -> None:

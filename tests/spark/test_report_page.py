@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import doctest
+import json
 import re
+import sqlite3
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
 from html.parser import HTMLParser
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
@@ -13,7 +19,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.spark.report import charts, depths, findings, graph, pathmap, words
+from tallymark.spark.account import Account, Reconciliation
+from tallymark.spark.reconcile import TooLarge
+from tallymark.spark.report import charts, depths, findings, graph, pathmap, reporting, words
 from tallymark.spark.report.graph import cycles, layers
 from tallymark.spark.report.page import CHAPTERS, html
 from tallymark.spark.report.script import SCRIPT
@@ -234,6 +242,92 @@ class Traffic:
         return self.__dict__[name]
 
 
+class Table:
+    """Rows of (kind, queue_id, blob) that are asked in SQL."""
+
+    def __init__(self, rows: list[tuple[str, int, str]]) -> None:
+        self.rows = rows
+
+    def where(self, condition: str) -> Table:
+        with sqlite3.connect(":memory:") as memory:
+            memory.execute("create table t (kind, queue_id, blob)")
+            memory.executemany("insert into t values (?, ?, ?)", self.rows)
+            return Table(memory.execute(f"select * from t where {condition}").fetchall())
+
+    def select(self, *names: str) -> Table:
+        assert names == ("kind", "queue_id", "blob")
+        return self
+
+    def distinct(self) -> Table:
+        return self
+
+    def collect(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(kind=kind, queue_id=id, blob=blob) for kind, id, blob in self.rows]
+
+
+def test_queues_beside_those_of_the_report_are_not_said_to_be_gone() -> None:
+    """Where its dead letters came from, and where they went to."""
+    rows = []
+    for id, name in ((1, "work"), (2, "parked"), (3, "old")):
+        said = {"op": "queue", "vhost": "/", "id": id, "name": name}
+        rows.append(("definition", 0, json.dumps(said)))
+    ledger: Any = Table([*rows, ("counters", 1, "{}"), ("counters", 2, "{}"), ("live", 2, "")])
+    some: Any = findings.Scope(["work"]).rows_of(ledger)
+    assert findings.names_of(some).queues == {1: "work", 2: "parked", 3: "old (gone, id 3)"}
+    assert ("live", 2, "") not in some.rows
+
+
+def test_a_report_of_some_queues_has_the_account_of_these() -> None:
+    def balance(vhost: str, queue: str, difference: int) -> Account:
+        return Account(
+            queue=queue, vhost=vhost, entered=9, still_there={}, settled=9 - difference,
+            dead_lettered=0, dropped={}, difference=difference,
+        )  # fmt: skip
+
+    accounts = [balance("/", "work", 0), balance("v", "work", 2), balance("/", "mail", 0)]
+    outcome = Reconciliation(64, accounts)
+    said = depths.account_of(outcome)
+    assert ([one["queue"] for one in said["queues"]], said["balanced"]) == (
+        ["v: work", "mail", "work"], False
+    )  # fmt: skip
+    said = depths.account_of(outcome, ["work"])
+    assert ([one["queue"] for one in said["queues"]], said["balanced"]) == (["work"], True)
+    said = depths.account_of(outcome, ["v: work"])
+    assert ([one["queue"] for one in said["queues"]], said["balanced"]) == (["v: work"], False)
+
+
+def test_a_consumers_rate_over_the_hour_that_comes_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark hands times out in those of this machine, where summer time ends."""
+    first = datetime(2026, 10, 25, 0, 50, tzinfo=UTC)
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        begun, ended = (
+            datetime.fromtimestamp(first.timestamp() + seconds)  # noqa: DTZ006
+            for seconds in (0, 1200)
+        )
+        assert ended < begun, "02:10, and 02:50 before"
+        row = SimpleNamespace(
+            queue_id=1, consumer=7, delivered=2400, settled=2400, refused=0, given_back=0,
+            timed_out=0, p50_ms=1.0, p95_ms=1.0, longest_ms=1,
+        )  # fmt: skip
+        rows = [Row({**vars(row), "first": begun, "last": ended})]
+        asked: Any = SimpleNamespace(collect=lambda: rows)
+        monkeypatch.setattr(findings, "transitions", lambda rows: rows)
+        monkeypatch.setattr("tallymark.spark.report.chapters.consumers", lambda _: asked)
+        (one,) = findings._consumers(findings.Names({1: "q"}, {}), asked, [])
+        assert one["per_second"] == 2.0
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+class Row(dict[str, Any]):
+    """A row of Spark's."""
+
+    __getattr__ = dict.__getitem__
+
+
 def test_consumers_of_one_name_are_told_apart() -> None:
     row = {**data()["consumers"][0], "queue": "mail", "name": "mailer"}
     page = html(data(consumers=[row, {**row, "rank": 2, "consumer": 8}]))
@@ -330,3 +424,29 @@ def test_the_terminal_shows_the_same(capsys: pytest.CaptureFixture[str]) -> None
     assert "stalled" in said
     show(empty(), console)
     assert capsys.readouterr().out == ""
+
+
+def test_an_account_that_is_too_large_for_this_process_is_sparks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def over_ledger(*given: Any) -> int:
+        work: Callable[[object, datetime], None] = given[-1]
+        work(SimpleNamespace(sparkSession="spark", cache=dict), datetime(2026, 1, 1, tzinfo=UTC))
+        return 0
+
+    def reconcile(spark: object, *_: object) -> str:
+        asked.append(spark)
+        if spark is None:
+            raise TooLarge("8000001 ranges, more than 8000000")
+        return "its account"
+
+    def report(_: object, **given: Any) -> reporting.Report:
+        assert given["account"] == "its account"
+        return reporting.Report(empty())
+
+    for made in (over_ledger, reconcile, report):
+        monkeypatch.setattr(reporting, made.__name__, made)
+    assert reporting.main(tmp_path, tmp_path / "report.html", as_json=True) == 0
+    assert asked == [None, "spark"]

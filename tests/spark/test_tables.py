@@ -79,6 +79,22 @@ def test_of_a_delta_table_the_log_says_whose_it_is(tmp_path: Path) -> None:
         check_table(tmp_path, IN_DELTA)
 
 
+@pytest.mark.skipif(find_spec("deltalake") is None, reason="needs the extra delta")
+def test_a_delta_table_of_which_a_kill_left_no_version_is_made_anew(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    from tallymark.spark.delta import append_once
+
+    (tmp_path / IN_DELTA).mkdir()
+    (tmp_path / IN_DELTA / "_commit_3b7d.json.tmp").touch()
+    checkpoint(tmp_path, 0, -1)
+    check_table(tmp_path, IN_DELTA)
+    assert partitioning(tmp_path, IN_DELTA, None) == ["date"]
+    assert append_once(str(tmp_path), pa.table({"lease_sequence": [1]}), "query", 0, [])
+    check_table(tmp_path, IN_DELTA)
+    assert partitioning(tmp_path, IN_DELTA, None) == []
+
+
 def test_a_table_keeps_the_columns_by_which_it_is_partitioned(tmp_path: Path) -> None:
     assert partitioning(tmp_path / "new", PLAIN, None) == ["date"]
     assert partitioning(tmp_path / "new", PLAIN, "type, date") == ["type", "date"]

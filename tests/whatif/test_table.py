@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -45,6 +46,33 @@ def test_a_table_grows_and_may_be_written_in_any_order(
     again.mkdir()
     pq.write_table(pa.concat_tables([shuffled, shuffled.slice(0, 500)]), again / "x.parquet")
     assert read_recording(table_source(again)) == recording, "sorted otherwise, some rows twice"
+
+
+@pytest.mark.longer(ci=False)
+def test_a_table_of_which_nothing_was_written_but_a_part_is_gone_on_with(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as now:
+        now.setattr(pq.ParquetWriter, "write_batch", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write_table(data, tmp_path, None)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".part"]
+    assert write_table(data, tmp_path, None) > 1000
+    assert {path.suffix for path in tmp_path.iterdir()} == {".parquet"}
+
+
+@pytest.mark.longer(ci=False)
+def test_a_file_that_no_commit_names_is_no_part_of_a_delta_table(
+    data: Path, recording: Recording, tmp_path: Path
+) -> None:
+    to = tmp_path / "table"
+    count = write_delta(data, to, None)
+    shutil.rmtree(to / "_delta_log")  # the run was killed before it committed
+    assert write_delta(data, to, None) == count
+    assert read_recording(table_source(to)) == recording
 
 
 def test_a_table_of_something_else_is_refused(tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def _write_rows(
 ) -> int:
     """Append the ledger's rows to a table. Raises ValueError, FileNotFoundError."""
     from tallymark.spark.claims import asked, endpoint_of
-    from tallymark.spark.client import CannotRun, counted
+    from tallymark.spark.client import BrokerRefused, CannotRun, counted
     from tallymark.spark.ledger_files import journal_folder
     from tallymark.whatif.table import write_delta, write_table
 
@@ -209,7 +209,7 @@ def _write_rows(
     try:
         upto = None if endpoint is None else asked(endpoint, data_dir)
         count = write(data_dir, to, upto, headers)
-    except CannotRun as error:
+    except (BrokerRefused, CannotRun) as error:
         fail(str(error))
     print(f"{counted(count, 'row')} more in {to}")
     return 0

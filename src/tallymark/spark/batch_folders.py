@@ -18,6 +18,18 @@ if TYPE_CHECKING:
 
 WRITTEN: Final = "_SUCCESS"
 """File that Spark puts into a folder when all of it is written."""
+OWNED_BY: Final = "_of-"
+"""Beginning of the name of an empty folder that says whose batches are beside it."""
+
+
+def claim(to: Path, query: str) -> None:
+    """Make a folder that of this query. Raises FileExistsError where it is another one's, whose
+    batches have the same numbers."""
+    if not any(to.glob(f"{OWNED_BY}*")):
+        (to / f"{OWNED_BY}{query}").mkdir(parents=True, exist_ok=True)
+    owners = [path.name for path in to.glob(f"{OWNED_BY}*")]
+    if owners != [f"{OWNED_BY}{query}"]:
+        raise FileExistsError(f"{to} has batches of another landing, expected a folder for each")
 
 
 def write_batch(rows: DataFrame, number: int, to: Path, partition_by: list[str]) -> bool:

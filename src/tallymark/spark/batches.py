@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tallymark.spark.batch_folders import write_batch
+from tallymark.spark.batch_folders import claim, write_batch
 from tallymark.spark.bodies import CHECKPOINT, QUARANTINE, REASON, Schema, read_by
 from tallymark.spark.delta import QueryId, append_batch
 from tallymark.spark.schema import utc_date
@@ -78,6 +78,8 @@ class Landing:
             self._write(read.where(f.col(REASON).isNull()).drop(REASON), number, self._to)
             bad = read.where(f.col(REASON).isNotNull()).drop("data")
             if not bad.isEmpty():
+                if self._format == PARQUET and (Path(self._to) / CHECKPOINT).exists():
+                    claim(Path(self._quarantine), self._query.of(batch.sparkSession))
                 self._write(bad, number, self._quarantine)
             self._judge(read)
         finally:

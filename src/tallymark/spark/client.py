@@ -194,7 +194,9 @@ def _host_in(text: str, tls: bool, url: str) -> tuple[str, int]:
     try:
         port = parts.port
     except ValueError:  # its text may have a part of a password with a "#"
-        raise ValueError(f"url {shown_url(url)}: expected a port from 1 to 65535") from None
+        port = 0
+    if port == 0:
+        raise ValueError(f"url {shown_url(url)}: expected a port from 1 to 65535")
     if not parts.hostname or parts.username is not None:
         raise ValueError(f"url {shown_url(url)}: expected hosts with commas, got {text!r}")
     return parts.hostname, port or (DEFAULT_TLS_PORT if tls else DEFAULT_PORT)
@@ -255,7 +257,7 @@ class Client:
 
         def attempt() -> Any:
             with self._request(method, path, payload, wait_ms) as response:
-                return json.loads(response.read() or b"{}")
+                return json_of(response.read() or b"{}", path)
 
         return self._retried(path, attempt)
 
@@ -343,19 +345,20 @@ class Client:
         with connection.getresponse() as response:
             if response.status == http.client.SERVICE_UNAVAILABLE:
                 raise _NotReady(str(_refusal(response, path)))
-            if response.status >= 400:
+            if response.status >= 300:
                 raise _refusal(response, path)
             yield response
 
     def _connected(self) -> http.client.HTTPConnection:
-        if self._connection is None or self._pid != os.getpid():
-            self._connection = self.endpoint.connection(self._at)
-            self._connection.connect()
-            self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = self._connection if self._pid == os.getpid() else None
+        if connection is None or connection.sock is None:  # closed behind an answer
+            connection = self._connection = self.endpoint.connection(self._at)
+            connection.connect()
+            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if not self.endpoint.tls and sys.platform == "linux":
-                self._connection.sock = _BulkSocket(fileno=self._connection.sock.detach())
+                connection.sock = _BulkSocket(fileno=connection.sock.detach())
             self._pid = os.getpid()
-        return self._connection
+        return connection
 
 
 class _BulkSocket(socket.socket):
@@ -402,6 +405,15 @@ class _NotReady(Exception):
     """503: the broker is starting, stopping or without disk space, or holds publishers back."""
 
 
+def json_of(body: bytes, path: str) -> Any:
+    """Return the value that an answer's body says. Raises BrokerRefused where it is no JSON."""
+    try:
+        return json.loads(body)
+    except ValueError:
+        said = body[:80].decode("utf-8", "replace")
+        raise BrokerRefused(502, "bad_answer", f"{path}: expected JSON, got {said!r}") from None
+
+
 def _refusal(response: http.client.HTTPResponse, path: str) -> BrokerRefused:
     text = response.read().decode("utf-8", "replace")
     error, reason = str(response.status), text.strip() or response.reason
@@ -411,6 +423,8 @@ def _refusal(response: http.client.HTTPResponse, path: str) -> BrokerRefused:
         answer = None  # not our broker's words, or a proxy's page: shown as they are
     if isinstance(answer, dict):
         error, reason = str(answer.get("error", error)), str(answer.get("reason", reason))
+    if 300 <= response.status < 400:  # a proxy's word: the broker sends nobody elsewhere
+        reason = f"sent on to {response.headers.get('Location')!r}, expected the broker itself"
     made = _REFUSALS.get(response.status, BrokerRefused)
     return made(response.status, error, f"{path}: {reason}")
 

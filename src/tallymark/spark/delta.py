@@ -47,10 +47,10 @@ class QueryId:
 
 def committed(table: str, application: str) -> int:
     """The last batch that the application committed to the table, or NO_VERSION."""
-    return _committed(_opened(table), application)
+    return _committed(opened(table), application)
 
 
-def _opened(table: str) -> DeltaTable | None:
+def opened(table: str) -> DeltaTable | None:
     """The table at its newest version; None while there is none."""
     from deltalake import DeltaTable
 
@@ -78,7 +78,7 @@ def append_once(
     from deltalake import CommitProperties, Transaction, write_deltalake
     from deltalake.exceptions import DeltaError
 
-    seen = _opened(table)
+    seen = opened(table)
     if _committed(seen, application) >= batch:
         return False
     try:
@@ -114,7 +114,7 @@ def append_batch(
     from tallymark.spark.delta_files import write_files
 
     application = query.of(batch.sparkSession)
-    seen = _opened(table)
+    seen = opened(table)
     if _committed(seen, application) >= number:
         return False  # before anything is written
     fields = to_arrow_schema(batch.schema, timezone="UTC")

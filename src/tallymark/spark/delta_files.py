@@ -23,7 +23,8 @@ GROUP_BYTES: Final = 64 << 20
 """Bytes in memory of a row group."""
 WRITTEN: Final = "path string, size bigint, partition string, rows bigint"
 """Columns of what executors tell the driver."""
-_SIMPLE: Final = re.compile(r"[\w.-]+", re.ASCII)
+_SIMPLE: Final = re.compile(r"[\w.-]{1,128}", re.ASCII)
+"""Values that may stand in the name of a folder, which has at most 255 bytes."""
 
 
 def write_files(rows: DataFrame, table: str, partition_by: list[str]) -> list[AddAction]:

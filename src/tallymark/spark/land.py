@@ -25,7 +25,15 @@ from tallymark.spark.bodies import CHECKPOINT
 from tallymark.spark.client import BrokerRefused, CannotRun, Client, api_path, counted
 from tallymark.spark.command import cause, command
 from tallymark.spark.starting import begin
-from tallymark.spark.tables import BY_BATCH, DATE, IN_DELTA, PLAIN, check_table, partitioning
+from tallymark.spark.tables import (
+    BY_BATCH,
+    DATE,
+    IN_DELTA,
+    PLAIN,
+    check_quarantine,
+    check_table,
+    partitioning,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -384,7 +392,7 @@ def _check_arguments(
     partition_by: str | None,
 ) -> None:
     from tallymark.spark.batches import FORMATS
-    from tallymark.spark.bodies import text_of
+    from tallymark.spark.bodies import QUARANTINE, text_of
 
     try:
         trigger_arguments(trigger)
@@ -401,6 +409,7 @@ def _check_arguments(
         raise ValueError("--quarantine is for rows that do not fit a --schema")
     if schema is not None:
         text_of(schema)
+        check_quarantine(to, quarantine or to / QUARANTINE)
     check_table(to, _mark(format, schema))
     partitioning(to, _mark(format, schema), partition_by)
 

@@ -26,6 +26,7 @@ from tallymark.spark.client import (
     Client,
     Endpoint,
     api_path,
+    json_of,
 )
 from tallymark.spark.frames import Encoder
 from tallymark.spark.sink_options import ONCE_FORGET_MS, SinkOptions
@@ -40,11 +41,10 @@ class SinkClient(Client):
     def stage(self, path: str, query: dict[str, object], frames: bytes) -> int:
         """Stage frames and return the staging's id. A call made again after a lost answer leaves
         something behind that the sink's commit ends. Raises as `call`."""
-        import json
 
         def attempt() -> int:
             with self._request("POST", f"{path}?{urlencode(query)}", frames, 0) as response:
-                return int(json.loads(response.read())["staging"])
+                return int(json_of(response.read(), path)["staging"])
 
         return self._retried(path, attempt)
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tallymark.spark.bodies import CHECKPOINT
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
 
 PLAIN: Final = "_spark_metadata"
 IN_DELTA: Final = "_delta_log"
@@ -44,6 +47,19 @@ def check_table(to: Path, mark: str) -> None:
         raise _of_another(to, f"has batches up to {landed}", checkpoint, planned)
 
 
+def check_quarantine(to: Path, quarantine: Path) -> None:
+    """Raises ValueError for a folder in which batches of this table's numbers are another one's:
+    rows of a batch that is there already are left out."""
+    if quarantine.resolve() == to.resolve():
+        raise ValueError(f"--quarantine {str(quarantine)!r}: expected another folder than --to")
+    newest, planned = _newest(quarantine), _newest(to / CHECKPOINT / "offsets")
+    if newest > planned:
+        raise ValueError(
+            f"--quarantine {str(quarantine)!r} has batches up to {newest} of another landing, "
+            f"the one to {str(to)!r} has {planned + 1} batches: expected a folder for each"
+        )
+
+
 def partitioning(to: Path, mark: str, given: str | None) -> list[str]:
     """Return the columns by which a table is partitioned: those in `given`, with commas between
     them, or those that it has, or the date. mark: of KINDS.
@@ -71,11 +87,8 @@ def partitioning(to: Path, mark: str, given: str | None) -> list[str]:
 def _partitions_of(to: Path, mark: str) -> list[str] | None:
     """Return the columns by which the table is partitioned; None: it has no rows yet."""
     if mark == IN_DELTA:
-        if not (to / IN_DELTA).exists():
-            return None
-        from deltalake import DeltaTable
-
-        return list(DeltaTable(str(to)).metadata().partition_columns)
+        table = _delta_of(to)
+        return None if table is None else list(table.metadata().partition_columns)
     folders = sorted(to.glob(BY_BATCH)) if mark == BY_BATCH else [to]
     parts = (_folders_of(folder) for folder in folders)
     return next((found for found in parts if found is not None), None)
@@ -96,13 +109,11 @@ def _folders_of(folder: Path) -> list[str] | None:
 
 
 def _check_delta(to: Path, checkpoint: Path, planned: int) -> None:
-    if not (to / IN_DELTA).exists():
+    table = _delta_of(to)
+    if table is None:
         return
-    from deltalake import DeltaTable
-
     from tallymark.spark.delta import committed
 
-    table = DeltaTable(str(to))
     is_landed = any(field.name == "lease_sequence" for field in table.schema().fields)
     if not is_landed or not table.file_uris():
         return
@@ -113,6 +124,16 @@ def _check_delta(to: Path, checkpoint: Path, planned: int) -> None:
         raise _of_another(to, "has no batch of this checkpoint", checkpoint, planned)
     if planned == NONE:
         raise _of_another(to, "has rows that were landed", checkpoint, planned)
+
+
+def _delta_of(to: Path) -> DeltaTable | None:
+    """Return the Delta table; None while there is none: who is killed in its first commit leaves a
+    folder of the log without a version."""
+    if not (to / IN_DELTA).exists():
+        return None
+    from tallymark.spark.delta import opened
+
+    return opened(str(to))
 
 
 def _of_another(to: Path, has: str, checkpoint: Path, planned: int) -> ValueError:

@@ -68,6 +68,8 @@ READ: Final = (
 """Columns that are read again."""
 _CODES: Final = {name: code for code, name in records.KINDS.items()}
 _DELTA: Final = "_delta_log"
+PART: Final = ".part"
+"""End of the name of a file that is being written, or that a run that was killed left."""
 
 
 class NoTable(CannotRun):
@@ -172,14 +174,15 @@ def write_table(folder: Path, to: Path, upto: int | None, headers: Collection[st
     """Append to a Parquet table what it lacks of a data folder's ledger; return the number of rows.
     A file is there whole or not at all, and a run that was killed is gone on with. Raises
     LedgerIncomplete, NoTable."""
-    known = find_table(to) if to.exists() and any(to.iterdir()) else None
+    left = list(to.iterdir()) if to.exists() else []
+    known = find_table(to) if any(path.suffix != PART for path in left) else None
     found, names = stretches(folder, upto, known.upto if known is not None else 0)
     names.update(headers)
     to.mkdir(parents=True, exist_ok=True)
     count = 0
     for one in found:
         path = to / f"{one.part.source}-{one.since:016x}-{one.upto:016x}.parquet"
-        part = path.with_suffix(".part")
+        part = path.with_suffix(PART)
         with pq.ParquetWriter(part, TABLE) as file:
             for batch in batches(one, names):
                 file.write_batch(batch)
@@ -190,9 +193,10 @@ def write_table(folder: Path, to: Path, upto: int | None, headers: Collection[st
 
 def write_delta(folder: Path, to: Path, upto: int | None, headers: Collection[str] = ()) -> int:
     """Append to a Delta table, as write_table does to one of Parquet, in one commit."""
-    from deltalake import write_deltalake
+    from deltalake import DeltaTable, write_deltalake
 
-    known = find_table(to) if to.exists() and any(to.iterdir()) else None
+    # Files that no log names are none of the table's: a run that was killed left them.
+    known = find_table(to) if DeltaTable.is_deltatable(str(to)) else None
     found, names = stretches(folder, upto, known.upto if known is not None else 0)
     names.update(headers)
     count = 0

@@ -22,6 +22,7 @@ from tallymark.spark.broker_options import options_of
 from tallymark.spark.client import (
     Client,
     Endpoint,
+    Gone,
     api_path,
     counted,
 )
@@ -133,6 +134,9 @@ def archive(
     BrokerRefused, BrokerUnreachable, and what Spark raises: what was archived until then is, and
     the same may be called again.
     """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
     if rows < 1 or max_bytes < 1:
         raise ValueError(f"ranges of {rows} rows and {max_bytes} bytes, expected at least 1")
     begun = time.monotonic()
@@ -149,10 +153,17 @@ def archive(
                     if upto:
                         done.lost.append((upto, first))
                     upto = first
-                end, following = source.reach(upto, rows, max_bytes)
-                if end == upto or (end == following and not everything):
-                    break
-                one = _write_range(spark, source, folder, upto, end, say)
+                try:
+                    end, following = source.reach(upto, rows, max_bytes)
+                    if end == upto or (end == following and not everything):
+                        break
+                    one = _write_range(spark, source, folder, upto, end, say)
+                except (Gone, PySparkException, Py4JError):
+                    first = int(source.archived()["first"])
+                    if first <= upto:
+                        raise
+                    folder.clean()
+                    continue  # retention was faster: not held yet, and gone
                 source.record(folder, one)
                 say(RECORDED, one)
                 first = source.release(end) if release else int(source.archived()["first"])

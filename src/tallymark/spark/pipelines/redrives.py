@@ -180,7 +180,7 @@ def new_run() -> str:
 
 def _batches(named: pa.Table, rate: float | None) -> Iterator[tuple[str, list[tuple[int, int]]]]:
     """Messages of one queue at a time, as many as one request may have."""
-    size = BATCH if rate is None else max(1, min(BATCH, int(rate / A_SECOND)))
+    size = BATCH if rate is None else max(1, int(min(BATCH, rate / A_SECOND)))
     queue, batch = "", list[tuple[int, int]]()
     for part in named.to_batches(max_chunksize=BATCH):
         columns = [part.column(name).to_pylist() for name in NAMES]

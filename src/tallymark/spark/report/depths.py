@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from tallymark.spark.account import Reconciliation
@@ -62,10 +62,18 @@ def _change(of: dict[str, int]) -> int:
     return of.get("entered", 0) - sum(of.get(kind, 0) for kind in ENDED)
 
 
-def account_of(outcome: Reconciliation | None) -> dict[str, Any]:
-    """Return the account as plain values; {} where there is none."""
+def account_of(outcome: Reconciliation | None, only: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the account as plain values; {} where there is none. only: of these queues, by
+    default of all."""
     if outcome is None:
         return {}
+    if only:
+        outcome = replace(
+            outcome,
+            accounts=[one for one in outcome.accounts if _label(one.vhost, one.queue) in only],
+            faults=[one for one in outcome.faults if _label(one.vhost, one.queue) in only],
+            hours=[one for one in outcome.hours if _label(one.vhost, one.queue) in only],
+        )
     queues = [
         {
             "queue": _label(one.vhost, one.queue),

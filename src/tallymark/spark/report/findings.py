@@ -70,7 +70,8 @@ class Scope:
                 f"{', '.join(sorted(names.values())) or 'none'}"
             )
         about = f"queue_id in ({', '.join(map(str, ids))})"
-        return rows.where(f"{about} or kind in ('payload', 'definition')")
+        # Counters say which queues are there: of those that letters came from or went to as well.
+        return rows.where(f"{about} or kind in ('payload', 'definition', 'counters')")
 
     def rows_in(self, rows: DataFrame) -> DataFrame:
         """Return the rows of what happened in that time, and those that tell of no time."""
@@ -107,8 +108,8 @@ def collect(
     rows = scope.rows_in(whole)
     happened = chapters.totals(rows).collect()
     sums = [(row.queue_id, row.kind, row.reason, row["count"]) for row in happened]
-    begin = min((row["first"] for row in happened), default=None)
-    end = max((row["last"] for row in happened), default=None)
+    begin = min((row["first"] for row in happened), key=_ms, default=None)
+    end = max((row["last"] for row in happened), key=_ms, default=None)
     last = as_of or end
     bucket_ms = bucket_of(_ms(begin), _ms(end))
     names = names_of(rows)
@@ -132,7 +133,7 @@ def collect(
     )
     data = {
         "version": VERSION,
-        "account": account_of(outcome),
+        "account": account_of(outcome, scope.queues),
         "depth": deep,
         "latency_over_time": _latency_over_time(slowness),
         "from": _iso(begin),
@@ -177,9 +178,7 @@ def bucket_of(first_ms: int, last_ms: int) -> int:
 
 def names_of(rows: DataFrame) -> Names:
     """Return the names in the ledger's definitions; deleted queues are marked."""
-    from pyspark.sql import functions as f
-
-    wanted = rows.where((f.col("kind") == "counters") | (f.col("kind") == "definition"))
+    wanted = rows.where("kind in ('counters', 'definition')")
     found = wanted.select("kind", "queue_id", "blob").distinct().collect()
     there = {row.queue_id for row in found if row.kind == "counters"}
     queues: dict[int, str] = {}
@@ -359,7 +358,7 @@ def _consumers(names: Names, rows: DataFrame, said: Iterable[Any]) -> Rows:
     }
     out = []
     for row in chapters.consumers(transitions(rows)).collect():
-        seconds = (row["last"] - row["first"]).total_seconds()
+        seconds = (_ms(row["last"]) - _ms(row["first"])) / 1000
         out.append(
             {
                 "queue": names.queue(row.queue_id),

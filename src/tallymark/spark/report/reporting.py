@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tallymark.spark.ledger_rows import over_ledger
+from tallymark.spark.reconcile import TooLarge
 from tallymark.spark.reconcile import run as reconcile
 from tallymark.spark.report.findings import STALLED_MS, Scope, collect
 from tallymark.spark.report.page import html
@@ -92,7 +93,10 @@ def main(
     first, last = (_time(name, text) for name, text in (("--begin", begin), ("--end", end)))
 
     def work(rows: DataFrame, as_of: datetime) -> None:
-        account = reconcile(None, data_dir, None)
+        try:
+            account = reconcile(None, data_dir, None)
+        except TooLarge:
+            account = reconcile(rows.sparkSession, data_dir, None)
         found = report(
             rows.cache(), as_of=as_of, stalled_ms=stalled_ms, queues=queues, begin=first, end=last,
             account=account,
