@@ -66,16 +66,16 @@ def test_driver_killed_in_mid_batch(
 def test_driver_killed_between_the_sinks_write_and_the_commit(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
-    publish(broker, "written", 0, 400)
+    publish(broker, "written", 0, 1000)  # batches enough to meet that moment
     table = tmp_path / "table"
-    driver = Driver(broker, "written", table, trigger="available-now", max_rows=20, hold=-1)
+    driver = Driver(broker, "written", table, trigger="available-now", max_rows=10, hold=-1)
     number = driver.kill_between(
         lambda n: table / "_spark_metadata" / str(n),
         lambda n: table / "_checkpoint" / "commits" / str(n),
     )
-    assert floor(broker, "written") == 20 * number, "what is written but not committed is leased"
+    assert floor(broker, "written") == 10 * number, "what is written but not committed is leased"
     land_the_rest(spark, broker, "written", table)
-    assert_exactly_once(spark, table, 400)
+    assert_exactly_once(spark, table, 1000)
     assert stat(broker, "written")["leased"] == 0
 
 
