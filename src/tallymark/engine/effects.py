@@ -112,8 +112,8 @@ class Drained:
 
 @final
 class Activated:
-    """Report that a waiting consumer has become a queue's single active consumer, or that this one
-    is it no longer."""
+    """Report that a consumer has become its queue's single active consumer, or no longer is that
+    one."""
 
     def __init__(self, consumer: Consumer) -> None:
         self.consumer = consumer

@@ -98,8 +98,8 @@ def tell(text: str) -> None:
         sys.stderr.flush()
 
 
-def let_go() -> None:
-    """Forget what stderr does not take: the interpreter would end with an exit code of its own."""
+def drop_unwritten() -> None:
+    """Drop what stderr does not take: the interpreter would end with an exit code of its own."""
     try:
         sys.stderr.flush()
     except OSError:

@@ -136,7 +136,7 @@ def run(config: Config, read: Callable[[], Config] | None = None) -> int:
         logs.tell(f"cannot serve: {error}{room(config, error)}")
         return FAILED
     finally:
-        logs.let_go()
+        logs.drop_unwritten()
 
 
 def code_of_failure(error: BaseException) -> int:

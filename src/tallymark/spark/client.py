@@ -181,7 +181,8 @@ class Endpoint:
 
 
 def host_and_port(host: str, port: int) -> str:
-    """
+    """Return a host and its port as a URL has them: an IPv6 address in brackets.
+
     >>> host_and_port("a", 1), host_and_port("::1", 2)
     ('a:1', '[::1]:2')
     """

@@ -92,7 +92,7 @@ class OutgoingLink(LinkEnd):
         self.session.client.broker.consuming.grant(self.consumer, event.credit, event.drain)
 
     def activated(self) -> None:
-        """Tell the client that its consumer has become the active one, or is it no longer."""
+        """Tell the client that its consumer has become the active one, or no longer is."""
         if self._has_credit and self.consumer.active:
             self._say_active()
 

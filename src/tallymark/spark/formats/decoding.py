@@ -43,13 +43,13 @@ class Corrupt(ValueError):
     """A body is not what its format wants; the text says why."""
 
 
-class Written(float):
+class JsonNumber(float):
     """A number with the text that it was written as, of which a decimal keeps each digit."""
 
     text: str
     __slots__ = ("text",)
 
-    def __new__(cls, text: str) -> Written:
+    def __new__(cls, text: str) -> JsonNumber:
         made = super().__new__(cls, text)
         made.text = text
         return made
@@ -127,7 +127,7 @@ class BodyReader:
 
 
 def read_json(type: pa.StructType) -> Read:
-    number = Written if _has_decimals(type) else float  # the one costs a microsecond or two
+    number = JsonNumber if _has_decimals(type) else float  # the one costs a microsecond or two
 
     def read(body: bytes) -> object:
         found = json.loads(body, parse_float=number)
@@ -277,7 +277,7 @@ def _number(value: Any) -> Any:
 
 
 def _decimal(value: Any) -> Decimal:
-    text = value.text if isinstance(value, Written) else str(value)
+    text = value.text if isinstance(value, JsonNumber) else str(value)
     try:
         return value if isinstance(value, Decimal) else Decimal(_number(text))
     except InvalidOperation:
