@@ -251,6 +251,30 @@ class TestTimeOuts:
             history.delivered(line, "q", "q0", b"q0 ", True)
 
 
+class TestTimeToLive:
+    @staticmethod
+    def delivered(waited_s: float | None) -> None:
+        """Have a message that lives for 500 ms delivered 3.6 s after it was published, to a client
+        that had nothing to take that long before; None: it takes each at once."""
+        world = World(1)
+        history = History(world, Plan(1, 1.0, queues=(QueuePlan("q", ttl_ms=500),)))
+        history.publishes(Published("q0", ("q",), b"q0 ", world.now_ns, "p.0", 0))
+        line = history.connected("c", 1)
+        world.now_ns += SECOND_NS * 36 // 10
+        if waited_s is not None:
+            line.waited_ns = world.now_ns - int(waited_s * SECOND_NS)
+        history.delivered(line, "q", "q0", b"q0 ", False)
+
+    @pytest.mark.parametrize("waited_s", [None, 0.0, 0.05])
+    def test_what_lived_too_long_is_not_delivered(self, waited_s: float | None) -> None:
+        with pytest.raises(Violated, match="expired: q0"):
+            self.delivered(waited_s)
+
+    def test_what_waited_at_its_client_may_be_older(self) -> None:
+        """As where each commit of a client takes a second (seed 9200379)."""
+        self.delivered(3.0)
+
+
 class TestPermissions:
     def test_a_right_that_was_taken_forbids_what_comes_after(self, world: World) -> None:
         model = Permissions(world, "bob")

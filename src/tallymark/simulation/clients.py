@@ -396,6 +396,8 @@ class Clients:
     ) -> None:
         random = self.world.random
         while self.consuming:
+            if not receiver.buffered:
+                line.waited_ns = self.world.now_ns
             try:
                 first = await receiver.receive(timeout=0.5)
             except TimedOut:

@@ -55,6 +55,8 @@ class Line:
     line that drains a queue the last that came."""
     held: int = 0
     """Messages that came and are not answered."""
+    waited_ns: int | None = None
+    """Time at which its client last had taken all that had come; None: it takes each at once."""
     shared: Shared | None = None
     """Model of the limit that the consumers on this line share; None: they share none."""
 
@@ -307,7 +309,10 @@ class History:
         ttls = [one for one in (plan.ttl_ms, message.ttl_ms) if one is not None]
         is_known = not self._has_clock_steps or message.life == line.life
         age_ns = self._world.now_ns - message.at_ns
-        if ttls and is_known and not message.work and age_ns > min(ttls) * MS_NS + self.late_ns:
+        late_ns = self.late_ns
+        if line.waited_ns is not None:  # it may have waited at the client from then on
+            late_ns += self._world.now_ns - line.waited_ns
+        if ttls and is_known and not message.work and age_ns > min(ttls) * MS_NS + late_ns:
             raise Violated(f"expired: {where}, {age_ns / SECOND_NS:.3f} s old")
         if plan.delivery_limit is not None:
             failed = sum(one.outcome == "fail" and self._took_effect(one) for one in before)
