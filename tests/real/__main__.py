@@ -35,7 +35,7 @@ from tallymark.simulation.history import History
 from tallymark.simulation.nsq import NsqClients
 from tallymark.simulation.plan import CLOCK, NSQ_QUEUE, ConsumerPlan, FaultPlan, Plan
 from tallymark.simulation.violated import Violated
-from tallymark.simulation.world import SECOND_NS
+from tallymark.simulation.world import SECOND_NS, Troubles
 from tests.faults.disks import fill_up, make_shim, small_disk
 from tests.real.network import RealNetwork
 from tests.support import forked
@@ -67,6 +67,7 @@ class RealTime:
         self.random = random.Random(seed)
         self.failures: list[str] = []
         self._began_ns = time.monotonic_ns()
+        self.troubles = Troubles()
 
     @property
     def now_ns(self) -> int:

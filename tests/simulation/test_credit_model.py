@@ -55,6 +55,17 @@ def test_all_together_hold_no_more_than_they_share() -> None:
         rig.serve(B, 1)
 
 
+def test_a_limit_may_hang_on_its_way() -> None:
+    rig = Rig()
+    rig.shared.limits(3)
+    rig.world.troubles.add(rig.world.now_ns, 5.0)
+    rig.passes(5)
+    rig.serve(A, 4, is_held=True)
+    rig.passes(1)
+    with pytest.raises(Violated, match="beyond the shared credit: it, 5 of 3"):
+        rig.serve(A, 1)
+
+
 def test_a_limit_that_is_under_way_to_the_broker_does_not_hold_yet() -> None:
     rig = Rig()
     rig.limit(5)

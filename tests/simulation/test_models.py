@@ -253,10 +253,12 @@ class TestTimeOuts:
 
 class TestTimeToLive:
     @staticmethod
-    def delivered(waited_s: float | None) -> None:
+    def delivered(waited_s: float | None, hangs_s: float = 0.0) -> None:
         """Have a message that lives for 500 ms delivered 3.6 s after it was published, to a client
-        that had nothing to take that long before; None: it takes each at once."""
+        that had nothing to take that long before; None: it takes each at once. hangs_s: time for
+        which something hung meanwhile."""
         world = World(1)
+        world.troubles.add(world.now_ns, hangs_s)
         history = History(world, Plan(1, 1.0, queues=(QueuePlan("q", ttl_ms=500),)))
         history.publishes(Published("q0", ("q",), b"q0 ", world.now_ns, "p.0", 0))
         line = history.connected("c", 1)
@@ -270,9 +272,52 @@ class TestTimeToLive:
         with pytest.raises(Violated, match="expired: q0"):
             self.delivered(waited_s)
 
+    def test_what_something_held_up_may_be_older(self) -> None:
+        self.delivered(None, hangs_s=0.2)
+        with pytest.raises(Violated, match="expired: q0"):
+            self.delivered(None, hangs_s=0.05)
+
+    def test_what_is_sent_again_lives_anew(self, world: World) -> None:
+        history = History(world, Plan(1, 1.0, queues=(QueuePlan("q", ttl_ms=500),)))
+        message = Published("q0", ("q",), b"q0 ", world.now_ns, "p.0", 0)
+        for _ in range(2):
+            history.publishes(message)
+            world.now_ns += 3 * SECOND_NS
+        history.delivered(history.connected("c", 1), "q", "q0", b"q0 ", False)
+
     def test_what_waited_at_its_client_may_be_older(self) -> None:
         """As where each commit of a client takes a second (seed 9200379)."""
         self.delivered(3.0)
+
+
+class TestAnswers:
+    @pytest.mark.parametrize(("hangs_s", "is_certain"), [(0.0, True), (0.5, False)])
+    def test_an_answer_takes_effect_while_nothing_hangs(
+        self, world: World, history: History, hangs_s: float, is_certain: bool
+    ) -> None:
+        line = history.connected("c", 1)
+        history.answers(history.delivered(line, "q", "q0", b"q0 ", False), "accept")
+        world.troubles.add(world.now_ns, hangs_s)
+        world.now_ns += SECOND_NS * 6 // 10
+        history.disconnected(line)
+        other = history.connected("d", 1)
+        if not is_certain:
+            history.delivered(other, "q", "q0", b"q0 ", True)
+            return
+        with pytest.raises(Violated, match="settled twice: q0"):
+            history.delivered(other, "q", "q0", b"q0 ", True)
+
+
+class TestTroubles:
+    def test_a_time_overlaps_with_some(self) -> None:
+        troubles = World(1).troubles
+        assert (troubles.end_ns(), troubles.within_ns(0, 9 * SECOND_NS)) == (0, 0)
+        troubles.add(2 * SECOND_NS, 3.0)
+        troubles.add(4 * SECOND_NS, 2.0)
+        assert troubles.end_ns() == 6 * SECOND_NS
+        assert troubles.within_ns(0, 9 * SECOND_NS) == 5 * SECOND_NS
+        assert troubles.within_ns(3 * SECOND_NS, 4 * SECOND_NS) == SECOND_NS
+        assert troubles.within_ns(6 * SECOND_NS, 9 * SECOND_NS) == 0
 
 
 class TestPermissions:

@@ -54,6 +54,25 @@ def test_who_is_above_the_limit_may_be_closed_and_has_to_be_in_time() -> None:
         rig.model.check()
 
 
+def test_nobody_acts_while_something_hangs() -> None:
+    rig = Rig()
+    rig.publish(4)
+    rig.world.troubles.add(rig.world.now_ns, 2.0)
+    rig.passes(3.1)
+    rig.model.check()
+    rig.passes(0.2)
+    with pytest.raises(Violated, match="not closed: s is too slow for 3"):
+        rig.model.check()
+
+
+def test_a_word_that_hung_on_its_way_counts() -> None:
+    rig = Rig()
+    rig.answer(rig.publish(4))
+    rig.world.troubles.add(rig.world.now_ns, 2.0)
+    rig.passes(3.0)
+    rig.model.closed()
+
+
 def test_who_is_within_its_limits_is_not_closed() -> None:
     rig = Rig()
     rig.publish(3)

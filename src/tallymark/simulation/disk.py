@@ -127,7 +127,9 @@ class Disk:
             raise Crashed
         self.calls += 1
         if self._chance(self.faults.stall):
-            process.spend(self._random.random())
+            seconds = self._random.random()
+            process.world.troubles.add(process.world.now_ns, seconds)
+            process.spend(seconds)
         process.spend(self._random.expovariate(1 / seconds) if seconds else 0.0)
         if is_sync and self.crashes_in_sync:  # one that takes its time
             process.spend(self._random.random() * LAST_SYNC_S)

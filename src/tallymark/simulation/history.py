@@ -69,6 +69,7 @@ class Published:
     queues: tuple[str, ...]
     body: bytes
     at_ns: int
+    """Time at which it was sent, for the last time."""
     line: str
     number: int
     confirmed: bool = False
@@ -149,8 +150,6 @@ class History:
         self.life_ended_ns: dict[int, int] = {}
         self.superseded: set[int] = set()
         """Lives of brokers whose lead another one has taken: whatever they say may be late."""
-        self.troubles: list[tuple[int, int]] = []
-        """Times, from and until, in which the broker's journal may have to wait for its home."""
         self.is_draining = False
         self.is_damaged = False
         """True once stored bytes were changed: what happens to a message is not known any more, but
@@ -194,7 +193,8 @@ class History:
             slow.life_ended(life)
 
     def publishes(self, message: Published) -> None:
-        """Note that a message is sent."""
+        """Note that a message is sent, or sent again."""
+        message.at_ns = self._world.now_ns
         message.life = message.life or self._life
         self.published[message.name] = message
         for queue in message.queues:
@@ -308,12 +308,14 @@ class History:
         # the clock matters while the broker lives; over a restart wall time counts.
         ttls = [one for one in (plan.ttl_ms, message.ttl_ms) if one is not None]
         is_known = not self._has_clock_steps or message.life == line.life
-        age_ns = self._world.now_ns - message.at_ns
-        late_ns = self.late_ns
-        if line.waited_ns is not None:  # it may have waited at the client from then on
-            late_ns += self._world.now_ns - line.waited_ns
-        if ttls and is_known and not message.work and age_ns > min(ttls) * MS_NS + late_ns:
-            raise Violated(f"expired: {where}, {age_ns / SECOND_NS:.3f} s old")
+        now = self._world.now_ns
+        age_ns = now - message.at_ns
+        if ttls and is_known and not message.work and age_ns > min(ttls) * MS_NS + self.late_ns:
+            held_up_ns = self._world.troubles.within_ns(message.at_ns, now)
+            if line.waited_ns is not None:  # it may have waited at the client from then on
+                held_up_ns += now - line.waited_ns
+            if age_ns - held_up_ns > min(ttls) * MS_NS + self.late_ns:
+                raise Violated(f"expired: {where}, {age_ns / SECOND_NS:.3f} s old")
         if plan.delivery_limit is not None:
             failed = sum(one.outcome == "fail" and self._took_effect(one) for one in before)
             if failed > plan.delivery_limit:
@@ -407,13 +409,13 @@ class History:
         plan = self.queues.get(queue)
         return plan is not None and plan.rejects_publish
 
-    def _lived_on_ns(self, delivery: Delivered) -> int:
-        """Return how long connection and broker lived after an answer, and the journal's home was
-        there."""
+    def _lived_on(self, delivery: Delivered) -> bool:
+        """Return whether connection and broker lived for long enough after an answer, and nothing
+        hung, that it has taken effect."""
         end = min(delivery.line.down_ns, self.life_ended_ns.get(delivery.line.life, NEVER))
         end, begin = min(end, self._world.now_ns), delivery.answered_ns
-        waited = sum(max(0, min(end, last) - max(begin, first)) for first, last in self.troubles)
-        return end - begin - waited
+        lived_ns = end - begin - self.certain_ns
+        return lived_ns > 0 and lived_ns > self._world.troubles.within_ns(begin, end)
 
     def _is_settled(self, delivery: Delivered) -> bool:
         """Return whether this delivery has certainly ended the message in its queue."""
@@ -429,7 +431,7 @@ class History:
         long enough."""
         if delivery.is_certain is not None:
             return delivery.is_certain
-        return self._is_held(delivery) or self._lived_on_ns(delivery) > self.certain_ns
+        return self._is_held(delivery) or self._lived_on(delivery)
 
     def is_up(self, line: Line) -> bool:
         """Return whether a connection, and its broker, are there as far as the world knows."""

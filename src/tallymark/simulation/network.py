@@ -297,7 +297,9 @@ class End(asyncio.Transport):
         seconds = self._latency_s()
         weather = self.link.network.weather
         if weather.stall and self._random.random() < weather.stall:
-            seconds += self._random.random()
+            stalled = self._random.random()
+            world.troubles.add(world.now_ns, stalled)
+            seconds += stalled
         self._last_ns = max(self._last_ns + 1, world.now_ns + int(seconds * SECOND_NS))
         self.other.loop.call_at(self._last_ns / SECOND_NS, call, data)
 

@@ -20,16 +20,17 @@ from tallymark.simulation.plan import LIES, NO_FILES, UNREADABLE
 from tallymark.simulation.world import SECOND_NS
 
 OUTAGES: Final = (NO_FILES, UNREADABLE, LIES)
-LASTS_NS: Final = SECOND_NS
+LASTS_S: Final = 1.0
+"""Simulated seconds for which files and reads fail."""
 QUARANTINE: Final = "/api/tallymark/quarantine"
 
 
 def begin(kind: str, disk: Disk, now_ns: int) -> None:
     """Begin one of the outages."""
     if kind == NO_FILES:
-        disk.take_files(now_ns + LASTS_NS)
+        disk.take_files(now_ns + int(LASTS_S * SECOND_NS))
     elif kind == UNREADABLE:
-        disk.unreadable_until_ns = now_ns + LASTS_NS
+        disk.unreadable_until_ns = now_ns + int(LASTS_S * SECOND_NS)
     else:
         disk.is_lying = True
 

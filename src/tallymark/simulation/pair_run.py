@@ -92,9 +92,7 @@ class PairRun(Run):
 
     def _lasts(self, seconds: float) -> None:
         """Note that commits may wait for so long, from now on."""
-        now_ns = self.world.now_ns
-        until_ns = now_ns + int((seconds + HEALED_S) * SECOND_NS)
-        self.history.troubles.append((now_ns, until_ns))
+        self.world.troubles.add(self.world.now_ns, seconds + HEALED_S)
 
     def _seconds(self) -> float:
         return self.world.random.choice([0.3, 1.0, LONGEST_S]) * self.world.random.random()
@@ -208,7 +206,7 @@ class PairRun(Run):
             one.faults = pair.faults
             if one.disk is not None:
                 one.disk.faults = pair.faults
-        end_ns = max((until for _, until in self.history.troubles), default=0)
+        end_ns = self.world.troubles.end_ns()
         self._until(lambda: self.world.now_ns > end_ns and self._is_calm(), "a pair serves")
 
     def _is_calm(self) -> bool:

@@ -20,7 +20,7 @@ from tallymark.simulation.management import Operator
 from tallymark.simulation.models.ledger import check_ledger
 from tallymark.simulation.network import Network, Weather
 from tallymark.simulation.nsq import NsqClients
-from tallymark.simulation.outages import OUTAGES, begin, end, read_again
+from tallymark.simulation.outages import LASTS_S, OUTAGES, begin, end, read_again
 from tallymark.simulation.plan import (
     CLOCK,
     CUT,
@@ -447,9 +447,11 @@ class Run:
         elif fault.kind in OUTAGES:
             if broker.disk is not None:
                 begin(fault.kind, broker.disk, self.world.now_ns)
+                self.world.troubles.add(self.world.now_ns, LASTS_S)
         elif fault.kind == FULL:
             if broker.disk is not None:
                 self._full_until_ns = self.world.now_ns + int(FULL_S * SECOND_NS)
+                self.world.troubles.add(self.world.now_ns, FULL_S)
                 broker.disk.fill(FULL_ROOM, self._full_until_ns)
         elif fault.kind == CLOCK:
             step_s = self.world.random.choice([-CLOCK_STEP_S, -2, 2, CLOCK_STEP_S])

@@ -31,6 +31,26 @@ class Loop(Protocol):
         """Run what is ready once."""
 
 
+class Troubles:
+    """Times in which something hung: a disk, a network, a process, a database. What takes a bounded
+    time otherwise may have taken as much longer."""
+
+    def __init__(self) -> None:
+        self._times: list[tuple[int, int]] = []
+
+    def add(self, begin_ns: int, seconds: float) -> None:
+        """Note that something hangs from then on, for so long."""
+        self._times.append((begin_ns, begin_ns + int(seconds * SECOND_NS)))
+
+    def end_ns(self) -> int:
+        """Return when all will be over."""
+        return max((end for _, end in self._times), default=0)
+
+    def within_ns(self, begin_ns: int, end_ns: int) -> int:
+        """Return for how long, in a time, something may have hung: twice, where two things did."""
+        return sum(max(0, min(end_ns, end) - max(begin_ns, begin)) for begin, end in self._times)
+
+
 class World:
     """The clock, the chance and the loops."""
 
@@ -44,6 +64,7 @@ class World:
         self.failures: list[str] = []
         """Texts about what must not happen in any world: the run ends at the first."""
         self.steps = 0
+        self.troubles = Troubles()
 
     @property
     def now_s(self) -> float:

@@ -85,7 +85,13 @@ class Shared:
 
     def _is_settled(self) -> bool:
         """Return whether the broker has certainly heard of the last limit."""
-        return self._world.now_ns - self._changed_ns > self._patience_ns
+        return self._has_passed(self._patience_ns, self._changed_ns)
+
+    def _has_passed(self, patience_ns: int, since_ns: int) -> bool:
+        """Return whether so much time has passed in which nothing hung."""
+        now = self._world.now_ns
+        left_ns = now - since_ns - patience_ns
+        return left_ns > 0 and left_ns > self._world.troubles.within_ns(since_ns, now)
 
     def delivered(self, queue: str, where: str) -> None:
         """Check a delivery to the consumer of a queue. Raises Violated."""
@@ -123,9 +129,9 @@ class Shared:
         got, passed = stretch.given[served], stretch.passed_over[served]
         # What was under way when the other one began to wait, the limits, and one round.
         bound = 2 * stretch.limit + len(self._queues)
-        if now - stretch.silent_ns > self._patience_ns and passed > bound:
+        if passed > bound and self._has_passed(self._patience_ns, stretch.silent_ns):
             raise Violated(f"unfair: {where}, {passed} of {served} while {one} got none")
-        if now - stretch.since_ns > STRETCHES * self._patience_ns:
+        if self._has_passed(STRETCHES * self._patience_ns, stretch.since_ns):
             if got > bound + TIMES * stretch.given[one]:
                 raise Violated(
                     f"unfair: {where}, {got} of {served} while {one} got {stretch.given[one]}"

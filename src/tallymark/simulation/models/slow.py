@@ -130,10 +130,9 @@ class Slow:
         if not plan.may_be_closed:
             kind = "durable" if plan.is_durable else "transient"
             raise Violated(f"closed: {plan.name}, {kind}, policy {plan.policy}")
-        now = self._world.now_ns
-        if self._last_over_ns() < now - self._wait_ns and not self._may_lag():
+        if self._is_longer_ago(self._last_over_ns()) and not self._may_lag():
             raise Violated(f"closed: {plan.name}, which was within its limits")
-        self._over_ns = now
+        self._over_ns = self._world.now_ns
 
     # -- rules
 
@@ -153,7 +152,14 @@ class Slow:
         return acts and sent_ns <= max(self._over_ns, self._last_over_ns())
 
     def _is_overdue(self) -> bool:
-        return self._world.now_ns - self._over_since_ns > self._wait_ns
+        return self._is_longer_ago(self._over_since_ns)
+
+    def _is_longer_ago(self, at_ns: int) -> bool:
+        """Return whether the broker has had enough time to act since then: as if nothing had
+        hung."""
+        now = self._world.now_ns
+        left_ns = now - at_ns - self._wait_ns
+        return left_ns > 0 and left_ns > self._world.troubles.within_ns(at_ns, now)
 
     def _judge(self) -> None:
         """Note since when it certainly is above a limit."""
