@@ -256,6 +256,7 @@ def test_quarantine_and_settings_are_in_it_and_the_lock_is_not(disk: Disk, tmp_p
     (disk.folder / "users.json").write_text("{}")
     (disk.folder / "quarantine").mkdir()
     (disk.folder / "quarantine" / "0000000001-00000000.segment").write_bytes(b"found corrupt")
+    (disk.folder / "quarantine" / "looked-at").mkdir()
     taken = back_up(disk.folder, tmp_path / "backup")
     disk.journal.close()
     assert {"users.json", "quarantine/0000000001-00000000.segment"} < taken.files.keys()

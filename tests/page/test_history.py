@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tallymark.engine.clock import Clock
 from tallymark.server.page.flow import last_left
 from tallymark.server.page.history import (
     ACK,
@@ -17,6 +18,7 @@ from tallymark.server.page.history import (
     span_of,
 )
 from tallymark.server.samples import BROKER, LONG, OF_THINGS, SLOT_MS, Ring, Samples
+from tallymark.units import EngineMs, Ms
 
 NOW = 1_000_000
 
@@ -38,10 +40,17 @@ def samples(slots: int) -> Samples:
     return found
 
 
+def clock(ahead_ms: int = 0) -> Clock:
+    """Return the engine's clock, in the slot after NOW. ahead_ms: lead of wall time."""
+    found = Clock()
+    found.now_ms, found.ahead_ms = EngineMs((NOW + 1) * SLOT_MS), Ms(ahead_ms)
+    return found
+
+
 @pytest.mark.parametrize("name", SPANS)
 def test_a_chart_spans_its_time_up_to_now(name: str) -> None:
     span = SPANS[name]
-    found = History(samples(100), 7000, ["a"], span)
+    found = History(samples(100), clock(7000), ["a"], span)
     times = found.times
     step = times[1] - times[0]
     assert times[-1] - times[0] == span.seconds
@@ -52,7 +61,7 @@ def test_a_chart_spans_its_time_up_to_now(name: str) -> None:
 def test_counts_and_rates_are_those_of_the_virtual_hosts_asked_for() -> None:
     made = samples(100)
     for names, more in ((["a"], 1), (["b"], 10), (["a", "b"], 11), (["a", "gone"], 1)):
-        found = History(made, 0, names, SPANS["minutes"])
+        found = History(made, clock(), names, SPANS["minutes"])
         assert found.counts(found.messages, READY)[-1] == 99 * more
         assert found.rates(found.messages, ACK)[-1] == pytest.approx(more / 5)
         assert newest_rates(found.messages, NOW, (ACK,)) == [pytest.approx(more / 5)]
@@ -61,26 +70,27 @@ def test_counts_and_rates_are_those_of_the_virtual_hosts_asked_for() -> None:
 
 
 def test_there_is_nothing_before_the_process_began() -> None:
-    found = History(samples(10), 0, ["a"], SPANS["minutes"])
+    found = History(samples(10), clock(), ["a"], SPANS["minutes"])
     counts = found.counts(found.messages, READY)
     assert [one is None for one in counts] == [True] * 51 + [False] * 10
     assert found.rates(found.messages, ACK)[:51] == [None] * 51
 
 
 def test_a_chart_of_nothing_is_empty() -> None:
-    found = History(Samples(), 0, ["a"], SPANS["hour"])
+    found = History(Samples(), clock(), ["a"], SPANS["hour"])
     assert set(found.counts(found.messages, READY)) == {None}
     assert set(found.rates(found.broker, MEMORY)) == {None}
     assert set(found.means(found.broker, SYNC_US, SYNCS)) == {None}
     assert newest_rates(None, 0, (ACK,)) == [0.0]
     chart = found.chart("messages", ("ready", found.counts(found.messages, READY)))
     assert len(chart["times"]) == len(chart["values"][0])
+    assert chart["times"][-1] > NOW * SLOT_MS / 1000, "it is of today, also before the first sample"
 
 
 def test_what_began_anew_has_no_negative_rate() -> None:
     made = samples(10)
     made.vhosts.put("a", NOW, (0, 0, 0, 0, 0), began=False)
-    found = History(made, 0, ["a"], SPANS["minutes"])
+    found = History(made, clock(), ["a"], SPANS["minutes"])
     assert found.rates(found.messages, ACK)[-1] == 0
 
 

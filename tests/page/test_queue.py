@@ -17,6 +17,8 @@ from tests.server.management import call, connect, done, get
 from tests.support.patience import until
 from tests.support.process import BrokerProcess
 
+STARTED_S = 1_700_000_000
+"""A time before any broker of these tests began, seconds since 1970."""
 READER = {"configure": "", "write": "", "read": ".*"}
 
 
@@ -189,6 +191,7 @@ def test_the_chart_of_a_queue(broker: BrokerProcess, browser: Browser) -> None:
         found = json.loads(browser.get(f"{page}?data=chart").body)
         assert found["names"] == ["ready", "in flight"]
         assert all(len(one) == len(found["times"]) for one in found["values"])
+        assert found["times"][-1] > STARTED_S, "also before the first sample"
         return bool(found["values"][0][-1] == 3)
 
     with browser.live(page) as live:  # an update for each slot: it has the time

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pika
 import pytest
 
+from tallymark.server import run
+from tallymark.server.http import behind as behind_http
+from tests.server.inside import with_broker
+from tests.support.patience import PATIENCE_S, until_on_loop
 from tests.support.process import BrokerProcess
 
+GUEST = {"Authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="}
 PATH = "/api/tallymark/behind"
 
 
@@ -99,3 +107,38 @@ def test_a_wait_ends_with_what_there_is(broker: BrokerProcess) -> None:
     publish(broker, "few", 2)
     assert behind(broker, subscriptions=[attached(broker, "few")], rows=3, wait_ms=1) == ([2], [])
     assert behind(broker, wait_ms=1) == ([], [])
+
+
+def test_a_wait_ends_when_a_queue_or_stream_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ever_ms = 1_000 * int(PATIENCE_S) * 2
+    monkeypatch.setattr(behind_http, "LONGEST_WAIT_MS", ever_ms)
+
+    async def play(ports: dict[str, int], node: run.Node) -> None:
+        api = f"http://127.0.0.1:{ports['http_port']}/api/"
+        async with aiohttp.ClientSession(headers=GUEST) as session:
+
+            async def call(method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+                async with session.request(method, api + path, json=body) as response:
+                    assert response.status < 300, await response.text()
+                    return await response.json() if response.status == 200 else None
+
+            kind = {"arguments": {"x-queue-type": "stream"}, "durable": True}
+            await call("PUT", "queues/%2F/q", {"durable": True})
+            await call("PUT", "queues/%2F/log", kind)
+            held = await call("POST", "tallymark/subscriptions/%2F/q/s/attach", {})
+            reader = {"vhost": "/", "queue": "q", "subscription": "s"}
+            wanted = {
+                "subscriptions": [{**reader, "fence": held["fence"], "at": 0}],
+                "streams": [stream("log", 0), stream("none", 0)],
+                "wait_ms": ever_ms,
+            }
+            for name, told in (("q", [None, 0, None]), ("log", [None, None, None])):
+                waiting = asyncio.ensure_future(call("POST", "tallymark/behind", wanted))
+                await until_on_loop(lambda: node.polls.streams)
+                await call("DELETE", f"queues/%2F/{name}")
+                answer = await asyncio.wait_for(waiting, PATIENCE_S)
+                assert [*answer["subscriptions"], *answer["streams"]] == told
+
+    asyncio.run(with_broker(tmp_path, play))

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import asyncio
 
+from tallymark.client import Message
 from tallymark.shovels.ends import Batch, ShovelFailed, Source, Target
+from tallymark.shovels.parcel import Parcel
 from tallymark.shovels.runner import Runner
 from tallymark.shovels.shovel import Pace, Phase
+from tests.support.patience import PATIENCE_S
 
 
 class Away(Source):
@@ -74,3 +77,63 @@ def test_a_bug_of_an_end_is_a_failure_that_says_so() -> None:
     runner, _, said = run(KeyError("x"))
     assert runner.shovel.phase is Phase.ENDED
     assert said == ["unexpected: KeyError('x')"]
+
+
+class Full(Source):
+    """A source that has one message, again and again."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    async def open(self) -> None:
+        self.said.append("open")
+
+    async def begin(self, known: int | None) -> None:
+        return
+
+    async def take(self, most: int) -> Batch | None:
+        self.said.append("take")
+        return Batch([Parcel(Message(b"x"), False)], held=None)
+
+    async def settle(self, batch: Batch) -> None:
+        self.said.append("settle")
+
+    async def close(self) -> None:
+        self.said.append("close")
+
+
+class Blocked(Target):
+    """A target that takes nothing, as one whose disk is full, and has a shovel stopped when it is
+    asked to."""
+
+    def __init__(self) -> None:
+        self.runner: Runner | None = None
+
+    async def open(self, origin: str) -> int | None:
+        return None
+
+    async def put(self, batch: Batch) -> None:
+        assert self.runner is not None
+        self.runner.stop()
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        return
+
+
+def test_what_cannot_be_moved_in_time_goes_back_to_the_source() -> None:
+    source, target, said = Full(), Blocked(), list[str]()
+
+    async def main() -> Runner:
+        made = Runner(
+            Pace(ahead=1), lambda: (source, target), lambda s: said.append(s.problem), last_s=0.01
+        )
+        target.runner = made
+        await asyncio.wait_for(made.run(), PATIENCE_S)
+        return made
+
+    runner = asyncio.run(main())
+    assert (runner.shovel.phase, runner.shovel.moved) == (Phase.ENDED, 0)
+    assert source.said[:3] == ["open", "take", "close"]
+    assert "settle" not in source.said
+    assert said == ["what was taken could not be moved in 0.01 s"]

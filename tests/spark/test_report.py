@@ -122,6 +122,12 @@ def test_a_report_of_a_wrong_queue_or_time_is_refused(spark: SparkSession) -> No
         pipelines.report(rows, begin=START.replace(tzinfo=None))
     with pytest.raises(ValueError, match="--end is 'noon', expected ISO 8601 with a zone"):
         reporting.main(Path(), Path("report.html"), end="noon")
+    with pytest.raises(ValueError, match=r"begin is 2026.*, expected a time before the end, 2026"):
+        pipelines.report(rows, begin=START, end=START)
+    with pytest.raises(ValueError, match=r"begin is 2026-01-02.*, expected a time before the end"):
+        reporting.main(
+            Path(), Path("report.html"), begin="2026-01-02T00:00Z", end="2026-01-01T00:00Z"
+        )
 
 
 @long  # a second report; of everything there is one above

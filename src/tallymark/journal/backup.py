@@ -219,7 +219,8 @@ def _quarantined(folder: Path) -> Iterator[str]:
     place = folder / _QUARANTINE
     if place.is_dir():
         for name in sorted(os.listdir(place)):
-            yield f"{_QUARANTINE}/{name}"
+            if (place / name).is_file():  # folders there are somebody else's
+                yield f"{_QUARANTINE}/{name}"
 
 
 def _settings(folder: Path) -> list[str]:

@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Final, Generic, TypeAlias, TypeVar
 
+from tallymark.engine.clock import Clock
 from tallymark.engine.queue import Queue
 
 Key = TypeVar("Key", int, str)
@@ -40,6 +41,11 @@ BROKER: Final = "broker"
 OF_BROKER: Final = ("confirmed", "memory", "disk_free", "syncs", "sync_us")
 """Counts of the broker as a whole: publishes confirmed, bytes of bodies in memory, bytes free on
 the journal's disk, syncs, microseconds that these took."""
+
+
+def end_ms(slot: int, clock: Clock) -> int:
+    """Return the wall time at which a slot ends, ms. clock: the engine's."""
+    return (slot + 1) * SLOT_MS + clock.ahead_ms
 
 
 def counts_of(queue: Queue) -> Counts:
@@ -154,6 +160,11 @@ class Samples:
         """Samples of OF_BROKER, in long slots."""
         self.connections: Series[int] = Series(OF_THINGS)
         """Samples of BYTES, by id."""
+
+    def newest(self, now_ms: int) -> int:
+        """Return the slot of the newest samples; before the first ones, that of the engine time
+        `now_ms`."""
+        return self.slot or now_ms // SLOT_MS
 
 
 def total(parts: Iterable[At | None]) -> At | None:

@@ -35,7 +35,7 @@ class Working:
         self._is_stopping = False
 
     def stop(self) -> None:
-        """Have it end when what it has taken is moved."""
+        """Have it end when what it has taken is moved, or cannot be moved in time."""
         self._is_stopping = True
         self.runner.stop()
 

@@ -12,6 +12,8 @@ from tallymark.shovels.shovel import Act, Do, Pace, Phase, Shovel
 
 Report = Callable[[Shovel], None]
 
+LAST_S: Final = 30.0
+"""Seconds in which a shovel that was told to stop may move what it has taken."""
 UNEXPECTED: Final = "unexpected: "
 """Beginning of the text of a failure that is a bug."""
 
@@ -21,13 +23,18 @@ class Runner:
     """One shovel, from its start to its end."""
 
     def __init__(
-        self, pace: Pace, ends: Callable[[], tuple[Source, Target]], failed: Report
+        self,
+        pace: Pace,
+        ends: Callable[[], tuple[Source, Target]],
+        failed: Report,
+        last_s: float = LAST_S,
     ) -> None:
         """ends: makes a new source and target, for each attempt; failed: is told of each
-        failure."""
+        failure; last_s: seconds as LAST_S."""
         self.shovel = Shovel(pace)
         self._ends = ends
         self._failed = failed
+        self._last_s = last_s
         self._source, self._target = ends()
         self._batches: deque[Batch] = deque()
         self._put = 0
@@ -35,13 +42,17 @@ class Runner:
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """Have it end when what it has taken is moved."""
+        """Have it end when what it has taken is moved. What cannot be moved in time goes back to
+        the source."""
         self._stopping.set()
 
     async def run(self) -> None:
         """Move until the shovel ends. Cancelled, it lets go of both sides; nothing is lost."""
+        loop = asyncio.get_running_loop()
         told = asyncio.create_task(self._stopping.wait())
         has_heard = False
+        until_s: float | None = None
+        """Time of the loop at which it gives up; None: it was not told to stop."""
         todo = deque(self.shovel.start())
         try:
             while True:
@@ -57,10 +68,18 @@ class Runner:
                 waiting: set[asyncio.Task[Any]] = set(self._tasks)
                 if not has_heard:  # it may have been told while it closed
                     waiting.add(told)
-                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                left_s = None if until_s is None else max(0.0, until_s - loop.time())
+                done, _ = await asyncio.wait(
+                    waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+                )
                 if told in done:
                     has_heard = True
+                    until_s = loop.time() + self._last_s
                     todo.extend(self.shovel.stop())
+                elif not done:
+                    late = f"what was taken could not be moved in {self._last_s:g} s"
+                    todo.extend(self.shovel.failed(late))
+                    self._failed(self.shovel)
                 todo.extend(self._results([task for task in self._tasks if task in done]))
         finally:
             told.cancel()

@@ -66,7 +66,8 @@ class Behind:
         app.router.add_post("/api/tallymark/behind", self._behind)
 
     async def _behind(self, request: web.Request) -> web.Response:
-        """Answer rows for each reader, in order; null where queue or subscription do not exist."""
+        """Answer rows for each reader, in order; null where queue or subscription do not exist. A
+        wait ends early where one of them goes."""
         wanted = await body_of(request, Wanted)
         if len(wanted.subscriptions) + len(wanted.streams) > MOST_READERS:
             raise Refused(400, "bad_request", f"more than {MOST_READERS} readers in one request")
@@ -74,13 +75,16 @@ class Behind:
             self._http.check_leases(request)
         loop = self._node.loop
         deadline = loop.time() + min(max(0, wanted.wait_ms), LONGEST_WAIT_MS) / 1000
+        missing: int | None = None
         while True:
             # Again after each wait: rights, queues and fences may be others by now.
             leased = [self._of_subscription(request, one) for one in wanted.subscriptions]
             kept = [self._of_stream(request, one) for one in wanted.streams]
-            rows = sum(one or 0 for one in (*leased, *kept))
+            found = (*leased, *kept)
+            rows = sum(one or 0 for one in found)
             left = deadline - loop.time()
-            if rows >= wanted.rows or left <= 0:
+            missing = found.count(None) if missing is None else missing
+            if rows >= wanted.rows or left <= 0 or found.count(None) > missing:
                 return answer({"subscriptions": leased, "streams": kept})
             if rows:
                 await asyncio.sleep(min(left, LOOK_EVERY_S))

@@ -20,7 +20,7 @@ from tallymark.server.client import Client
 from tallymark.server.http.requests import Refused
 from tallymark.server.management.requests import is_number
 from tallymark.server.node import Node
-from tallymark.server.samples import BYTES, MESSAGES, SLOT_MS, At, total
+from tallymark.server.samples import BYTES, MESSAGES, SLOT_MS, At, end_ms, total
 
 LENGTHS: Final = "lengths"
 MSG_RATES: Final = "msg_rates"
@@ -45,8 +45,8 @@ class Rates:
     def __init__(self, node: Node, request: web.Request, most: int = MOST) -> None:
         """Raises Refused 400: samples are asked for that are none, or above `most`."""
         self._samples = node.samples
-        self._ahead_ms = node.broker.clock.ahead_ms
-        self._slot = node.samples.slot or node.broker.clock.now_ms // SLOT_MS
+        self._clock = node.broker.clock
+        self._slot = node.samples.newest(self._clock.now_ms)
         """The newest slot; before the first one of a broker has ended, the present one."""
         self._spans = {
             kind: _span(request, kind, most) for kind in (LENGTHS, MSG_RATES, DATA_RATES)
@@ -68,11 +68,7 @@ class Rates:
         ring = self._samples.queues.rings.get(queue.id)
         if ring is None or ring.changed() >= self._samples.slot:
             return None
-        return self._time(ring.changed())
-
-    def _time(self, slot: int) -> int:
-        """Return the wall time of a slot's end, ms."""
-        return (slot + 1) * SLOT_MS + self._ahead_ms
+        return end_ms(ring.changed(), self._clock)
 
     def details(self, at: At | None, column: int, kind: str) -> dict[str, Any]:
         """Return the details of one count."""
@@ -86,7 +82,7 @@ class Rates:
             slots = range(slot, slot - span.age - 1, -span.step)
             counts = [count(one) for one in slots]
             found["samples"] = [
-                {"sample": one, "timestamp": self._time(at_slot)}
+                {"sample": one, "timestamp": end_ms(at_slot, self._clock)}
                 for one, at_slot in zip(counts, slots, strict=True)
             ]
             found["avg"] = sum(counts) / len(counts)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tallymark.engine.clock import Clock
 from tallymark.server.samples import BROKER, LONG, MESSAGES, OF_BROKER, SLOT_MS, At, Samples, total
 
 SLOT_S: Final = SLOT_MS / 1000
@@ -49,20 +50,20 @@ def span_of(name: str) -> Span:
 class History:
     """One span of a broker's samples."""
 
-    def __init__(self, samples: Samples, ahead_ms: int, vhosts: Iterable[str], span: Span) -> None:
-        """ahead_ms: how far wall time is ahead of engine time."""
+    def __init__(self, samples: Samples, clock: Clock, vhosts: Iterable[str], span: Span) -> None:
+        """clock: the engine's."""
         of_vhosts = samples.vhosts_by_day if span.is_long else samples.vhosts
         of_broker = samples.broker_by_day if span.is_long else samples.broker
         self.messages: At | None = total(of_vhosts.at(name) for name in vhosts)
         self.broker: At | None = of_broker.at(BROKER)
         slots = LONG if span.is_long else 1
         self._slot_s = SLOT_S * slots
-        newest = samples.slot // slots
+        newest = samples.newest(clock.now_ms) // slots
         count = round(span.seconds / self._slot_s) // span.step
         self._step = span.step
         self._slots = [newest - span.step * back for back in range(count, -1, -1)]
         self._first = samples.first // slots
-        self._ahead_s = ahead_ms / 1000
+        self._ahead_s = clock.ahead_ms / 1000
 
     @property
     def times(self) -> list[float]:

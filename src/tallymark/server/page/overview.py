@@ -30,7 +30,7 @@ from tallymark.server.page.tables import AT_ONCE
 from tallymark.server.page.view import Context, Page, View, at
 from tallymark.server.parts import cut
 from tallymark.server.places import place_of
-from tallymark.server.samples import BROKER, SLOT_MS, total
+from tallymark.server.samples import BROKER, end_ms, total
 
 MOST_NAMED: Final = 5
 """Queues that the first page names."""
@@ -150,7 +150,7 @@ async def show(view: View) -> Context:
     node, vhosts = view.node, view.routes.vhosts(view.request)
     names = {vhost.name for vhost in vhosts}
     sums = await _sums(view, [queue for vhost in vhosts for queue in vhost.queues.values()])
-    samples = node.samples
+    samples, clock = node.samples, node.broker.clock
     of_vhosts = total(samples.vhosts.at(name) for name in names)
     published, settled = newest_rates(of_vhosts, samples.slot, (PUBLISH, ACK))
     places = [place_of(client) for client in node.clients]
@@ -170,7 +170,7 @@ async def show(view: View) -> Context:
         "spans": SPANS,
         "span": view.asked("span", "hour"),
         "seconds": span_of(view.asked("span")).seconds,
-        "time": (samples.slot + 1) * SLOT_MS / 1000 + node.broker.clock.ahead_ms / 1000,
+        "time": end_ms(samples.newest(clock.now_ms), clock) / 1000,
         "confirmed": confirmed,
     }
 
@@ -193,8 +193,8 @@ def _machine(node: Node, confirmed: float, syncs: float, sync_us: float) -> dict
 
 def _history(view: View) -> History:
     names = [vhost.name for vhost in view.routes.vhosts(view.request)]
-    ahead_ms = view.node.broker.clock.ahead_ms
-    return History(view.node.samples, ahead_ms, names, span_of(view.asked("span")))
+    node = view.node
+    return History(node.samples, node.broker.clock, names, span_of(view.asked("span")))
 
 
 async def waiting(view: View) -> Context:

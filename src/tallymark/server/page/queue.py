@@ -27,7 +27,7 @@ from tallymark.server.page.rendering import number, plural
 from tallymark.server.page.settings_of import Setting, settings_of
 from tallymark.server.page.tables import Column, table_of
 from tallymark.server.page.view import Context, Form, Moved, Page, View, at
-from tallymark.server.samples import SLOT_MS
+from tallymark.server.samples import end_ms
 
 TERMS: Final = (
     ("ready", "ready"), ("acquired", "in flight"), ("deferred", "deferred"), ("staged", "staged"),
@@ -124,7 +124,7 @@ async def show(view: View) -> Context:
         "skip": _skip(view),
         "step": MOST_SEEN,
         "most": MOST,
-        "time": (samples.slot + 1) * SLOT_MS / 1000 + clock.ahead_ms / 1000,
+        "time": end_ms(samples.newest(clock.now_ms), clock) / 1000,
     }  # fmt: skip
 
 
@@ -140,16 +140,16 @@ def _skip(view: View) -> int:
 async def chart(view: View) -> Context:
     """Return what the queue's samples say: the last five minutes of a busy one."""
     _, queue = found_queue(view)
-    samples = view.node.samples
+    samples, clock = view.node.samples, view.node.broker.clock
     ring = samples.queues.rings.get(queue.id)
-    slots = list(range(samples.slot - POINTS + 1, samples.slot + 1))
-    ahead_s = view.node.broker.clock.ahead_ms / 1000
-    first = samples.slot + 1 if ring is None else ring.first()
+    newest = samples.newest(clock.now_ms)
+    slots = list(range(newest - POINTS + 1, newest + 1))
+    first = newest + 1 if ring is None else ring.first()
     lines = {"ready": READY, "in flight": IN_FLIGHT}
     return {
         "unit": "messages",
         "names": list(lines),
-        "times": [(slot + 1) * SLOT_MS / 1000 + ahead_s for slot in slots],
+        "times": [end_ms(slot, clock) / 1000 for slot in slots],
         "values": [
             [None if ring is None or slot < first else ring.at(slot)[column] for slot in slots]
             for column in lines.values()

@@ -67,6 +67,7 @@ def report(
     for name, time in (("begin", begin), ("end", end)):
         if time is not None and time.tzinfo is None:
             raise ValueError(f"{name} is {time.isoformat()}, expected a time with a zone")
+    check_order(begin, end)
     return Report(collect(rows, as_of, stalled_ms, Scope(queues, begin, end), account))
 
 
@@ -91,6 +92,7 @@ def main(
     """
     check_target(to)
     first, last = (_time(name, text) for name, text in (("--begin", begin), ("--end", end)))
+    check_order(first, last)
 
     def work(rows: DataFrame, as_of: datetime) -> None:
         try:
@@ -123,6 +125,14 @@ def _time(name: str, text: str | None) -> datetime | None:
     if time is None or time.tzinfo is None:
         raise ValueError(f"{name} is {text!r}, expected ISO 8601 with a zone, as 2026-01-01T08:00Z")
     return time
+
+
+def check_order(begin: datetime | None, end: datetime | None) -> None:
+    """Raises ValueError: a report would be about no time at all."""
+    if begin is not None and end is not None and begin >= end:
+        raise ValueError(
+            f"begin is {begin.isoformat()}, expected a time before the end, {end.isoformat()}"
+        )
 
 
 def check_target(to: Path) -> None:
