@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from pathlib import Path
+from queue import Queue
 
 import pytest
 
 from tallymark.journal.postgresql.connection import Access
+from tallymark.journal.postgresql.errors import SchemaRefused
 from tallymark.journal.postgresql.leadership import Leadership
+from tallymark.journal.postgresql.lease import Lease
 from tallymark.journal.recovery import JournalCorrupt
 from tallymark.server import cluster
 from tallymark.server.cluster import Lead
@@ -18,6 +22,7 @@ from tallymark.server.standby import Following, Keeper
 from tallymark.simulation.database.client import Wire
 from tallymark.simulation.database.server import Server
 from tallymark.simulation.world import World
+from tests.support.patience import PATIENCE_S
 
 URL = "postgresql://database/tallymark"
 
@@ -72,3 +77,22 @@ def test_it_gives_the_lease_back_where_the_journal_is_not_sound(
     with pytest.raises(JournalCorrupt, match="segment 2"):
         led(tmp_path, access, lambda stop: None)
     assert ended == [7]
+
+
+def test_a_leader_whose_tables_are_of_another_version_says_so(
+    access: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread ended with a traceback, and the broker stayed without a lease, and unheard."""
+    text = "the tables in the schema tallymark are of version 3"
+
+    def refuse(self: Leadership, epoch: int) -> Lease:
+        raise SchemaRefused(text)
+
+    monkeypatch.setattr(Leadership, "renew", refuse)
+    monkeypatch.setattr(Leadership, "release", refuse)
+    lost: Queue[OSError] = Queue()
+    leadership = Leadership(URL, 1, "a", 1000, Access(access.connect))
+    keeper = Keeper(leadership, 7, lost.put, lambda: None)
+    keeper.start()
+    assert str(lost.get(timeout=PATIENCE_S)) == f"[Errno {errno.EPROTO}] {text}"
+    keeper.stop()

@@ -21,7 +21,6 @@ from tallymark import __version__
 from tallymark.journal.files import Files
 from tallymark.journal.home import Home
 from tallymark.journal.postgresql.connection import DIRECT, Access
-from tallymark.journal.postgresql.errors import LeadLost, WentBack
 from tallymark.journal.postgresql.home import PostgresqlHome
 from tallymark.journal.postgresql.leadership import Leadership
 from tallymark.server import supervisor
@@ -48,7 +47,7 @@ class Lead:
         config: Config,
         replay: Replay,
         keeper: Keeper,
-        lost: asyncio.Future[LeadLost | WentBack],
+        lost: asyncio.Future[OSError],
         access: Access = DIRECT,
     ) -> None:
         self._config = config
@@ -56,8 +55,8 @@ class Lead:
         self.replay = replay
         self.keeper = keeper
         self.lost = lost
-        """Future that gets the error when another broker has the lead, or the database lacks what
-        this one wrote."""
+        """Future that gets the error when another broker has the lead, the database lacks what this
+        one wrote, or its tables are of another version now."""
 
     @property
     def epoch(self) -> int:
@@ -129,9 +128,9 @@ async def _lead(
     """Read the rest, as a leader; None: it was stopped before. Raises as take_lead; whoever does
     not lead in the end has given the lease back."""
     loop = asyncio.get_running_loop()
-    lost: asyncio.Future[LeadLost | WentBack] = loop.create_future()
+    lost: asyncio.Future[OSError] = loop.create_future()
 
-    def on_lost(error: LeadLost | WentBack) -> None:
+    def on_lost(error: OSError) -> None:
         loop.call_soon_threadsafe(_resolve, lost, error)
 
     def on_handover() -> None:

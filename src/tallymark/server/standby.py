@@ -9,6 +9,7 @@ The work is done in threads: the loop serves HTTP meanwhile.
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import secrets
@@ -19,7 +20,13 @@ from typing import Final, final
 import psycopg
 
 from tallymark.journal.postgresql.connection import Connection, Doubtful
-from tallymark.journal.postgresql.errors import REMEDY, AnotherLeads, LeadLost, WentBack
+from tallymark.journal.postgresql.errors import (
+    REMEDY,
+    AnotherLeads,
+    LeadLost,
+    SchemaRefused,
+    WentBack,
+)
 from tallymark.journal.postgresql.leadership import Leadership
 from tallymark.journal.postgresql.lease import (
     HANDOVER,
@@ -252,10 +259,11 @@ class Keeper:
         self,
         leadership: Leadership,
         epoch: int,
-        on_lost: Callable[[LeadLost | WentBack], None],
+        on_lost: Callable[[OSError], None],
         on_handover: Callable[[], None],
     ) -> None:
-        """leadership: of this thread alone. on_lost, on_handover: called from the thread, once."""
+        """leadership: of this thread alone. on_lost: told why this broker leads no more; it and
+        on_handover are called from the thread, once."""
         self._leadership = leadership
         self.epoch = epoch
         self._on_lost = on_lost
@@ -285,7 +293,7 @@ class Keeper:
         self._thread.join()
         try:
             self._leadership.release(self.epoch)
-        except psycopg.Error as error:
+        except (psycopg.Error, SchemaRefused) as error:
             log.warning("lease.not_released", problem=str(error))
         self._leadership.close()
 
@@ -301,6 +309,9 @@ class Keeper:
                 self._check()
             except (LeadLost, WentBack) as error:
                 self._on_lost(error)
+                return
+            except SchemaRefused as error:  # another program has made other tables of them
+                self._on_lost(OSError(errno.EPROTO, str(error)))
                 return
             except psycopg.Error as error:
                 log.warning("lease.not_renewed", problem=" ".join(str(error).split()))
