@@ -187,7 +187,7 @@ class Queue(Timed):
         elif not self.ready and not self.pending:
             self.account.count_bodies([])
         if settings.dedup_ms <= 0:
-            self.deduplication.ids.clear()
+            self.deduplication.forget_all()
         self.watch()
 
     def watch(self) -> None:
