@@ -75,6 +75,23 @@ def test_dl_6_a_refusal_names_the_publish_it_is_of() -> None:
     assert get(peer, "full").body == b"1"  # type: ignore[union-attr]
 
 
+def test_dl_6_a_refusal_names_the_publish_it_is_of_also_where_others_share_a_queue() -> None:
+    """What reaches the full queue comes behind publishes to sets of queues with one in common."""
+    peer = Rig().connect()
+    for name in ("one", "two", "three"):
+        declare(peer, name)
+    declare(peer, "full", max_length=0, overflow="reject-publish")
+    for key, name in (("a", "one"), ("a", "two"), ("b", "two"), ("b", "three"), ("c", "full")):
+        peer.ask(QueueBind(name, "amq.direct", key))
+    peer.ask(ConfirmSelect())
+    keys = ("a", "b", "c", "nowhere", "a")
+    heard = peer.ask(
+        b"".join(peer.publish(key.encode(), key, exchange="amq.direct") for key in keys)
+    )
+    assert [number for number, said in told(heard, len(keys)).items() if said == "nack"] == [3]
+    assert [get(peer, "two").body for _ in range(3)] == [b"a", b"b", b"a"]  # type: ignore[union-attr]
+
+
 def test_the_last_publish_confirmed_is_never_a_refused_one() -> None:
     """Its client has closed the books on it: an acknowledgement would be of nothing it knows."""
     peer = Rig().connect()

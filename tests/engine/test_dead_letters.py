@@ -512,3 +512,16 @@ def test_bytes_that_cannot_be_read_do_not_stop_later_letters() -> None:
     payload.raw, payload.position = raw, position
     rig.broker.settlement.settle(session, second[1], second[1], REJECTED)
     assert rig.ready("t") == [2]
+
+
+def test_dl_8_an_exchange_that_was_declared_anew_in_the_same_millisecond_routes_letters() -> None:
+    rig = manual()
+    rig.declare("dead")
+    rig.exchange("dlx", "fanout", ("dead", ""))
+    rig.declare("q", {"dead-letter-exchange": "dlx"})
+    rig.send("q", 1, 2)
+    reject(rig, "q")
+    rig.vhost.delete_exchange("dlx", False)
+    rig.exchange("dlx", "fanout", ("dead", ""))
+    reject(rig, "q")
+    assert [one.number for one in rig.holds("dead")] == [1, 2]

@@ -156,9 +156,12 @@ def test_ids_are_forgotten_in_the_order_they_were_taken_last_also_after_a_restar
     assert rig.ready("q") == [1, 2, 3, 4]
 
 
-def test_the_id_of_a_transient_message_goes_with_it_at_a_restart() -> None:
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_the_id_of_a_transient_message_goes_with_it_at_a_restart(checkpoint: bool) -> None:
     rig = deduplicating()
     send(rig, "a", persistent=False)
+    if checkpoint:
+        rig.checkpoint()
     rig = rig.restart()
     finish(rig)
     assert rig.dropped("q") == {"transient_at_restart": 1}

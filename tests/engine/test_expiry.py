@@ -10,6 +10,7 @@ from tallymark.engine.message import Filter, Payload
 from tallymark.engine.packing import Packing
 from tallymark.engine.session import ACCEPTED, RETURNED
 from tallymark.stored.annotations import Annotations
+from tallymark.units import LeaseSequence
 from tests.support.engine_rig import START_MS, Rig, Said, numbers
 from tests.support.engine_steps import finish, manual, reject
 
@@ -475,6 +476,27 @@ def test_a_queue_whose_consumer_s_connection_was_lost_expires_after_that() -> No
     rig.broker.clients.close_connection(connection, lost=True)
     rig.advance(999)
     assert is_there(rig)
+    rig.advance(1)
+    assert not is_there(rig)
+
+
+@pytest.mark.parametrize("leased", [0, 1])
+@pytest.mark.parametrize("arguments", [{}, {"delivery-limit": 3}])
+def test_a_queue_whose_durable_subscription_was_dropped_expires_after_that(
+    leased: int, arguments: dict[str, object]
+) -> None:
+    rig = manual()
+    rig.declare("q", {"expires": 1000, **arguments})
+    if leased:
+        rig.send("q", 0)
+    finish(rig)
+    subscription = rig.broker.leases.attach(rig.vhost.queues["q"], "s")
+    rig.broker.leases.lease(subscription, LeaseSequence(0), 10, 0)
+    rig.advance(5000)
+    rig.broker.drop_subscription(subscription)
+    rig.advance(999)
+    assert is_there(rig)
+    assert rig.ready("q") == list(range(leased))
     rig.advance(1)
     assert not is_there(rig)
 

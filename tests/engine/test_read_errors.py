@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.session import REJECTED
 from tests.support.engine_rig import Rig, Said
 from tests.support.engine_steps import finish, manual, reject
@@ -115,3 +116,14 @@ def test_dl_25_a_virtual_host_ends_with_a_letter_that_cannot_be_read() -> None:
     rig.broker.registry.delete_vhost(rig.vhost.name)
     rig.turn(NO_MEMORY)
     assert rig.broker.queues == {}
+
+
+def test_if_empty_does_not_delete_a_queue_with_messages_that_cannot_be_read_now() -> None:
+    rig = rig_with(1)
+    rig.log.spoiled.add(1)
+    assert rig.take(rig.session(), "q") is None
+    with pytest.raises(PreconditionFailed, match="not empty"):
+        rig.broker.registry.delete_queue(rig.connection, "q", False, True)
+    rig.log.spoiled.clear()
+    assert rig.broker.readmission.retry(rig.vhost.queues["q"]) == 1
+    assert rig.ready("q") == [1]

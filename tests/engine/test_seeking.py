@@ -235,6 +235,21 @@ def test_a_browser_of_a_queue_with_priorities_sees_all_of_it() -> None:
     assert given(rig) == [5]
 
 
+def test_an_auto_delete_queue_that_was_only_browsed_stays() -> None:
+    rig = Rig()
+    queue = rig.queue("q", auto_delete=True)
+    rig.publish(rig.session(), "q", [1])
+    browser = rig.broker.consuming.browse(rig.session(), queue, "b", None)
+    rig.turn()
+    rig.broker.consuming.detach(browser)
+    assert rig.ready("q") == [1]
+    browser = rig.broker.consuming.browse(rig.session(), queue, "b", None)
+    rig.broker.consuming.cancel(rig.consume(rig.session(), "q", "c"))
+    assert "q" in rig.vhost.queues, "while somebody looks at it"
+    rig.broker.consuming.detach(browser)
+    assert "q" not in rig.vhost.queues
+
+
 def test_browsing_and_consuming_at_once() -> None:
     rig = manual()
     rig.declare("q")

@@ -89,6 +89,39 @@ def test_dl_1_a_letter_that_cannot_be_read_waits_until_it_can(
     assert (rig.ready("d"), queue.account.settled, queue.account.quarantined) == ([1], 2, 0)
 
 
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_letter_that_could_not_be_read_before_a_restart_is_there_after_it(
+    is_checkpointed: bool, persistent: bool
+) -> None:
+    rig = Rig()
+    rig.declare("d", {"max-priority": 3})  # where a letter goes depends on its priority
+    rig.declare("q", {"dead-letter-exchange": "", "dead-letter-routing-key": "d"})
+    for number in range(3):
+        rig.publish(rig.session(), "q", [number], persistent)
+    subscription = lease(rig)
+    if is_checkpointed:
+        rig.checkpoint()
+    rig.broker.leases.judge(subscription, [(1, 2, REJECTED)])
+    rig.turn(budget=0)
+    rig.log.spoiled.add(1)
+    assert rig.broker.leases.settle(subscription, 3) == 3
+    rig.turn()
+    assert (rig.ready("d"), rig.vhost.queues["q"].account.quarantined) == ([2], 1)
+    rig.log.spoiled.clear()
+    for _ in range(2):
+        rig = rig.restart()
+        rig.turn()
+        rig.broker.check()
+        queue = rig.vhost.queues["q"]
+        assert (queue.account.settled, queue.account.dead_lettered) == (1, 1)
+        if persistent:
+            assert [(one.number, one.acquired) for one in rig.holds("q")] == [(1, 1)]
+            assert rig.ready("d") == [2]
+        else:
+            assert rig.dropped("q") == {"transient_at_restart": 1}
+
+
 def test_released_and_modified_messages_return_to_their_places() -> None:
     rig = made(6)
     subscription = lease(rig, 5)

@@ -198,8 +198,11 @@ class Admission:
             if id:
                 seen[id] = now
                 taken.append(id)
-        if taken and queue.stored and kept:
-            self._ledger.emit(seen_record(queue.id, taken, now))
+        if taken and queue.stored:
+            if kept:
+                self._ledger.emit(seen_record(queue.id, taken, now))
+            else:
+                queue.deduplication.passing.update(taken)
         return verdict
 
     def _pass_over(

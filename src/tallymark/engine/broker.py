@@ -166,12 +166,14 @@ class Broker:
 
     def drop_subscription(self, subscription: Subscription) -> int:
         """Delete a durable subscription for an operator. Messages that it leased and has not
-        settled return to their old positions; returns their count."""
+        settled return to their old positions; returns their count. The queue's expiry starts anew,
+        as where a consumer leaves."""
         queue = subscription.queue
         pieces = self.leases.remove(subscription)
         count = sum(len(piece) for piece in pieces)
         reason = records.RETURNED_BY_RELEASE
         self.settlement.give_back(queue, pieces, subscription.epoch, reason, False)
+        self.upkeep.use(queue)
         self.registry.end_if_unused(queue)
         return count
 

@@ -161,6 +161,7 @@ class Consuming:
         consumer = self._consumers.add(
             session, queue, tag, no_ack, exclusive, priority, consumer_timeout_ms(arguments)
         )
+        queue.had_consumer = True
         if filter is None:
             if queue.active is None:
                 queue.active = consumer
@@ -172,7 +173,8 @@ class Consuming:
 
     def browse(self, session: Session, queue: Queue, tag: str, filter: Filter | None) -> Consumer:
         """Start a consumer that is sent copies of all messages, ready now or later, each once and
-        in order. It removes none, and its tags need no settlement.
+        in order. It removes none, and its tags need no settlement. A queue that was only browsed
+        does not end with it [auto-delete].
 
         Raises: NotAllowed, AccessRefused: as consume.
         """

@@ -74,7 +74,6 @@ class Consumers:
         while at > 0 and consumers[at - 1].priority < priority:
             at -= 1
         consumers.insert(at, consumer)
-        queue.had_consumer = True
         queue.comings += 1
         if queue.ready:
             self._agenda.mark(queue)

@@ -60,8 +60,8 @@ _DROPPED: Final = {
 
 @final
 class Address:
-    """The destination and the new annotations of letters that died alike. It holds `before` and
-    `published`, so that their identities, by which it is found, are not reused."""
+    """The destination and the new annotations of letters that died alike. It holds `exchange`,
+    `before` and `published`, so that their identities, by which it is found, are not reused."""
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ class DeadLetters:
             failed, acquired = piece.failed, piece.acquired
         key = (
             queue.id, letter.reason, id(known), id(published), acquired, failed, hops,
-            letter.died_ms, self.clock.ahead_ms, exchange.name, queue.settings.dead_letter_key,
+            letter.died_ms, self.clock.ahead_ms, id(exchange), queue.settings.dead_letter_key,
         )  # fmt: skip
         found = self._made.get(key)
         if found is not None:

@@ -165,6 +165,8 @@ class Queue(Timed):
         self.next_seeker = 0
         """Index of the next seeker to be served."""
         self.had_consumer = False
+        """True once there was a consumer that takes messages, or a durable subscription: an
+        auto-delete queue ends with the last one."""
         self.comings = 0
         """Count of the consumers that were added or removed so far."""
         self.holds_publishers = False
@@ -187,7 +189,7 @@ class Queue(Timed):
         elif not self.ready and not self.pending:
             self.account.count_bodies([])
         if settings.dedup_ms <= 0:
-            self.deduplication.ids.clear()
+            self.deduplication.forget_all()
         self.watch()
 
     def watch(self) -> None:

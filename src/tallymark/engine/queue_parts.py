@@ -198,6 +198,8 @@ class Deduplication:
         self.ids: dict[str, EngineMs] = {}
         """Message ids given by publishers within the window, oldest first, with the time at which
         each was accepted."""
+        self.passing: set[str] = set()
+        """Ids among these that end at a restart, as their transient messages do."""
         self.numbers: dict[str, int] = {}
         """Highest publishing number of each named publisher of a stream, ordered by the time of the
         last publish."""
@@ -220,12 +222,20 @@ class Deduplication:
             if ids[first] > time_ms:
                 return
             del ids[first]
+            self.passing.discard(first)
+
+    def forget_all(self) -> None:
+        """Forget all ids."""
+        self.ids.clear()
+        self.passing.clear()
 
     def ids_by_time(self) -> list[tuple[EngineMs, list[str]]]:
-        """Return the ids, grouped by the time at which they were accepted."""
+        """Return the ids that outlive a restart, grouped by the time at which they were
+        accepted."""
         found: dict[EngineMs, list[str]] = {}
         for id, time_ms in self.ids.items():
-            found.setdefault(time_ms, []).append(id)
+            if id not in self.passing:
+                found.setdefault(time_ms, []).append(id)
         return list(found.items())
 
 

@@ -38,7 +38,7 @@ from tallymark.engine.message import Pack, Payload, Slice
 from tallymark.engine.pending import letter_record
 from tallymark.engine.queue import Queue
 from tallymark.engine.record import Record
-from tallymark.engine.session import FAILED, RETURNED, InFlight
+from tallymark.engine.session import ACCEPTED, REJECTED, InFlight
 from tallymark.engine.sinks import part_record
 from tallymark.engine.subscription import Subscription, ranges_of, subscriptions_of
 from tallymark.stored import records
@@ -352,9 +352,12 @@ class Restorer:
     def _settle_lease(self, record: Record) -> None:
         subscription = self._broker.leases.subscriptions.get(record.owner)
         if subscription is not None:
+            history = self._histories[subscription.queue.id]
             for outcome, piece in subscription.settle(LeaseSequence(record.other)):
-                if outcome in (RETURNED, FAILED):
-                    self._histories[subscription.queue.id].release(piece)
+                if outcome != ACCEPTED:
+                    history.release(piece)
+                if outcome == REJECTED:  # no row but this one, if it was quarantined on its way
+                    history.acquired.add(piece.first, piece.first + len(piece))
             subscription.next = LeaseSequence(max(subscription.next, record.other))
 
     def _judge(self, record: Record) -> None:

@@ -288,7 +288,9 @@ class VirtualHost:
         """
         name = cleaned(name)
         queue = self.queue(name, owner)
-        if if_empty and queue.ready + queue.deferred + queue.pending > 0:
+        account = queue.account
+        held = account.ready + account.deferred + account.pending + account.quarantined
+        if if_empty and held > 0:
             raise PreconditionFailed(f"{self._queue_text(name)} not empty")
         if if_unused and (queue.consumers or queue.subscriptions):
             raise PreconditionFailed(f"{self._queue_text(name)} in use")

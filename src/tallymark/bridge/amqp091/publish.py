@@ -380,7 +380,7 @@ def _enter(channel: Channel, stretch: Stretch) -> None:
                 return
             for queue in target.queues:
                 if queue.id in taken:
-                    _publish_parts(channel, stretch)
+                    _publish_sharing(channel, stretch)
                     return
                 taken.add(queue.id)
             group = []
@@ -390,9 +390,13 @@ def _enter(channel: Channel, stretch: Stretch) -> None:
         _publish_group(channel, stretch, target, group)
 
 
-def _publish_parts(channel: Channel, stretch: Stretch) -> None:
+def _publish_sharing(channel: Channel, stretch: Stretch) -> None:
     """Publish sets of queues that share some queues as one payload, so that each queue gets its
-    messages in the order of publishing."""
+    messages in the order of publishing; where one may refuse, one set after the other."""
+    for target in stretch.targets:
+        if target.guarded:
+            _publish_in_order(channel, stretch)
+            return
     client = channel.client
     bounds = stretch.bounds
     parts: list[Part] = []
