@@ -484,3 +484,28 @@ def test_a_failed_publish_leaves_nothing() -> None:
         put(topics, "t", b"1")
     assert rig.vhost.queues == {}
     assert rig.broker.store.resident_bytes == 0
+
+
+def test_nq_9_what_reaches_a_backlog_late_goes_on_to_the_channels() -> None:
+    """A transaction publishes to the queues that were bound when its messages came."""
+    rig, topics = made()
+    topic = topics.topic("t")
+    transaction = rig.broker.transactions.begin(rig.session())
+    rig.stage(transaction, "", 1, 2, exchange="t")
+    channel = topics.channel("t", "c")
+    rig.broker.transactions.commit(transaction)
+    rig.settle_down()
+    assert (topic.backlog.ready, channel.ready) == (2, 0)
+    topics.pause_topic("t", True)
+    assert not topics.release_late()
+    topics.pause_topic("t", False)
+    assert (topic.backlog.ready, channel.ready) == (0, 2)
+    rig.publish(rig.session(), "t:", [3])
+    assert topics.release_late()
+    assert not topics.release_late()
+    assert (topic.backlog.ready, channel.ready) == (0, 3)
+    topics.delete_channel("t", "c")
+    rig.publish(rig.session(), "t:", [4])
+    assert not topics.release_late()
+    rig.settle_down()
+    rig.broker.check()

@@ -19,7 +19,7 @@ from tests.server.nsqd import Client, call, channel, post, refused, stats, topic
 from tests.support.certificates import Authority
 from tests.support.nsq_auth_server import AuthServer
 from tests.support.nsqlookupd import FakeLookupd
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerProcess
 
 # -- what nsqadmin decodes /stats and /info into, as of its 1.3.0: Go refuses what does not fit
@@ -298,6 +298,24 @@ def test_topics_are_registered_and_lookupds_can_be_changed(tmp_path: Path) -> No
 
 
 # -- auth
+
+
+def test_a_transaction_begun_before_the_first_channel_reaches_it(broker: BrokerProcess) -> None:
+    """It commits to the topic's backlog, which nobody reads any more."""
+    url = f"http://127.0.0.1:{broker.nsq_http_port}"
+    post(url, "/topic/create?topic=late")
+    connection = pika.BlockingConnection(pika.ConnectionParameters(port=broker.amqp_port))
+    try:
+        amqp = connection.channel()
+        amqp.tx_select()
+        amqp.basic_publish("late", "", b"in time", pika.BasicProperties(delivery_mode=2))
+        amqp.queue_declare("late:", passive=True)  # and it is staged
+        post(url, "/channel/create?topic=late&channel=c")
+        amqp.tx_commit()
+    finally:
+        connection.close()
+    until(lambda: channel(url, "late", "c")["depth"] == 1)
+    assert topic(url, "late")["depth"] == 0
 
 
 @pytest.fixture

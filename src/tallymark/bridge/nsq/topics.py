@@ -416,6 +416,21 @@ class Topics:
         if backlog.ready or backlog.deferred:
             self.broker.contents.transfer(backlog, channels)
 
+    def release_late(self) -> bool:
+        """Move what reached a backlog while its topic had channels and was not paused; return
+        whether there was any. O(topics).
+
+        A transaction publishes to the queues that were bound when its messages came; a consumer of
+        the backlog gives messages back; what could not be read is read again.
+        """
+        has_moved = False
+        for topic in self._topics.values():
+            backlog, channels = topic.backlog, list(topic.channels.values())
+            if channels and not topic.paused and (backlog.ready or backlog.deferred):
+                self.broker.contents.transfer(backlog, channels)
+                has_moved = True
+        return has_moved
+
     def _bind(self, topic: Topic, queue: Queue) -> None:
         self.broker.vhost(self.vhost).bind_queue(queue.name, topic.name, "", {}, NOBODY)
 

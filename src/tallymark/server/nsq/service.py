@@ -23,6 +23,7 @@ from tallymark.server.config.settings import Config
 from tallymark.server.listening import address_of, listen
 from tallymark.server.node import Node
 from tallymark.server.nsq.auth import Authorities
+from tallymark.server.nsq.backlogs import BacklogRelease
 from tallymark.server.nsq.client import NsqClient
 from tallymark.server.nsq.doors import NsqDoors
 from tallymark.server.nsq.lookupd import Announced, Lookupd
@@ -98,6 +99,7 @@ class NsqService:
         http_port = self.http_addresses[0][1] if http else 0
         self._lookupd = Lookupd(self.topics, self._announced(http_port), node.loop)
         self._lookupd.set_addresses(node.config.lookupd)
+        node.tasks.add("nsq-backlogs", BacklogRelease(node, self.topics))
         for bound in tcp:
             self._listeners.append(await listen(node.loop, self.client, bound))
 
