@@ -44,6 +44,7 @@ def test_a_flag_goes_before_the_environment_before_the_file_before_the_default(
         (f"amqp_port = {'9' * 5000}", "configuration file "),
         ("host = " + "[" * 20_000, "tallymark.toml: arrays or tables too deep"),
         ('data_dir = "a\\u0000b"', "data_dir is 'a\\x00b', expected a path"),
+        ('data_dir = "~nobody.of.that.name/x"', "data_dir is '~nobody.of.that.name/x', expected a"),
         ("max_memory = '12 parsecs'", "expected a size such as 512MiB, from 16MiB"),
         ("ledger_retention = 'long'", "expected a time such as 500ms"),
         ("log_levels = {amqp = 'loud'}", "expected key=level pairs"),
