@@ -335,3 +335,10 @@ def test_a_data_folder_in_the_home_is_the_one_that_is_served(tmp_path: Path) -> 
     assert load(tmp_path / "data").keys() == {"ann", "bob"}
     done = forked.run("user", "list", "--data-dir=~nobody.of.that.name/data")
     assert (done.returncode, "who has no home" in done.stderr) == (2, True)
+
+
+def test_a_password_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    words = ["user", "add", "ann", "--password", "-", "--data-dir", str(tmp_path)]
+    done = CliRunner().invoke(build("user"), words, input=b"p\xe4ss\n")
+    assert (done.exit_code, "expected text in UTF-8" in done.stderr) == (2, True)
+    assert load(tmp_path) == {}
