@@ -322,3 +322,23 @@ def test_help_names_every_command() -> None:
     for command in commands:
         assert command in shown
     assert "TALLYMARK_AMQP_PORT" in run("serve", "--help").stdout.replace("\n", "")
+
+
+def test_a_data_folder_in_the_home_is_the_one_that_is_served(tmp_path: Path) -> None:
+    """A shell leaves --data-dir=~/data as it is; serve takes it for a folder of the home."""
+    home = {"HOME": str(tmp_path)}
+    user = ("user", "add", "--password", "x")
+    done = forked.run(*user, "ann", "--data-dir=~/data", env=home)
+    assert (done.returncode, done.stdout) == (0, "user 'ann' added\n"), done.stderr
+    done = forked.run(*user, "bob", env={**home, "TALLYMARK_DATA_DIR": "~/data"})
+    assert done.returncode == 0, done.stderr
+    assert load(tmp_path / "data").keys() == {"ann", "bob"}
+    done = forked.run("user", "list", "--data-dir=~nobody.of.that.name/data")
+    assert (done.returncode, "who has no home" in done.stderr) == (2, True)
+
+
+def test_a_password_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    words = ["user", "add", "ann", "--password", "-", "--data-dir", str(tmp_path)]
+    done = CliRunner().invoke(build("user"), words, input=b"p\xe4ss\n")
+    assert (done.exit_code, "expected text in UTF-8" in done.stderr) == (2, True)
+    assert load(tmp_path) == {}

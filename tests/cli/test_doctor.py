@@ -6,6 +6,7 @@ import os
 import resource
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from tallymark.cli import doctor
 from tallymark.cli.doctor import LOOK, OK, UNSYNCHRONISED, WRONG
+from tallymark.server.config.settings import Config
 from tests.cli.test_commands import run
 
 MOUNTS = """\
@@ -84,6 +86,45 @@ def test_a_port_that_is_taken_is_named() -> None:
         number = taken.getsockname()[1]
         assert doctor.port("amqp_port", number, "127.0.0.1").state == LOOK
     assert doctor.port("amqp_port", 0, "127.0.0.1").state == OK
+
+
+def found(config: Config, topic: str) -> list[doctor.Finding]:
+    return [one for one in doctor.examine(config) if one.topic == topic]
+
+
+def test_each_port_is_looked_at_where_a_broker_would_listen(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.2", 0)) as taken:
+        number = taken.getsockname()[1]
+        at = ("127.0.0.1", "127.0.0.2")
+        free = Config(data_dir=tmp_path, amqp_port=0, http_port=0)
+        nsq = replace(free, nsq=True, nsq_port=number, nsq_host=at, nsq_http_port=0)
+        assert [one.state for one in found(nsq, "nsq_port")] == [OK, LOOK]
+        assert [one.state for one in found(nsq, "nsq_http_port")] == [OK]
+        paths = replace(nsq, nsq_host=(f"{tmp_path}/nsq.sock",))
+        assert found(paths, "nsq_port") == []
+        http = replace(free, host=at, http_port=number)
+        assert [one.state for one in found(http, "http_port")] == [OK, LOOK]
+
+
+@pytest.mark.parametrize("host", ["a..b", "192.0.2.1"])
+def test_an_address_that_no_broker_could_listen_on_is_wrong(host: str) -> None:
+    finding = doctor.port("amqp_port", 0, host)
+    assert (finding.state, host in finding.found) == (WRONG, True)
+
+
+def test_what_a_start_is_refused_for_is_wrong(tmp_path: Path) -> None:
+    fine = Config(data_dir=tmp_path / "data", amqp_port=0, http_port=0)
+    (one,) = found(fine, "settings")
+    assert one.state == OK
+    (tmp_path / "file").write_text("")
+    for config, why in (
+        (replace(fine, host=("0.0.0.0",)), "expected a loopback address"),
+        (replace(fine, amqps_cert=tmp_path / "none.pem"), "none.pem"),
+        (replace(fine, tracing="nowhere"), "expected otlp://"),
+        (replace(fine, data_dir=tmp_path / "file"), "is not a folder"),
+    ):
+        (one,) = found(config, "settings")
+        assert (one.state, why in one.found) == (WRONG, True), one
 
 
 def test_it_looks_at_this_machine_and_changes_nothing(tmp_path: Path) -> None:

@@ -22,8 +22,9 @@ from tallymark.cli.app import build
 from tallymark.cli.completion import complete
 from tallymark.cli.top import Seen, rows_of
 from tallymark.cli.watching import again
+from tests.server.management import connect
 from tests.support import forked
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerProcess
 
 LONG = "a.queue.with.a.rather.long.name.that.people.do.give.to.queues"
@@ -111,6 +112,23 @@ def test_messages_move_in_their_order(broker: BrokerProcess) -> None:
     assert run(broker, "move", "a", "b").stdout == "1 moved to 'b'\n"
     assert bodies(broker, "b") == ["one", "two", "three"]
     assert run(broker, "move", "a", "b").stdout == "0 moved to 'b'\n"
+
+
+def test_a_dry_run_counts_more_than_a_batch_and_says_where_it_stops(broker: BrokerProcess) -> None:
+    with connect(broker) as connection:
+        channel = connection.channel()
+        for _ in range(1_500):
+            channel.basic_publish("", "a", b"x")
+        until(lambda: broker.queues()["a"]["ready"] == 1_500)
+        assert run(broker, "move", "a", "b", "--dry-run").stdout == "1,500 would be moved to 'b'\n"
+        for _ in range(8_502):
+            channel.basic_publish("", "a", b"x")
+        until(lambda: broker.queues()["a"]["ready"] == 10_002)
+    assert run(broker, "move", "a", "b", "--dry-run").stdout == (
+        "10,000 would be moved to 'b', 2 more are not looked at\n"
+    )
+    exactly = run(broker, "move", "a", "b", "--dry-run", "--count", "10000").stdout
+    assert exactly == "10,000 would be moved to 'b'\n"
 
 
 def test_what_does_not_fit_stays(broker: BrokerProcess) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from tallymark.cli.serving import spelled_out
+from tallymark.server.access.user import UsersError
 from tallymark.server.config.kinds import is_loopback
 from tallymark.server.config.settings import DECLARED, ConfigError, load
-from tallymark.server.run import room
+from tallymark.server.run import StartRefused, check_settings, room
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
 
@@ -44,6 +45,7 @@ def test_a_flag_goes_before_the_environment_before_the_file_before_the_default(
         (f"amqp_port = {'9' * 5000}", "configuration file "),
         ("host = " + "[" * 20_000, "tallymark.toml: arrays or tables too deep"),
         ('data_dir = "a\\u0000b"', "data_dir is 'a\\x00b', expected a path"),
+        ('data_dir = "~nobody.of.that.name/x"', "data_dir is '~nobody.of.that.name/x', expected a"),
         ("max_memory = '12 parsecs'", "expected a size such as 512MiB, from 16MiB"),
         ("ledger_retention = 'long'", "expected a time such as 500ms"),
         ("log_levels = {amqp = 'loud'}", "expected key=level pairs"),
@@ -57,6 +59,34 @@ def test_a_refusal_names_the_value_and_the_expectation(
     with pytest.raises(ConfigError) as refused:
         load(toml(tmp_path, text), {}, {})
     assert told in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({"amqps_verify": "require"}, "amqps_verify without amqps_cert"),
+        ({"amqps_key": "a.key"}, "amqps_key without amqps_cert"),
+        ({"amqps_ca_file": "ca.pem"}, "amqps_ca_file without amqps_cert"),
+        ({"https_verify": "optional"}, "https_verify without https_cert"),
+        ({"https_key": "a.key"}, "https_key without https_cert"),
+        ({"https_ca_file": "ca.pem"}, "https_ca_file without https_cert"),
+        ({"nsq": "true", "nsq_tls_key": "a.key"}, "nsq_tls_key without nsq_tls_cert"),
+        (
+            {"auth_oauth2_issuer": "https://login.example.org"},
+            "auth_oauth2_issuer without auth_oauth2_resource_server_id",
+        ),
+        (
+            {"auth_oauth2_jwks_file": "keys.json"},
+            "auth_oauth2_jwks_file without auth_oauth2_resource_server_id",
+        ),
+    ],
+)
+def test_settings_that_would_do_nothing_without_another_are_refused(
+    flags: dict[str, str], told: str
+) -> None:
+    with pytest.raises((StartRefused, UsersError), match=told):
+        check_settings(load(None, {}, flags))
+    check_settings(load(None, {}, {"nsq_tls_key": "a.key", "auth_oauth2_verify_aud": "false"}))
 
 
 def test_a_misspelt_variable_is_refused_and_somebody_elses_is_not() -> None:

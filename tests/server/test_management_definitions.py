@@ -199,6 +199,20 @@ def test_users_in_definitions_of_one_virtual_host_are_named(broker: BrokerProces
     assert names(get(broker, "queues")) == ["q"]
 
 
+def test_of_a_whole_file_one_virtual_host_gets_what_is_its_own(broker: BrokerProcess) -> None:
+    whole = {
+        "policies": [{"vhost": "/", "name": "p", "pattern": "", "definition": {"max-length": 1}}],
+        "queues": [{"vhost": "/", "name": "a"}, {"vhost": "shop", "name": "b"}, {"name": "c"}],
+    }
+    done(broker, "PUT", "vhosts/shop")
+    assert imported(broker, whole, "definitions/shop")["unsupported"] == [
+        "policies[0] 'p': of vhost '/', not of 'shop'",
+        "queues[0] 'a': of vhost '/', not of 'shop'",
+    ]
+    assert names(get(broker, "queues/shop")) == ["b", "c"]
+    assert get(broker, "policies/shop") == []
+
+
 # -- what is not offered, and what is wrong
 
 

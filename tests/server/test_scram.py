@@ -29,7 +29,7 @@ from tallymark.wire.amqp091.methods import (
 )
 from tallymark.wire.amqp10.events import SaslReceived
 from tallymark.wire.amqp10.sasl import SaslChallenge, SaslOutcome
-from tests.server.management import FULL, call, done
+from tests.server.management import FULL, call, done, get
 from tests.support.amqp091 import method_frame
 from tests.support.amqp10_socket import Client
 from tests.support.patience import PATIENCE_S
@@ -255,6 +255,24 @@ def test_it_is_offered_while_everybody_could_use_it(tmp_path: Path) -> None:
         assert offered(broker.amqp_port) == ("PLAIN",)
         done(broker, "PUT", "users/old", {"password": "pw", "tags": ""})
         assert offered(broker.amqp_port) == (NAME, "PLAIN")
+
+
+@BOTH
+def test_definitions_with_the_same_passwords_keep_the_keys(tmp_path: Path, login: Login) -> None:
+    """The keys are in no export: who takes one in again has not given anybody another password."""
+    with BrokerProcess(tmp_path / "data") as broker:
+        done(broker, "PUT", "users/ann", {"password": "right", "tags": ""})
+        done(broker, "PUT", "permissions/%2F/ann", FULL)
+        exported = get(broker, "definitions")
+        done(broker, "POST", "definitions", exported)
+        assert offered(broker.amqp_port) == (NAME, "PLAIN")
+        assert login(broker.amqp_port, ScramClient("ann", "right"))[0]
+        (ann,) = [user for user in exported["users"] if user["name"] == "ann"]
+        done(broker, "PUT", "users/ann", {**ann, "tags": "monitoring"})
+        assert login(broker.amqp_port, ScramClient("ann", "right"))[0]
+        done(broker, "PUT", "users/ann", {"password": "another", "tags": ""})
+        done(broker, "POST", "definitions", exported)
+        assert offered(broker.amqp_port) == ("PLAIN",)
 
 
 @BOTH

@@ -265,6 +265,18 @@ def test_what_a_collector_does_not_take_is_counted(status: int, counts: tuple[in
     assert len(collector.spans) == 3
 
 
+def test_a_library_that_refuses_its_variables_is_told_and_spans_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    provider = "OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER"
+    monkeypatch.setenv(provider, "nobody.has.it")
+    exporter = Exporter("http://127.0.0.1:9/v1/traces", "node")
+    exporter.put(Span("x", TRACE, 1, PARENT, 1, 2, {}))
+    exporter.start()
+    exporter.stop(PATIENCE_S)
+    assert (exporter.exported, exporter.dropped) == (0, 1)
+
+
 # -- configuration
 
 
@@ -281,7 +293,8 @@ def test_an_endpoint_is_that_of_otlp_over_http(url: str, endpoint: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["http://a", "otlp://", "otlp://a:port", "otlp://u:p@a", "otlp://a?x=1", "a"]
+    "url",
+    ["http://a", "otlp://", "otlp://a:port", "otlp://u:p@a", "otlp://a?x=1", "otlp://a:0", "a"],
 )
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(TracingUnavailable, match="expected otlp://HOST"):

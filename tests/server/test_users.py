@@ -14,6 +14,7 @@ import pytest
 from tallymark.server.access import users
 from tallymark.server.access.audit import BY_FILE
 from tallymark.server.access.logins import AT_A_TIME
+from tallymark.server.access.scram import make_keys
 from tallymark.server.access.user import Permission, User, UsersError, hashed_user, make_user
 from tallymark.server.access.users import Users
 
@@ -95,6 +96,22 @@ def test_guest_gets_in_from_loopback_while_there_are_no_users(tmp_path: Path) ->
     assert not check(who, "guest", "other")
     add(tmp_path, "ann", "secret")
     assert not check(who, "guest", "guest")
+
+
+@pytest.mark.parametrize("password", ["guest", "own"])
+def test_guest_gets_in_from_afar_with_a_password_of_its_own(tmp_path: Path, password: str) -> None:
+    """By SCRAM as by the password itself: clients take SCRAM where it is offered."""
+    add(tmp_path, "guest", password)
+
+    def by_scram(peer: str) -> bool:
+        who = Users(tmp_path)
+        keys = who.scram_of("guest", peer)
+        is_right = keys == make_keys(password, keys.salt)
+        return asyncio.run(who.check_proof("guest", peer, keys, lambda: is_right)) is not None
+
+    for peer, gets_in in (("127.0.0.1", True), ("192.0.2.7", password == "own")):
+        assert check(Users(tmp_path), "guest", password, peer) == gets_in
+        assert by_scram(peer) == gets_in
 
 
 def test_a_change_of_the_file_is_noticed_at_the_next_login(tmp_path: Path) -> None:

@@ -38,6 +38,17 @@ def test_a_shovel_from_another_broker_to_this_one() -> None:
     Plan.from_table(table)
 
 
+def test_whatever_a_parameter_has_its_lines_are_toml() -> None:
+    name = 'orders \U0001f69a \x7f "ä"'
+    [found] = translated(
+        {"src-uri": f"{FAR}?a\nb = 1", "src-queue": name, "dest-queue": name}, name=name
+    )
+    read = tomllib.loads("\n".join(found.lines()))
+    [table] = read.pop("shovels")
+    assert (table["name"], table["queue"], table["to-queue"]) == (name, name, name)
+    assert read == {}, "a note stays a comment"
+
+
 def test_an_exchange_and_a_peer_of_amqp_1_0() -> None:
     first, second = translated(
         {"src-uri": "amqps://far", "src-queue": "a", "dest-uri": "amqp:///v",

@@ -7,11 +7,13 @@ import inspect
 import os
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 
 from tallymark.cli.commands import COMMANDS, GROUPS, version_line
+from tallymark.cli.output import USAGE, fail
 from tallymark.cli.watching import again
 from tallymark.environment import CA_FILE, CERT_FILE, KEY_FILE
 
@@ -78,6 +80,9 @@ TLS_FILES: Final = {
 }
 """Environment variables and options of every command that asks a broker over HTTP."""
 
+HOME_EXPANDED: Final = "home_expanded"
+"""Mark of a command that was put together before."""
+
 
 def _apps(app: typer.Typer) -> Iterator[typer.Typer]:
     """Yield the app and every app of commands within it."""
@@ -85,6 +90,32 @@ def _apps(app: typer.Typer) -> Iterator[typer.Typer]:
     for group in app.registered_groups:
         if group.typer_instance is not None:
             yield from _apps(group.typer_instance)
+
+
+def _with_home(app: typer.Typer) -> None:
+    """Have each command with --data-dir take a path that begins with ~ as `serve` takes it: a shell
+    expands it neither in --data-dir=~/data nor in a variable that something else has set."""
+    for command in app.registered_commands:
+        found = command.callback
+        if found is None or HOME_EXPANDED in found.__dict__:
+            continue
+        if "data_dir" in inspect.signature(found).parameters:
+            command.callback = _expanding(found)
+
+
+def _expanding(command: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(command)
+    def run(**given: Any) -> Any:
+        folder = given["data_dir"]
+        if isinstance(folder, Path):  # serve and its like have a text, which settings expand
+            try:
+                given["data_dir"] = folder.expanduser()
+            except RuntimeError:
+                fail(f"--data-dir is '{folder}': ~ is of a user who has no home", USAGE)
+        return command(**given)
+
+    run.__dict__[HOME_EXPANDED] = True
+    return run
 
 
 def _with_tls_files(app: typer.Typer) -> None:
@@ -180,6 +211,7 @@ def build(name: str | None = None) -> typer.Typer:
             found.add_to(app)
     for one in _apps(app):
         one.rich_markup_mode = None  # a name in brackets is text: [/KEY] would be markup
+        _with_home(one)
         _with_tls_files(one)
         _with_watch(one)
     return app

@@ -25,6 +25,7 @@ from tallymark.cli.serving import configured
 from tallymark.server.access import users
 from tallymark.server.access.user import UsersError
 from tallymark.server.config.settings import Config
+from tallymark.server.listening import ABSENT, CannotServe, addresses_of, is_path
 
 OK: Final = "ok"
 LOOK: Final = "look"
@@ -41,6 +42,7 @@ SPARE_FILES: Final = 1040
 """Open files that are not connections of clients: the journal's, listeners, HTTP."""
 IN_MEMORY: Final = ("tmpfs", "ramfs")
 OVER_A_NETWORK: Final = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "9p", "glusterfs")
+ANOTHER_ADDRESS: Final = "name an address of this machine"
 UNSYNCHRONISED: Final = 64
 """STA_UNSYNC of adjtimex(2)."""
 
@@ -81,6 +83,7 @@ def examine(config: Config) -> Iterator[Finding]:
     folder = config.data_dir.absolute()
     place = nearest(folder)
     yield users_of(folder)
+    yield start(config)
     yield file_system(place, type_of(place, Path("/proc/self/mounts").read_text()))
     free = shutil.disk_usage(place).free
     yield space(free, config.disk_free_limit + SPARE_SEGMENTS * config.segment_size)
@@ -89,8 +92,10 @@ def examine(config: Config) -> Iterator[Finding]:
     yield descriptors(files, config.max_connections)
     yield memory(available_bytes(), config.max_memory)
     yield clock(clock_status())
-    for name in ("amqp_port", "http_port", *(("nsq_port",) if config.nsq else ())):
-        yield port(name, getattr(config, name), config.host[0])
+    for name, hosts in listeners(config).items():
+        for host in hosts:
+            if not is_path(host):
+                yield port(name, getattr(config, name), host)
     yield spark(find_spec("pyspark") is not None)
 
 
@@ -120,6 +125,17 @@ def users_of(folder: Path) -> Finding:
         "users", LOOK, "none: guest/guest, from this machine only",
         f"for others: tallymark user add NAME --data-dir {folder}",
     )  # fmt: skip
+
+
+def start(config: Config) -> Finding:
+    """Look for what a start is refused for, as a start does."""
+    from tallymark.server.run import StartRefused, check_start
+
+    try:
+        check_start(config)
+    except (StartRefused, UsersError, CannotServe) as error:
+        return Finding("settings", WRONG, str(error), "a broker would not start with them")
+    return Finding("settings", OK, "a broker would start with them")
 
 
 def type_of(folder: Path, mounts: str) -> str:
@@ -247,16 +263,44 @@ def clock(status: int) -> Finding:
     return Finding("clock", OK, "synchronised")
 
 
+def listeners(config: Config) -> dict[str, tuple[str, ...]]:
+    """Return the addresses that a broker would listen on, by the setting of their port."""
+    found = {"amqp_port": config.host}
+    if config.amqps_cert is not None:
+        found["amqps_port"] = config.host
+    found["http_port"] = config.host
+    if config.https_cert is not None:
+        found["https_port"] = config.host
+    if config.nsq:
+        found |= {"nsq_port": config.nsq_host, "nsq_http_port": config.nsq_http_host}
+        if config.nsq_tls_cert is not None:
+            found["nsq_https_port"] = config.nsq_https_host
+    return found
+
+
 def port(name: str, number: int, host: str) -> Finding:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    """Take the port on each address of a host, as a broker does, and leave it."""
+    try:
+        addresses = addresses_of(host, number)
+    except CannotServe as error:
+        return Finding(name, WRONG, str(error), ANOTHER_ADDRESS)
+    absent: list[str] = []
+    for family, address in addresses:
         try:
-            one.bind((host, number))
+            with socket.socket(family) as one:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                one.bind(address)
         except OSError as error:
-            return Finding(
-                name, LOOK, f"{host}:{number}: {error.strerror}",
-                "a broker is running already, or another program: see ss -ltnp",
-            )  # fmt: skip
+            if error.errno not in ABSENT:
+                return Finding(
+                    name, LOOK, f"{address[0]}:{number}: {error.strerror}",
+                    "a broker is running already, or another program: see ss -ltnp",
+                )  # fmt: skip
+            absent.append(f"{address[0]}: {error.strerror}")
+    if len(absent) == len(addresses):
+        return Finding(name, WRONG, absent[0], ANOTHER_ADDRESS)
     return Finding(name, OK, f"{host}:{number} is free")
 
 

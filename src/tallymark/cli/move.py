@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 BATCH: Final = 1000
 """Messages that are moved in one request."""
+LOOKED_AT: Final = 10_000
+"""Messages that a dry run looks at: the most of one request, as it moves none out of the way."""
 MOVED: Final = "moved"
 
 
@@ -120,12 +122,12 @@ def _within(
         fail(f"source and target are both '{source}', expected two queues", USAGE)
     ask(url, user, "GET", queue_path(vhost, target))
     ready = ask(url, user, "GET", queue_path(vhost, source))["messages_ready"]
-    left = ready if count is None else min(count, ready)
+    left = whole = ready if count is None else min(count, ready)
     found: Counter[str] = Counter()
     run = f"move-{uuid4().hex}"
     while left > 0:
         wanted: dict[str, object] = {
-            "oldest": min(left, BATCH),
+            "oldest": min(left, LOOKED_AT if dry_run else BATCH),
             "run": run,
             "exchange": "",
             "routing_key": target,
@@ -137,7 +139,10 @@ def _within(
         left -= batch[MOVED]
         if dry_run or batch[MOVED] < batch.total() or not batch:
             break
-    print(f"{found[MOVED]:,} {'would be moved' if dry_run else 'moved'} to '{target}'")
+    rest = ""
+    if dry_run and found.total() == LOOKED_AT < whole:
+        rest = f", {whole - LOOKED_AT:,} more are not looked at"
+    print(f"{found[MOVED]:,} {'would be moved' if dry_run else 'moved'} to '{target}'{rest}")
     stayed = ", ".join(f"{n:,} {status}" for status, n in found.items() if status != MOVED)
     if stayed:
         fail(f"stopped at messages that stay in '{source}': {stayed.replace('_', ' ')}")

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from tallymark.cli.output import fail, show_json, show_table
+from tallymark.cli.output import USAGE, fail, show_json, show_table
 from tallymark.server.access import users
 from tallymark.server.access.user import Permission, User, UsersError, check_name, make_user
 
@@ -31,7 +31,12 @@ FOLDER = Path("tallymark-data")
 def _secret(given: str | None) -> str:
     if given is None:
         return str(typer.prompt("Password", hide_input=True, confirmation_prompt=True))
-    return sys.stdin.readline().rstrip("\n") if given == "-" else given
+    if given != "-":
+        return given
+    try:
+        return sys.stdin.readline().rstrip("\n")
+    except UnicodeDecodeError:
+        fail("the password on stdin, expected text in UTF-8", USAGE)
 
 
 def _load(folder: Path, expected: bool = True) -> dict[str, User]:

@@ -169,7 +169,7 @@ def _bind(
             except OSError as error:
                 raise CannotServe(f"socket {host}: {error.strerror or error}") from error
             continue
-        found = _addresses_of(host, port)
+        found = addresses_of(host, port)
         absent: OSError | None = None
         for family, address in found:
             try:
@@ -197,7 +197,7 @@ def _no_port(config: Config, port: int, host: str, flag: str, error: OSError) ->
     return CannotServe(f"port {port} on {host} is in use: choose another with {flag}")
 
 
-def _addresses_of(host: str, port: int) -> list[tuple[int, Any]]:
+def addresses_of(host: str, port: int) -> list[tuple[int, Any]]:
     """Address families and addresses of a listening address. Raises CannotServe."""
     if host == LOCALHOST:
         return [(family, (*address, port)) for family, address in LOOPBACKS]
@@ -205,6 +205,8 @@ def _addresses_of(host: str, port: int) -> list[tuple[int, Any]]:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise CannotServe(f"host {host!r}: {error.strerror or error}") from error
+    except UnicodeError as error:
+        raise CannotServe(f"host {host!r}: no name of a host") from error
     return [(family, address) for family, _, _, _, address in found]
 
 

@@ -38,6 +38,8 @@ OUR_FILES: Final = (
     "quarantine",
 )  # fmt: skip
 """Files of a data folder, as patterns."""
+KEYS_FROM: Final = ("auth_oauth2_issuer", "auth_oauth2_jwks_url", "auth_oauth2_jwks_file")
+"""Settings of which a configuration that takes tokens has one."""
 
 
 log = log_of("server")
@@ -141,9 +143,18 @@ def tokens_of(config: Config) -> Tokens | None:
     """Return the checker of tokens; None: the configuration says nothing of tokens.
 
     Raises:
-        KeysUnavailable: it does, and there can be no keys, or the library is not installed.
+        KeysUnavailable: it does, and there can be no keys, or the library is not installed; or it
+            says where keys are and not who the broker is.
     """
     if not config.auth_oauth2_resource_server_id:
+        for name in KEYS_FROM:
+            if getattr(config, name):
+                from tallymark.server.access.token_keys import KeysUnavailable
+
+                raise KeysUnavailable(
+                    f"{name} without auth_oauth2_resource_server_id, expected both: no token would "
+                    "be taken"
+                )
         return None
     from tallymark.server.access.tokens import make_tokens
 

@@ -104,7 +104,7 @@ def run(config: Config, read: Callable[[], Config] | None = None) -> int:
     sys.setswitchinterval(SWITCH_S)
     bound_heap()
     try:
-        _check(config)
+        check_start(config)
         most = _connections_allowed(config.max_connections)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_serve(config, most, read))
@@ -153,7 +153,9 @@ def room(config: Config, error: OSError) -> str:
     return f": a start needs room for a segment ({size}) in the data folder {config.data_dir}"
 
 
-def _check(config: Config) -> None:
+def check_start(config: Config) -> None:
+    """Look at all that a start is refused for before it looks at the journal. Raises StartRefused,
+    UsersError or CannotServe."""
     if config.data_dir.exists() and not config.data_dir.is_dir():
         raise CannotServe(f"data folder {config.data_dir} is not a folder")
     check_settings(config)

@@ -41,7 +41,7 @@ class Translated:
 
     def lines(self) -> list[str]:
         """Return lines for the configuration file."""
-        notes = [f"# {note}" for note in self.notes]
+        notes = [f"# {line}" for note in self.notes for line in note.splitlines()]
         if self.table is None:
             return [f"# shovel {self.name!r} has no table:", *notes]
         fields = [f"{key} = {_toml(value)}" for key, value in self.table.items()]
@@ -125,4 +125,5 @@ def _address(value: dict[str, object], side: str, here: str, vhost: str, notes: 
 
 
 def _toml(value: object) -> str:
-    return json.dumps(value)
+    """JSON's texts and numbers are TOML's too, but for surrogates and one control character."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

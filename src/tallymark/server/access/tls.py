@@ -61,6 +61,11 @@ def _held(context: ssl.SSLContext | None) -> Tls | None:
 def amqp_context(config: Config) -> ssl.SSLContext | None:
     """Return the context for AMQP; None: there is no certificate. Raises TlsRefused."""
     if config.amqps_cert is None:
+        _check_none("amqps_cert", {
+            "amqps_key": config.amqps_key is not None,
+            "amqps_ca_file": config.amqps_ca_file is not None,
+            "amqps_verify": config.amqps_verify != "none",
+        })  # fmt: skip
         return None
     return server_context(
         ("amqps_cert", "amqps_key", "amqps_ca_file"),
@@ -73,6 +78,11 @@ def http_context(config: Config) -> ssl.SSLContext | None:
     """Return the context for the management interface; None: there is no certificate. Raises
     TlsRefused."""
     if config.https_cert is None:
+        _check_none("https_cert", {
+            "https_key": config.https_key is not None,
+            "https_ca_file": config.https_ca_file is not None,
+            "https_verify": config.https_verify != "none",
+        })  # fmt: skip
         return None
     return server_context(
         ("https_cert", "https_key", "https_ca_file"),
@@ -89,6 +99,7 @@ def nsq_context(config: Config) -> ssl.SSLContext | None:
             name = "nsq_tls_client_auth_policy" if config.nsq_tls_client_auth_policy else ""
             name = name or "nsq_tls_required"
             raise TlsRefused(f"{name} without nsq_tls_cert: nobody could connect")
+        _check_none("nsq_tls_cert", {"nsq_tls_key": config.nsq_tls_key is not None})
         return None
     verify = ssl.CERT_NONE
     if config.nsq_tls_client_auth_policy:
@@ -100,6 +111,14 @@ def nsq_context(config: Config) -> ssl.SSLContext | None:
         config.nsq_tls_cert, config.nsq_tls_key, config.nsq_tls_root_ca_file, verify,
         config.nsq_tls_min_version,
     )  # fmt: skip
+
+
+def _check_none(cert: str, given: dict[str, bool]) -> None:
+    """Check that no setting of TLS is given where there is no certificate: it would do nothing.
+    Raises TlsRefused."""
+    for name, is_given in given.items():
+        if is_given:
+            raise TlsRefused(f"{name} without {cert}, expected both: nothing would be inside TLS")
 
 
 def tls_required(config: Config) -> str:

@@ -157,6 +157,17 @@ def tagged(user: User, tags: list[str]) -> User:
     return msgspec.structs.replace(user, administrator=ADMINISTRATOR in tags, tags=rest)
 
 
+def in_place_of(user: User, there: User | None) -> User:
+    """Return a user who takes the place of another one of the name: with the permissions of that
+    one, and where the password is the same with its keys for SCRAM, which no hash has."""
+    if there is None:
+        return user
+    is_same = user.scram is None and user.exported() == there.exported()
+    return msgspec.structs.replace(
+        user, vhosts=there.vhosts, scram=there.scram if is_same else user.scram
+    )
+
+
 def check_permission(vhost: str, permission: Permission) -> None:
     """Raises UsersError for a pattern that is no regular expression."""
     for pattern in (permission.configure, permission.write, permission.read):

@@ -158,7 +158,10 @@ def choice(*words: str) -> Kind[str]:
 def _path(value: object) -> Path:
     if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
         raise ValueError
-    return Path(value).expanduser()
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:
+        raise Wrong(f"is {str(value)!r}, expected a path: ~ is of a user who has no home") from None
 
 
 def _text(value: object) -> str:

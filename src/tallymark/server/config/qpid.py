@@ -202,6 +202,8 @@ def _policy(policy: Element) -> dict[str, Any]:
                     raise option.refuse(f"unknown attribute {given!r}, expected name and value")
             if len(option.attributes) != 2:
                 raise option.refuse("expected the attributes name and value")
+            if option.attributes["name"] in options:
+                raise option.refuse(f"{option.attributes['name']!r} twice, expected once")
             options[option.attributes["name"]] = _word(option.attributes["value"])
     return {"policy": name, "options": options} if options else {"policy": name}
 

@@ -18,7 +18,7 @@ from tallymark.bridge.identity import BROKER, PRODUCT, VERSION
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.quotas import Limits, Quotas
 from tallymark.engine.vhost import VirtualHost
-from tallymark.server.access.user import GUEST_USER, User, UsersError, make_user
+from tallymark.server.access.user import GUEST_USER, User, UsersError, in_place_of, make_user
 from tallymark.server.definitions.plan import (
     LIMITS,
     OPERATOR_POLICY,
@@ -209,9 +209,7 @@ async def load_file(node: Node, file: Path) -> None:
 
 def _set_users(known: dict[str, User], plan: Plan) -> None:
     for name, user in plan.users.items():
-        there = known.get(name)
-        vhosts = {} if there is None else there.vhosts
-        known[name] = msgspec.structs.replace(user, vhosts=vhosts)
+        known[name] = in_place_of(user, known.get(name))
     for name, vhost, permission in plan.permissions:
         given = known.get(name)
         if given is None:

@@ -197,6 +197,9 @@ class _Reader:
                 continue
             if "name" in entry:
                 what += f" '{entry['name']}'"
+            if self._vhost is not None and entry.get("vhost") not in (None, self._vhost):
+                self._pass_over(f"{what}: of vhost '{entry['vhost']}', not of '{self._vhost}'")
+                continue
             try:
                 read(entry)
             except (Wrong, BrokerError, UsersError) as error:

@@ -22,6 +22,7 @@ from tallymark.server.access.user import (
     UsersError,
     check_permission,
     hashed_user,
+    in_place_of,
     make_user,
     tagged,
     tags_from,
@@ -132,10 +133,9 @@ class UsersAndPermissions(Routes):
 
         def change(users: dict[str, User]) -> None:
             nonlocal is_new
-            current = users.get(name)
+            current = users.get(name)  # as it is by now
             is_new = current is None
-            vhosts = {} if current is None else current.vhosts  # as they are by now
-            users[name] = msgspec.structs.replace(made, vhosts=vhosts)
+            users[name] = in_place_of(made, current)
 
         await self.change_users(request, change)
         return web.Response(status=201 if is_new else 204)

@@ -52,10 +52,11 @@ def endpoint_of(url: str) -> str:
     try:
         parts = urlsplit(url)
         scheme, host = SCHEMES.get(parts.scheme, ""), parts.hostname or ""
-        port = parts.port or PORT
+        port = PORT if parts.port is None else parts.port
     except ValueError:
         scheme = host = ""
-    if not scheme or not host or parts.username is not None or parts.query:
+        port = 0
+    if not scheme or not host or port == 0 or parts.username is not None or parts.query:
         raise TracingUnavailable(
             f"tracing is {url!r}, expected otlp://HOST[:PORT], or otlps:// for TLS"
         )
@@ -112,7 +113,11 @@ class Exporter:
         self._thread.join(seconds)
 
     def _run(self) -> None:
-        library = _Library(self._endpoint, self._node)
+        library: _Library | None = None
+        try:
+            library = _Library(self._endpoint, self._node)
+        except Exception as error:  # of the library, as for a variable of its own that is wrong
+            log.error("spans.impossible", error=repr(error))
         while True:
             with self._some:
                 if not self._is_over:
@@ -120,12 +125,13 @@ class Exporter:
                 is_over = self._is_over
             while self._waiting:
                 batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
-                if library.export(batch):
+                if library is not None and library.export(batch):
                     self.exported += len(batch)
                 else:
                     self.dropped += len(batch)
             if is_over:
-                library.exporter.shutdown()  # type: ignore[no-untyped-call]
+                if library is not None:
+                    library.exporter.shutdown()  # type: ignore[no-untyped-call]
                 return
 
 
