@@ -21,6 +21,7 @@ MOUNTS = """\
 /dev/sda1 / ext4 rw,relatime 0 0
 tmpfs /dev/shm tmpfs rw,nosuid 0 0
 server:/export /srv/with\\040space nfs4 rw 0 0
+tmpfs /srv/dätä tmpfs rw 0 0
 """
 
 
@@ -31,6 +32,7 @@ server:/export /srv/with\\040space nfs4 rw 0 0
         ("/dev/shm/data", "tmpfs", WRONG),
         ("/dev/shmoo", "ext4", OK),
         ("/srv/with space/data", "nfs4", LOOK),
+        ("/srv/dätä/data", "tmpfs", WRONG),
     ],
 )
 def test_the_file_system_is_that_of_the_nearest_mount(folder: str, kind: str, state: str) -> None:

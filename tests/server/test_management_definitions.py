@@ -213,6 +213,24 @@ def test_of_a_whole_file_one_virtual_host_gets_what_is_its_own(broker: BrokerPro
     assert get(broker, "policies/shop") == []
 
 
+def test_a_file_about_one_virtual_host_may_go_to_another(broker: BrokerProcess) -> None:
+    """As a broker is moved whose only one is /."""
+    done(broker, "PUT", "vhosts/moved")
+    whole = {"queues": [{"vhost": "/", "name": "a"}, {"name": "b"}], "users": []}
+    assert imported(broker, whole, "definitions/moved")["unsupported"] == []
+    assert names(get(broker, "queues/moved")) == ["a", "b"]
+
+
+def test_of_a_user_who_is_there_twice_the_last_entry_counts(broker: BrokerProcess) -> None:
+    users = [
+        {"name": "dora", "password": "first", "tags": []},
+        {"name": "dora", "password_hash": "", "tags": []},
+    ]
+    imported(broker, {"users": users})
+    (row,) = [one for one in exported(broker)["users"] if one["name"] == "dora"]
+    assert row["password_hash"] == ""
+
+
 # -- what is not offered, and what is wrong
 
 

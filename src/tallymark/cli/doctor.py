@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import resource
 import shutil
 import socket
@@ -143,7 +144,7 @@ def type_of(folder: Path, mounts: str) -> str:
     best, found = "", "unknown"
     for line in mounts.splitlines():
         _, point, kind = line.split(" ")[:3]
-        point = point.encode().decode("unicode_escape")
+        point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), point)
         if folder.is_relative_to(point) and len(point) >= len(best):
             best, found = point, kind
     return found

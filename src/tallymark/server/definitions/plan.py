@@ -145,11 +145,21 @@ def plan_of(
     return _Reader(broker, users, vhost).read(value)
 
 
+def _vhosts_named(value: dict[str, Any]) -> set[str]:
+    """Return the virtual hosts that queues, exchanges and the like are said to be of."""
+    sections = [value[name] for name in OF_A_VHOST if isinstance(value.get(name), list)]
+    entries = [one for section in sections for one in section if isinstance(one, dict)]
+    return {one["vhost"] for one in entries if isinstance(one.get("vhost"), str)}
+
+
 class _Reader:
     def __init__(self, broker: Broker, users: Mapping[str, User], vhost: str | None) -> None:
         self._broker = broker
         self._users = users
         self._vhost = vhost
+        self._is_about_one = False
+        """True if the entries name one virtual host at most: it is the one that they go to,
+        whatever it is called there."""
         self._passed_over: set[tuple[str, str, str]] = set()
         """Unsupported queues and exchanges as (kind, vhost, name); bindings to them are unsupported
         too."""
@@ -167,6 +177,7 @@ class _Reader:
                 plan.unsupported.append(f"section '{section}': not known")
             elif self._vhost is not None and section not in OF_A_VHOST and value[section]:
                 plan.unsupported.append(f"section '{section}': not of one virtual host")
+        self._is_about_one = len(_vhosts_named(value)) <= 1
         everything: dict[str, Callable[[Entry], None]] = {
             "vhosts": self._read_vhost,
             "users": self._read_user,
@@ -197,13 +208,19 @@ class _Reader:
                 continue
             if "name" in entry:
                 what += f" '{entry['name']}'"
-            if self._vhost is not None and entry.get("vhost") not in (None, self._vhost):
+            if self._is_a_strangers(entry):
                 self._pass_over(f"{what}: of vhost '{entry['vhost']}', not of '{self._vhost}'")
                 continue
             try:
                 read(entry)
             except (Wrong, BrokerError, UsersError) as error:
                 self.plan.problems.append(f"{what}: {error}")
+
+    def _is_a_strangers(self, entry: Entry) -> bool:
+        """Return whether an entry is of another virtual host than the file is to be taken for."""
+        if self._vhost is None or self._is_about_one:
+            return False
+        return entry.get("vhost") not in (None, self._vhost)
 
     def _pass_over(self, text: str) -> None:
         self.plan.unsupported.append(text)
@@ -237,6 +254,7 @@ class _Reader:
         if entry.get("password_hash") is None and entry.get("password"):
             self.plan.passwords[name] = _get(entry, "password", str)
             return hashed_user(name, "", SHA256)
+        self.plan.passwords.pop(name, None)  # of an earlier entry
         algorithm = _get(entry, "hashing_algorithm", str, SHA256)
         password_hash = _get(entry, "password_hash", str, "")
         try:
