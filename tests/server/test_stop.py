@@ -16,9 +16,12 @@ from tallymark.journal.journal import Journal
 from tallymark.journal.verify import verify
 from tallymark.server import opening, run
 from tallymark.server.config.settings import Config
+from tallymark.server.http.line import HttpListener
+from tallymark.server.http.plans import Plans
 from tallymark.server.node import Node
 from tallymark.server.opening import open_node
 from tallymark.stored.annotations import Route
+from tests.server.inside import with_broker
 from tests.support.patience import PATIENCE_S, until_on_loop
 
 MIB = 1 << 20
@@ -153,3 +156,29 @@ def test_a_deep_backlog_does_not_keep_the_segments_it_arrived_in(tmp_path: Path)
         await run._close(node)
 
     asyncio.run(again())
+
+
+def test_plans_stay_until_no_request_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that asked in the moment of a stop was told that its plan is unknown (seed
+    9402442)."""
+    order: list[str] = []
+    ends, gives_up = HttpListener.stop, Plans.close
+
+    async def stop(listener: HttpListener) -> None:
+        await ends(listener)
+        order.append("requests")
+
+    def close(plans: Plans[Any]) -> None:
+        gives_up(plans)
+        order.append("plans")
+
+    monkeypatch.setattr(HttpListener, "stop", stop)
+    monkeypatch.setattr(Plans, "close", close)
+
+    async def play(ports: dict[str, int], node: run.Node) -> None:
+        assert not order
+
+    asyncio.run(with_broker(tmp_path, play))
+    assert order[-3:] == ["requests", "plans", "plans"]

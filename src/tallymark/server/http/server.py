@@ -145,11 +145,11 @@ class HttpServer:
         return self.context.addresses
 
     async def stop(self) -> None:
-        """Let requests under way finish, for at most STOP_S, and close."""
+        """Let requests under way finish, for at most STOP_S, and close. Plans stay for these."""
         self._page.close()
+        await self._listener.stop()
         self._browsing.close()
         self._streams.close()
-        await self._listener.stop()
 
     async def _health(self, request: web.Request) -> web.Response:
         if "leader" in request.query and not self.node.is_leading():
