@@ -127,3 +127,20 @@ def test_if_empty_does_not_delete_a_queue_with_messages_that_cannot_be_read_now(
     rig.log.spoiled.clear()
     assert rig.broker.readmission.retry(rig.vhost.queues["q"]) == 1
     assert rig.ready("q") == [1]
+
+
+def test_dl_23_letters_of_a_queue_to_itself_are_tried_where_one_cannot_be_read() -> None:
+    """The bytes of its messages are counted for the first time when the first letter enters."""
+    rig = rig_with(
+        1, 2, 3,
+        dead_letter_exchange="x", dead_letter_strategy="at-least-once",
+        overflow="reject-publish", max_length_bytes=1000,
+    )  # fmt: skip
+    reject(rig, "q", 3)
+    rig = rig.restart()
+    rig.log.spoiled.add(2)
+    rig.exchange("x", "fanout", ("q", ""))
+    rig.advance(1000)
+    queue = rig.vhost.queues["q"]
+    assert (rig.ready("q"), queue.pending, queue.account.quarantined) == ([1, 3], 0, 1)
+    rig.broker.check()

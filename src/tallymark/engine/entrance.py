@@ -283,8 +283,11 @@ class Entrance:
         return int(total)
 
     def weigh_queue(self, queue: Queue) -> None:
-        """Compute the body bytes of a queue that has a limit on them and did not count them so far.
-        O(slices); bodies are read from the journal, and what cannot be read is quarantined."""
+        """Compute the body bytes of a queue that has a limit on them, unless it counts them
+        already. O(slices); bodies are read from the journal, and what cannot be read is
+        quarantined."""
+        if queue.settings.max_bytes < 0 or queue.account.body_bytes >= 0:
+            return
         queue.unpack()
         aside = [piece for piece in queue.slices() if not self.is_weighed(piece.payload)]
         self.quarantine.put_ready(queue, aside)
@@ -315,8 +318,7 @@ class Entrance:
         limit = queue.settings.max_bytes
         if limit < 0:
             return UNLIMITED
-        if queue.account.body_bytes < 0:
-            self.weigh_queue(queue)
+        self.weigh_queue(queue)
         return limit - queue.account.body_bytes + _leading_bytes(queue, queue.demand())
 
     def seat(self, queue: Queue) -> Seat:

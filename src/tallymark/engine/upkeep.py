@@ -82,6 +82,7 @@ class Upkeep:
             if not (done and self._expire(queue, queue.seen)):  # what lay behind those cut
                 self._agenda.mark(queue)
         if queue.letters and self._pending.is_due(queue):
+            self._entrance.weigh_queue(queue)  # a letter may enter it, and none may go meanwhile
             self._retries.retry(queue)
         if queue.own_ttl and not (queue.ready or queue.acquired or queue.account.staged):
             queue.own_ttl = False
@@ -259,8 +260,7 @@ class Upkeep:
         if settings.overflow != DROP_HEAD:
             return True
         limit, limit_bytes = settings.max_length, settings.max_bytes
-        if limit_bytes >= 0 and queue.account.body_bytes < 0:
-            self._entrance.weigh_queue(queue)
+        self._entrance.weigh_queue(queue)
         while queue.ready or queue.letters:
             excess = queue.ready + queue.pending - limit if limit >= 0 else 0
             excess_bytes = queue.account.body_bytes - limit_bytes if limit_bytes >= 0 else 0
