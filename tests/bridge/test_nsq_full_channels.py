@@ -53,6 +53,12 @@ def test_nq_d5_an_mpub_that_fits_only_in_part_is_refused_as_a_whole() -> None:
     assert held(rig) == (3, 3)
 
 
+def test_deferred_messages_that_come_together_take_no_room_from_each_other() -> None:
+    rig = rig_with({"max-length": 2, "overflow": "reject-publish"})
+    assert rig.client().ask(*[dpub(b"x", 5000)] * 3) == [OK] * 3
+    assert (held(rig), rig.queue("t", "c").deferred) == ((0, 0), 3)
+
+
 def test_there_is_room_again_when_messages_are_finished_or_the_policy_goes() -> None:
     rig = rig_with({"max-length": 1, "overflow": "reject-publish"})
     assert rig.client().ask(pub(b"1")) == [OK]
