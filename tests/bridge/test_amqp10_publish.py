@@ -368,6 +368,7 @@ def test_unsound_messages_are_rejected_one_by_one(rig: Rig) -> None:
         b"\x00\x53\x75\xa0\x05ab",
         encode_message(body=b"x") + encode_message(header=Header(), body=b"y"),
         b"\x00\x53\x70\xc0\x03\x01\xa1\x01x\x00\x53\x75\xa0\x01x",
+        b"\x00\x53\x70",
     ]
     numbers = [link.send(data) for one in bad for data in (good, one)]
     numbers.append(link.send(good))
@@ -379,6 +380,9 @@ def test_unsound_messages_are_rejected_one_by_one(rig: Rig) -> None:
         else:
             assert error_of(state).condition == "amqp:decode-error", bad[i // 2]
     assert rig.queue("q").ready == len(bad) + 1
+    text = error_of(states[-2]).description
+    assert text is not None
+    assert text.endswith("begins with 005370"), "of that message only"
 
 
 def test_another_message_format_is_not_implemented(rig: Rig) -> None:
