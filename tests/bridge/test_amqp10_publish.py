@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tallymark.bridge.permissions import Permissions
+from tallymark.stored.records import DROPPED_QUEUE_DELETED
 from tallymark.wire.amqp10.events import (
     CreditReceived,
     LinkAttached,
@@ -367,6 +368,7 @@ def test_unsound_messages_are_rejected_one_by_one(rig: Rig) -> None:
         b"\x00\x53\x75\xa0\x05ab",
         encode_message(body=b"x") + encode_message(header=Header(), body=b"y"),
         b"\x00\x53\x70\xc0\x03\x01\xa1\x01x\x00\x53\x75\xa0\x01x",
+        b"\x00\x53\x70",
     ]
     numbers = [link.send(data) for one in bad for data in (good, one)]
     numbers.append(link.send(good))
@@ -378,6 +380,9 @@ def test_unsound_messages_are_rejected_one_by_one(rig: Rig) -> None:
         else:
             assert error_of(state).condition == "amqp:decode-error", bad[i // 2]
     assert rig.queue("q").ready == len(bad) + 1
+    text = error_of(states[-2]).description
+    assert text is not None
+    assert text.endswith("begins with 005370"), "of that message only"
 
 
 def test_another_message_format_is_not_implemented(rig: Rig) -> None:
@@ -403,6 +408,29 @@ def test_the_user_id_must_be_the_users_own(rig: Rig) -> None:
     assert error.condition == "amqp:unauthorized-access"
     assert "user_id property set to 'root'" in (error.description or "")
     assert rig.queue("q").ready == 3
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_refusal_that_ends_the_link_leaves_nothing_in_its_dynamic_queue(
+    rig: Rig, together: bool
+) -> None:
+    """The messages before it are in the queue, and go with it."""
+    peer = rig.connect10()
+    asked = Attach(source=Source(), target=Target(dynamic=True))
+    link = peer.sender(peer.session(), attach=asked)
+    (queue,) = [one for name, one in rig.broker.vhost("/").queues.items() if name != "q"]
+    for id in (b"guest", b"guest", b"root"):
+        link.send(encode_message(properties=Properties(user_id=id), body=b"x"), settled=True)
+        if not together:
+            peer.pump()
+    peer.pump()
+    error = peer.take(LinkDetached).error
+    assert error is not None
+    assert error.condition == "amqp:unauthorized-access"
+    assert queue.deleted
+    assert queue.account.dropped == {DROPPED_QUEUE_DELETED: 2}
+    queue.account.check()
+    assert (queue.ready, rig.broker.store.resident_bytes) == (0, 0)
 
 
 def test_a_transfer_in_a_state_that_means_nothing_there_ends_the_link(rig: Rig) -> None:

@@ -27,6 +27,9 @@ from tallymark.wire.amqp091.methods import (
     QueueBind,
     QueueDeclare,
     QueueDeclareOk,
+    TxCommit,
+    TxCommitOk,
+    TxSelect,
 )
 from tallymark.wire.amqp091.properties import Properties
 from tests.bridge.rig import Content, Heard, Peer, Rig
@@ -281,6 +284,30 @@ def test_a_full_queue_refuses_a_delayed_message_and_what_waits_is_not_counted() 
     assert isinstance(refused[1], BasicNack)
     wait(peer, sent_ms + 100)
     assert (queue(peer).ready, queue(peer).deferred) == (3, 0)
+    peer.rig.broker.check()
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [{"max_length": 1}, {"max_length_bytes": 1}, {"max_length_bytes": 1, "max_priority": 5}],
+)
+@pytest.mark.parametrize("overflow", ["reject-publish", "reject-publish-dlx", "drop-tail"])
+@pytest.mark.parametrize("in_tx", [False, True])
+def test_what_waits_is_not_counted_among_messages_that_come_together_either(
+    limit: dict[str, object], overflow: str, in_tx: bool
+) -> None:
+    peer = connected()
+    declare(peer, "q", overflow=overflow, **limit)
+    peer.ask(TxSelect() if in_tx else ConfirmSelect())
+    sent = peer.publish(headers={"x-delay": 50}) * 3 + peer.publish()
+    if in_tx:
+        assert peer.ask(sent, TxCommit()) == [(1, TxCommitOk())]
+    else:
+        assert peer.ask(sent) == [(1, BasicAck(4, True))]
+    assert (queue(peer).ready, queue(peer).deferred) == (1, 3)
+    if not in_tx and overflow == "reject-publish":
+        heard = peer.ask(peer.publish(headers={"x-delay": 50}) * 2)
+        assert heard == [(1, BasicNack(number, False, False)) for number in (5, 6)]
     peer.rig.broker.check()
 
 

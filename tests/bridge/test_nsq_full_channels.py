@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tallymark.engine.policies import Policy
+from tallymark.wire.nsq.frames import ERROR, RESPONSE
 from tests.bridge.nsq_rig import OK, NsqRig, dpub, mpub, pub
 
 
@@ -51,6 +52,28 @@ def test_nq_d5_an_mpub_that_fits_only_in_part_is_refused_as_a_whole() -> None:
     assert held(rig) == (2, 2)
     assert rig.client().ask(mpub(b"3")) == [OK]
     assert held(rig) == (3, 3)
+
+
+@pytest.mark.parametrize("limit", [{"max-length": 2}, {"max-length-bytes": 2}])
+@pytest.mark.parametrize("together", [True, False])
+def test_commands_before_the_one_that_is_refused_have_their_ok(
+    limit: dict[str, object], together: bool
+) -> None:
+    rig = rig_with({**limit, "overflow": "reject-publish"})
+    peer = rig.client()
+    sent = [pub(b"%d" % i) for i in range(4)]
+    heard = peer.ask(*sent) if together else [one for each in sent for one in peer.ask(each)]
+    assert [kind for kind, _ in heard] == [RESPONSE, RESPONSE, ERROR]
+    assert heard[-1][1].endswith(b"has no room for 1 messages more")
+    assert held(rig) == (2, 2)
+    assert peer.bridge.closing
+    rig.broker.check()
+
+
+def test_deferred_messages_that_come_together_take_no_room_from_each_other() -> None:
+    rig = rig_with({"max-length": 2, "overflow": "reject-publish"})
+    assert rig.client().ask(*[dpub(b"x", 5000)] * 3) == [OK] * 3
+    assert (held(rig), rig.queue("t", "c").deferred) == ((0, 0), 3)
 
 
 def test_there_is_room_again_when_messages_are_finished_or_the_policy_goes() -> None:

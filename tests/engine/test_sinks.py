@@ -18,6 +18,7 @@ from tallymark.engine.sinks import StagedPart, Staging
 from tallymark.engine.streams import TIME, Start
 from tallymark.stored import records
 from tallymark.stored.annotations import Annotations
+from tallymark.units import EngineMs
 from tests.support.engine_rig import Rig, Said
 
 HOUR_MS = 3_600_000
@@ -154,6 +155,18 @@ def test_what_cannot_be_published_whole_is_not_published_at_all() -> None:
     assert not commit(rig, 0, staging), "it can be tried again: routes are those of the commit"
     rig.turn()
     assert (rig.ready("q"), rig.ready("small")) == ([0], [1, 2, 3])
+
+
+def test_delayed_messages_take_no_room_from_each_other() -> None:
+    rig = made()
+    rig.declare("small", {"max-length": 1, "overflow": "reject-publish"})
+    late = part(rig, "small", 0, 1, 2)
+    late.annotations = Annotations(due_ms=EngineMs(late.staged_ms + 1000))
+    commit(rig, 0, stage(rig, late, part(rig, "small", 3)))
+    rig.turn()
+    rig.broker.check()
+    small = rig.vhost.queues["small"]
+    assert (rig.ready("small"), small.deferred) == ([3], 3)
 
 
 def test_messages_that_need_no_queue_are_counted() -> None:

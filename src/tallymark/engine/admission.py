@@ -113,10 +113,11 @@ class Admission:
         if taken:
             self._ledger.emit(publishers_record(queue.id, taken))
 
-    def refuses(self, queue: Queue, payload: Payload) -> bool:
+    def refuses(self, queue: Queue, payload: Payload, annotations: Annotations | None) -> bool:
         """Return whether the queue would refuse any of these messages now. They have no
         publisher-given ids. O(messages); changes nothing."""
-        return self._verdicts(queue, payload, 0, payload.count, False).find(REFUSED) >= 0
+        verdict = self._verdicts(queue, payload, 0, payload.count, annotations, False)
+        return verdict.find(REFUSED) >= 0
 
     def transfer(self, queue: Queue, piece: Slice, kept: bool, source: int) -> None:
         """Add messages that come from the queue with id `source`. They were confirmed to their
@@ -144,7 +145,7 @@ class Admission:
             return b"".join(
                 [self._judge(queue, payload, i, i + 1, annotations, kept) for i in range(lo, hi)]
             )
-        verdict = self._verdicts(queue, payload, lo, hi, kept)
+        verdict = self._verdicts(queue, payload, lo, hi, annotations, kept)
         for at, end in _runs(verdict):
             what = verdict[at]
             if what == ENTERED:
@@ -170,10 +171,19 @@ class Admission:
         self._store.load(payload)
         return self._formats[payload.format].ids(payload, lo, hi)
 
-    def _verdicts(self, queue: Queue, payload: Payload, lo: int, hi: int, kept: bool) -> bytearray:
+    def _verdicts(
+        self,
+        queue: Queue,
+        payload: Payload,
+        lo: int,
+        hi: int,
+        annotations: Annotations | None,
+        kept: bool,
+    ) -> bytearray:
         """Return the decision on each message, as _judge does. Ids of messages that enter are
-        remembered."""
+        remembered. Deferred ones need room now, but take none from those after them."""
         now = self._clock.now_ms
+        is_deferred = self._entrance.defers(annotations)
         ids = self.ids_of(queue, payload, lo, hi)
         seat = self._entrance.seat(queue)
         by_bytes = queue.settings.max_bytes >= 0
@@ -192,7 +202,7 @@ class Admission:
             if by_bytes:
                 assert bodies is not None
                 size = bodies[i + 1] - bodies[i]
-            if not seat.take(size):
+            if not (seat.fits(size) if is_deferred else seat.take(size)):
                 verdict[i - lo] = REFUSED
                 continue
             if id:
@@ -251,9 +261,9 @@ class CommitCheck:
         self._ids: dict[int, set[str]] = {}
         """Publisher-given ids among the messages checked so far, by queue."""
 
-    def takes(self, queue: Queue, payload: Payload, lo: int, hi: int) -> bool:
+    def takes(self, queue: Queue, payload: Payload, lo: int, hi: int, is_deferred: bool) -> bool:
         """Return whether the queue would accept messages lo..hi-1 after all messages checked
-        before.
+        before. is_deferred: they enter as deferred ones.
 
         It may say no where the answer is yes only if a queue with priorities is about to be full by
         its bytes: what consumers take from it depends on the priorities.
@@ -281,7 +291,7 @@ class CommitCheck:
             if by_bytes:
                 assert bodies is not None, queue.name
                 size = bodies[i + 1] - bodies[i]
-            if not seat.take(size):
+            if not (seat.fits(size) if is_deferred else seat.take(size)):
                 return False
             if id:
                 known.add(id)

@@ -72,6 +72,7 @@ class Commit:
         cannot be committed as a whole; empty: it can. Everything that carrying it out needs is in
         memory then."""
         check = CommitCheck(self._admission, self._entrance)
+        now = self._clock.now_ms
         for run in self._transaction.runs:
             payload = run.payload
             assert payload is not None, run.count
@@ -85,8 +86,9 @@ class Commit:
                     f"{payload.size} bytes that the transaction publishes cannot be read back from "
                     f"the journal ({self._store.trouble}): nothing of it was committed"
                 )
+            is_deferred = _is_deferred(run, now)
             for queue in run.targets.queues:
-                if not check.takes(queue, payload, 0, run.count):
+                if not check.takes(queue, payload, 0, run.count, is_deferred):
                     return no_room_text(queue, "transaction")
         return ""
 
@@ -250,6 +252,14 @@ def record_unstaged(ledger: Ledger, transaction: Transaction, entry: InFlight) -
     """Emit rows which say that a delivery is no longer settled in the transaction."""
     for first, count in stored_ranges(entry):
         ledger.emit(unstaged_record(entry.queue.id, QueueSequence(first), count, transaction.id))
+
+
+def _is_deferred(run: StagedRun, now: int) -> bool:
+    """Return whether the run's messages are deferred ones when it is committed now."""
+    known = run.annotations
+    if known is None:
+        return False
+    return known.due_ms > (now if run.rules & AS_DUE else run.staged_ms)
 
 
 def _gone_text(payload: Payload) -> str:

@@ -110,7 +110,7 @@ class Entrance:
         self._agenda.entered(queue, QueueSequence(queue.entered + 1), kept, source > 0)
         if queue.account.body_bytes >= 0:
             self.weigh(payload)
-        if annotations is not None and annotations.due_ms > self.clock.now_ms:
+        if annotations is not None and self.defers(annotations):
             self._enter_deferred(queue, payload, lo, hi, annotations, kept, source, source_first)
         elif queue.settings.max_priority == 0:
             self._enter_run(queue, payload, lo, hi, 0, annotations, kept, source, source_first)
@@ -135,6 +135,10 @@ class Entrance:
             self.backlogs.note(queue)
         if queue.consumers or queue.watched:
             self._agenda.mark(queue)
+
+    def defers(self, annotations: Annotations | None) -> bool:
+        """Return whether messages with these annotations enter a queue as deferred ones."""
+        return annotations is not None and annotations.due_ms > self.clock.now_ms
 
     def append(
         self,
@@ -342,10 +346,14 @@ class Seat:
         """Count of further messages that consumers would be sent at once; their bodies take no
         room."""
 
+    def fits(self, size: int) -> bool:
+        """Return whether there is room for one more message with a body of `size` bytes."""
+        return self.room > 0 and (size <= self.room_bytes or self.awaited > 0)
+
     def take(self, size: int) -> bool:
         """Use the room for one more message with a body of `size` bytes; False: there is no
         room."""
-        if self.room <= 0 or (size > self.room_bytes and self.awaited <= 0):
+        if not self.fits(size):
             return False
         self.room -= 1
         if self.awaited > 0:

@@ -358,10 +358,12 @@ class Sinks:
         for stretch in stretches:
             if stretch.targets.plain:
                 continue
-            payload = stretch.part.payload
-            self.store.load(payload)
+            part = stretch.part
+            known = part.annotations
+            is_deferred = known is not None and known.due_ms > part.staged_ms
+            self.store.load(part.payload)
             for queue in stretch.targets.queues:
-                if not admission.takes(queue, payload, stretch.lo, stretch.hi):
+                if not admission.takes(queue, part.payload, stretch.lo, stretch.hi, is_deferred):
                     raise ResourceExhausted(no_room_text(queue, "batch"))
 
     def _publish(self, stretches: list[Stretch]) -> None:

@@ -28,9 +28,14 @@ def take(channel: Channel, intake: Intake, event: PublishReceived) -> None:
         raise failure
     if stretch.has_replies:
         raise PreconditionFailed("a direct reply cannot wait for a commit")
-    mandatory = False
-    for publish in stretch.publishes:
-        mandatory = mandatory or publish.mandatory
-    intake.add(
-        stretch.payload(client, None), stretch.annotations, mandatory, client.owner.engine_ms
-    )
+    publishes = stretch.publishes
+    start = 0
+    for k in range(1, len(publishes) + 1):
+        mandatory = publishes[start].mandatory
+        if k < len(publishes) and publishes[k].mandatory == mandatory:
+            continue
+        pieces = None if k - start == len(publishes) else list(range(start, k))
+        intake.add(
+            stretch.payload(client, pieces), stretch.annotations, mandatory, client.owner.engine_ms
+        )
+        start = k

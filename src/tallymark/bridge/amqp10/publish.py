@@ -115,15 +115,18 @@ class IncomingLink(StretchLink):
         elif mode == FIRST and self.is_open:
             self.session.wire.settle_received(first, last, state)
 
+    def ends_by_refusal(self, mode: int) -> bool:
+        return self.work is None and (mode == NEVER or not self.can_reject)
+
     def refuse(self, first: Serial, last: Serial, mode: int, error: Error) -> None:
         work = self.work
-        if mode != NEVER and self.can_reject:
+        if self.ends_by_refusal(mode):
+            self.close(error)
+        elif mode != NEVER and self.can_reject:
             self.tell(first, last, mode, Rejected(error))
         elif work is not None:
             work.fail(f"{error.condition}: {error.description}")
             self.tell(first, last, mode, RELEASED)
-        else:
-            self.close(error)
 
     def settle(self, first: Serial, last: Serial, state: DeliveryState) -> None:
         if self.is_open:

@@ -113,6 +113,10 @@ class StretchLink(Publisher):
         transaction."""
         raise NotImplementedError
 
+    def ends_by_refusal(self, mode: int) -> bool:
+        """Return whether `refuse` ends the link."""
+        raise NotImplementedError
+
     def refuse(self, first: Serial, last: Serial, mode: int, error: Error) -> None:
         """Refuse deliveries. If their sender cannot be told by an outcome, the link is ended."""
         raise NotImplementedError
@@ -212,7 +216,7 @@ class Stretch:
                 break
             lo, hi = self._bounds[k], self._bounds[k + 1]
             if destination.error is not None:
-                self._refuse(lo, hi, destination.error)
+                self._refuse(payload, lo, hi, destination.error)
             elif destination.targets is None or self._front.cc:
                 self._route(payload, destination, lo, hi)
             elif destination.is_reply:
@@ -245,7 +249,7 @@ class Stretch:
         try:
             check_keys(client.access, vhost.exchanges.get(exchange), self._front.cc, WRITE)
         except AccessRefused as error:
-            self._refuse(lo, hi, error_of(error))
+            self._refuse(payload, lo, hi, error_of(error))
             return
         if not vhost.needs_headers(exchange):
             targets = vhost.route(exchange, keys, None)
@@ -306,14 +310,18 @@ class Stretch:
             session.confirms.published(first, hi - lo, link, id, ANSWERED)
         link.tell(id, add(self._first, hi - 1), self._mode, state)
 
-    def _refuse(self, lo: int, hi: int, error: Error) -> None:
+    def _refuse(self, payload: Payload, lo: int, hi: int, error: Error) -> None:
         """Refuse messages. If the link's own address can no longer be published to, the link is
-        ended; if a message's address is at fault, only the message is refused."""
+        ended; if a message's address is at fault, only the message is refused. A link that ends may
+        take its queue along, so that messages before these are published first."""
         link = self._link
         first, last = add(self._first, lo), add(self._first, hi - 1)
         if link.target is None or error.condition == errors.UNAUTHORIZED_ACCESS:
+            if link.ends_by_refusal(self._mode):
+                self._enter(payload)
             link.refuse(first, last, self._mode, error)
         else:
+            self._enter(payload)
             link.tell(first, last, self._mode, RELEASED)
             link.close(error)
 
@@ -357,7 +365,8 @@ class Stretch:
         return client.known_as(front.ttl_ms, front.cc, due_ms)
 
     def _enter(self, payload: Payload) -> None:
-        parts = self._parts
+        """Publish the parts that have been found; done once, when there are no more."""
+        parts, self._parts = self._parts, []
         if not parts:
             return
         link = self._link

@@ -22,7 +22,12 @@ from tallymark.bridge.nsq.lifecycle import Lifecycle, Settings
 from tallymark.bridge.nsq.output import MessageBuffer
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import Cancelled, CloseSession, Deliver
-from tallymark.engine.errors import AccessRefused, BrokerError, PreconditionFailed
+from tallymark.engine.errors import (
+    AccessRefused,
+    BrokerError,
+    PreconditionFailed,
+    ResourceExhausted,
+)
 from tallymark.engine.message import Payload
 from tallymark.engine.session import ACCEPTED, REQUEUES
 from tallymark.stored.formats import AMQP10, NSQ
@@ -54,6 +59,7 @@ from tallymark.wire.nsq.events import (
 )
 from tallymark.wire.nsq.kernel import encode_bodies, encode_messages
 from tallymark.wire.nsq.limits import Limits
+from tallymark.wire.octets import pair
 
 NS_PER_MS: Final = 1_000_000
 
@@ -271,20 +277,45 @@ class Nsq(Lifecycle):
             except AccessRefused:
                 self.fail(unauthorized(event.verb, topic, ""))
                 return
+        error = self._take(event)
+        if event.answers > 1 and isinstance(error, ResourceExhausted):
+            error = self._take_singly(event)
+        if error is None:
+            return
+        if isinstance(error, (AccessRefused, PreconditionFailed)):
+            self.fail(WireError(E_BAD_TOPIC, f"{event.verb} {error}"))
+        else:
+            self.fail(publish_failed(event.verb, str(error)))
+
+    def _take(self, event: PublishReceived) -> BrokerError | None:
+        """Publish all messages of a stretch, and answer; or return why none of them could be."""
+        topic = event.topic
         try:
             targets = self.settings.topics.publish(
                 topic, event.raw, event.cuts, event.head, self.engine_ms, event.delay_ms
             )
         except BrokerError as error:
-            if isinstance(error, (AccessRefused, PreconditionFailed)):
-                self.fail(WireError(E_BAD_TOPIC, f"{event.verb} {error}"))
-            else:
-                self.fail(publish_failed(event.verb, str(error)))
-            return
+            return error
         self.published[topic] = self.published.get(topic, 0) + len(event)
         self.answers.ok_durable(event.answers)
         if targets.holding:
             self.broker.publishing.hold_publisher(self.publishes_by(), targets)
+        return None
+
+    def _take_singly(self, event: PublishReceived) -> BrokerError | None:
+        """Publish the commands of a stretch one after the other, up to the first that is refused;
+        return why it was."""
+        cuts = event.cuts
+        for i in range(len(event)):
+            start, end = cuts[i], cuts[i + 1]
+            raw = event.raw[start:end]
+            one = PublishReceived(
+                event.verb, event.topic, raw, pair(0, end - start), event.head, event.delay_ms
+            )
+            error = self._take(one)
+            if error is not None:
+                return error
+        return None
 
     def _subscribe(self, event: SubReceived) -> None:
         if self.auth is not None and not self.may(event, "SUB", event.topic, event.channel):

@@ -261,11 +261,11 @@ class Topics:
         payload = Payload(
             NSQ, raw, cuts, topic.route, None, broker.new_message_ids(count), engine_ms, True, 0
         )
+        annotations = Annotations(due_ms=EngineMs(engine_ms + delay_ms)) if delay_ms > 0 else None
         for queue in topic.refusing:
-            if broker.admission.refuses(queue, payload):
+            if broker.admission.refuses(queue, payload, annotations):
                 what = named("queue", queue.name, queue.vhost)
                 raise ResourceExhausted(f"{what} has no room for {count} messages more")
-        annotations = Annotations(due_ms=EngineMs(engine_ms + delay_ms)) if delay_ms > 0 else None
         if topic.routes_singly:
             targets = self._publish_singly(topic, payload, annotations)
         else:

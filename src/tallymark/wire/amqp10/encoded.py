@@ -87,7 +87,8 @@ def find_section(raw: bytes, pos: int, end: int, wanted: int) -> int:
     while pos < end:
         code = section_code(raw, pos, end)
         if code == NO_SECTION:
-            raise DecodeError(f"no section of a message begins with {raw[pos : pos + 4].hex()}")
+            shown = raw[pos : min(pos + 4, end)].hex()
+            raise DecodeError(f"no section of a message begins with {shown}")
         if code >= wanted:
             return pos
         pos = section_end(raw, pos, end, code)

@@ -171,7 +171,8 @@ def read_front(raw: bytes, start: int, end: int) -> Front:
         lowest = code + 1
         code = section_code(raw, pos, end)
     if code == NO_SECTION and pos < end:
-        raise DecodeError(f"no section of a message begins with {raw[pos : pos + 4].hex()}")
+        shown = raw[pos : min(pos + 4, end)].hex()
+        raise DecodeError(f"no section of a message begins with {shown}")
     front.size = pos - start
     if code > MESSAGE_ANNOTATIONS:
         front.key = raw[start : value_at(raw, pos, end)]
