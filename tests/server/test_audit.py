@@ -200,6 +200,40 @@ def test_changes_of_users_policies_and_others_and_by_whom(broker: BrokerProcess)
     assert PLANTED not in broker.log()
 
 
+def test_what_happens_to_queues_and_their_messages_over_http_and_by_whom(
+    broker: BrokerProcess,
+) -> None:
+    after = len(broker.log())
+    done(broker, "PUT", "queues/%2F/get", {"durable": True})
+    done(broker, "PUT", "exchanges/%2F/events", {"type": "topic"})
+    done(broker, "POST", "bindings/%2F/e/events/q/get", {"routing_key": "#"})
+    message = {"properties": {}, "routing_key": "k", "payload": "a", "payload_encoding": "string"}
+    assert call(broker, "POST", "exchanges/%2F/events/publish", message)[0] == 200
+    look = {"count": 1, "ackmode": "ack_requeue_true", "encoding": "auto"}
+    assert call(broker, "POST", "queues/%2F/get/get", look)[0] == 200
+    status, _ = broker.http("POST", "/api/tallymark/subscriptions/%2F/get/s/attach", {})
+    assert status == 200
+    status, _ = broker.http("POST", "/api/tallymark/quarantine/%2F/get/drop", {})
+    assert status == 200
+    status, _ = broker.http("DELETE", "/api/tallymark/subscriptions/%2F/get/s")
+    assert status == 200
+    done(broker, "DELETE", "queues/%2F/get/contents")
+    done(broker, "DELETE", "queues/%2F/get")
+    done(broker, "DELETE", "exchanges/%2F/events")
+    found = events(broker, after)
+    assert {(one["event"], one["user"]) for one in found} == {("request.done", "guest")}
+    assert [(one["method"], one["path"]) for one in found] == [
+        ("PUT", "/api/queues///get"),
+        ("PUT", "/api/exchanges///events"),
+        ("POST", "/api/bindings///e/events/q/get"),
+        ("POST", "/api/tallymark/quarantine///get/drop"),
+        ("DELETE", "/api/tallymark/subscriptions///get/s"),
+        ("DELETE", "/api/queues///get/contents"),
+        ("DELETE", "/api/queues///get"),
+        ("DELETE", "/api/exchanges///events"),
+    ]
+
+
 def test_nothing_switches_it_off(broker: BrokerProcess) -> None:
     """Neither the configuration, nor HTTP, nor NSQ's."""
     assert broker.http("PUT", "/api/tallymark/log-levels", {"audit": "off"})[0] == 400

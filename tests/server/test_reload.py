@@ -80,6 +80,28 @@ def test_a_hangup_during_the_start_is_done_when_the_broker_serves(
     assert said[:3] == ["config.reload_waits", "broker.ready", "config.reloaded"]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ("amqps_key = 'broker.key'", "amqps_key without amqps_cert"),
+        ("https_cert = 'missing.pem'", "missing.pem"),
+        ("auth_oauth2_issuer = 'https://issuer.example'", "auth_oauth2_resource_server_id"),
+        ("tracing = 'http://collector.example'", "otlp://"),
+    ],
+)
+def test_what_the_next_start_would_be_refused_for_refuses_a_reload(
+    broker: BrokerProcess, file: Path, wrong: str, reason: str
+) -> None:
+    """It was named as in effect with the next start, which then did not come about."""
+    file.write_text(f"{wrong}\nmax_pending = '9MiB'\n")
+    status, answer = broker.http("POST", "/api/tallymark/config/reload")
+    assert (status, answer["error"]) == (400, "bad_request")
+    assert reason in answer["reason"]
+    assert "config.refused" in broker.log()
+    file.write_text("max_pending = '9MiB'\n")
+    assert reload(broker)["changed"] == ["max_pending"]  # nothing had changed
+
+
 def test_a_shovel_takes_another_password_and_another_batch(
     broker: BrokerProcess, file: Path
 ) -> None:

@@ -45,7 +45,7 @@ from tallymark.server.amqp import AmqpClient, Settings
 from tallymark.server.clock import wall_ms
 from tallymark.server.config.kinds import LOCAL, is_loopback, show_size
 from tallymark.server.config.reload import on_signal
-from tallymark.server.config.settings import Config
+from tallymark.server.config.settings import Config, ConfigError
 from tallymark.server.doors import RESERVED
 from tallymark.server.features import FeaturesError
 from tallymark.server.handshakes import Listener, listen_for
@@ -295,13 +295,28 @@ def _set_up(
     """Give a node what the process has."""
     config = node.config
     node.doors.limit = max_connections
-    node.read_config = read
+    node.read_config = None if read is None else _checked(read)
     node.certificates = tls
     if config.tracing:
         from tallymark.server.tracing.tracing import Tracing
 
         node.tracing = Tracing(config.tracing, node_name(), node.broker)
         node.tracer = node.tracing.tracer
+
+
+def _checked(read: Callable[[], Config]) -> Callable[[], Config]:
+    """Return the function that reads the configuration again and raises ConfigError, too, where
+    the next start would be refused for it."""
+
+    def checked() -> Config:
+        config = read()
+        try:
+            check_settings(config)
+        except (StartRefused, UsersError) as error:
+            raise ConfigError(str(error)) from error
+        return config
+
+    return checked
 
 
 class _Hangups:

@@ -5,18 +5,19 @@ switches it off, neither the configuration nor anybody over HTTP. Its events:
 
     login.refused      a name that was tried, never the password
     token.refused      why a token of OAuth 2 is worth nothing, and nothing of the token
-    login.throttled    the same, where it was not even looked at
     access.refused     a user, and the exchange, queue or virtual host it was kept from
     request.refused    the same over HTTP
     request.turned_away    what a web page or a foreign name asked for (http/guard.py)
     request.done       a change over HTTP of users, permissions, policies, limits, virtual hosts,
-                       definitions, connections, logs or the configuration, and by whom
+                       definitions, queues, exchanges, bindings, connections, logs or the
+                       configuration, and by whom
     user.added, user.changed, user.deleted    whoever did it, also `tallymark user`
     config.reloaded, policy.set    what the configuration brought
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from tallymark.bridge.permissions import CONFIGURE, READ, WRITE, Access
@@ -34,10 +35,16 @@ CHANGES: Final = (
     "/api/users", "/api/permissions", "/api/topic-permissions", "/api/policies",
     "/api/operator-policies", "/api/parameters", "/api/global-parameters", "/api/vhosts",
     "/api/definitions", "/api/connections", "/api/user-limits", "/api/vhost-limits",
+    "/api/queues", "/api/exchanges", "/api/bindings", "/api/tallymark/quarantine",
     "/api/tallymark/log-levels", "/api/tallymark/config", "/api/tallymark/features",
     "/api/feature-flags", "/api/all-configuration",
 )  # fmt: skip
 """Path prefixes of audited HTTP requests; those that only read are not audited."""
+DELETED: Final = ("/api/tallymark/subscriptions", "/api/tallymark/sinks")
+"""Path prefixes of HTTP requests that are audited where they delete. The others are a program's
+everyday work."""
+MESSAGES: Final = re.compile(r"/api/(exchanges/.*/publish|queues/.*/get)/?", re.DOTALL)
+"""Paths at which a POST publishes or gets messages, which is not audited."""
 LONGEST: Final = 200
 
 
@@ -90,6 +97,10 @@ def request_done(interface: str, peer: str, user: str, method: str, path: str, s
 
 def is_change(method: str, path: str) -> bool:
     """Return whether an HTTP request belongs in the audit log."""
+    if method == "DELETE" and path.startswith(DELETED):
+        return True
+    if method == "POST" and MESSAGES.fullmatch(path):
+        return False
     return method not in READING and path.startswith(CHANGES)
 
 
