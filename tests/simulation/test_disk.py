@@ -154,3 +154,24 @@ def test_a_process_without_files_has_those_that_were_set_aside(tmp_path: Path) -
         os.close(fd)
     assert files.restore()
     files.give_back()
+
+
+def test_a_stall_is_a_second_at_most_and_noted_as_trouble(tmp_path: Path) -> None:
+    disk = disk_on(tmp_path / "disk", Faults(write_s=0.001, stall=1.0))
+    process = disk._process
+    spent: list[float] = []
+
+    def spend(seconds: float) -> None:
+        spent.append(seconds)
+
+    process.spend = spend  # type: ignore[method-assign]
+    fd = disk.files.open(str(disk.folder / "a"), os.O_CREAT | os.O_RDWR)
+    spent.clear()
+    for offset in range(100):
+        disk.files.write_all(fd, [b"x"], offset)
+    stalls, writes = spent[::2], spent[1::2]
+    assert 0.3 < sum(stalls) / len(stalls) < 0.7
+    assert max(stalls) <= 1.0
+    assert max(writes) < 0.1, "the mean of a write is its own"
+    world = process.world
+    assert world.troubles.end_ns() > world.now_ns

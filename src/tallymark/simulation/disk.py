@@ -127,9 +127,9 @@ class Disk:
             raise Crashed
         self.calls += 1
         if self._chance(self.faults.stall):
-            seconds = self._random.random()
-            process.world.troubles.add(process.world.now_ns, seconds)
-            process.spend(seconds)
+            stall_s = self._random.random()
+            process.world.troubles.add(process.world.now_ns, stall_s)
+            process.spend(stall_s)
         process.spend(self._random.expovariate(1 / seconds) if seconds else 0.0)
         if is_sync and self.crashes_in_sync:  # one that takes its time
             process.spend(self._random.random() * LAST_SYNC_S)
