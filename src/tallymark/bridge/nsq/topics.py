@@ -425,9 +425,10 @@ class Topics:
         """
         has_moved = False
         for topic in self._topics.values():
-            backlog, channels = topic.backlog, list(topic.channels.values())
-            if channels and not topic.paused and (backlog.ready or backlog.deferred):
-                self.broker.contents.transfer(backlog, channels)
+            backlog = topic.backlog
+            has_any = backlog.ready > 0 or backlog.deferred > 0
+            if has_any and topic.channels and not topic.paused:
+                self.broker.contents.transfer(backlog, list(topic.channels.values()))
                 has_moved = True
         return has_moved
 

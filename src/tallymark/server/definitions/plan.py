@@ -208,7 +208,7 @@ class _Reader:
                 continue
             if "name" in entry:
                 what += f" '{entry['name']}'"
-            if self._is_a_strangers(entry):
+            if self._is_of_another_vhost(entry):
                 self._pass_over(f"{what}: of vhost '{entry['vhost']}', not of '{self._vhost}'")
                 continue
             try:
@@ -216,7 +216,7 @@ class _Reader:
             except (Wrong, BrokerError, UsersError) as error:
                 self.plan.problems.append(f"{what}: {error}")
 
-    def _is_a_strangers(self, entry: Entry) -> bool:
+    def _is_of_another_vhost(self, entry: Entry) -> bool:
         """Return whether an entry is of another virtual host than the file is to be taken for."""
         if self._vhost is None or self._is_about_one:
             return False
