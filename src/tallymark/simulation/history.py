@@ -310,11 +310,11 @@ class History:
         is_known = not self._has_clock_steps or message.life == line.life
         now = self._world.now_ns
         age_ns = now - message.at_ns
-        if ttls and is_known and not message.work and age_ns > min(ttls) * MS_NS + self.late_ns:
-            held_up_ns = self._world.troubles.within_ns(message.at_ns, now)
+        if ttls and is_known and not message.work:
+            most_ns = min(ttls) * MS_NS + self.late_ns
             if line.waited_ns is not None:  # it may have waited at the client from then on
-                held_up_ns += now - line.waited_ns
-            if age_ns - held_up_ns > min(ttls) * MS_NS + self.late_ns:
+                most_ns += now - line.waited_ns
+            if self._world.troubles.leave_more_than(most_ns, message.at_ns, now):
                 raise Violated(f"expired: {where}, {age_ns / SECOND_NS:.3f} s old")
         if plan.delivery_limit is not None:
             failed = sum(one.outcome == "fail" and self._took_effect(one) for one in before)
@@ -414,8 +414,7 @@ class History:
         hung, that it has taken effect."""
         end = min(delivery.line.down_ns, self.life_ended_ns.get(delivery.line.life, NEVER))
         end, begin = min(end, self._world.now_ns), delivery.answered_ns
-        lived_ns = end - begin - self.certain_ns
-        return lived_ns > 0 and lived_ns > self._world.troubles.within_ns(begin, end)
+        return self._world.troubles.leave_more_than(self.certain_ns, begin, end)
 
     def _is_settled(self, delivery: Delivered) -> bool:
         """Return whether this delivery has certainly ended the message in its queue."""

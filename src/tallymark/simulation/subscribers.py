@@ -161,10 +161,9 @@ class Subscriber:
         first = -1 if head is None else int(head.first)
         if not (is_kept_short and is_long) or first < 0 or first != self._head:
             self._long_ns, self._head = now, first
-        elif (
-            now - self._long_ns > plan.delay_ms * MS_NS + SECOND_NS
-            + self._clients.world.troubles.within_ns(self._long_ns, now)
-        ):  # fmt: skip
+        elif self._clients.world.troubles.leave_more_than(
+            plan.delay_ms * MS_NS + SECOND_NS, self._long_ns, now
+        ):
             raise Violated(f"{plan.name} has {queue.ready} ready messages, and may keep none")
 
     # -- the end

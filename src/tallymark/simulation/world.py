@@ -50,6 +50,11 @@ class Troubles:
         """Return for how long, in a time, something may have hung: twice, where two things did."""
         return sum(max(0, min(end_ns, end) - max(begin_ns, begin)) for begin, end in self._times)
 
+    def leave_more_than(self, bound_ns: int, begin_ns: int, end_ns: int) -> bool:
+        """Return whether in a time nothing hung for longer than `bound_ns`."""
+        left_ns = end_ns - begin_ns - bound_ns
+        return left_ns > 0 and left_ns > self.within_ns(begin_ns, end_ns)
+
 
 class World:
     """The clock, the chance and the loops."""

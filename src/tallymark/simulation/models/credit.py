@@ -89,9 +89,8 @@ class Shared:
 
     def _has_passed(self, patience_ns: int, since_ns: int) -> bool:
         """Return whether so much time has passed in which nothing hung."""
-        now = self._world.now_ns
-        left_ns = now - since_ns - patience_ns
-        return left_ns > 0 and left_ns > self._world.troubles.within_ns(since_ns, now)
+        world = self._world
+        return world.troubles.leave_more_than(patience_ns, since_ns, world.now_ns)
 
     def delivered(self, queue: str, where: str) -> None:
         """Check a delivery to the consumer of a queue. Raises Violated."""

@@ -157,9 +157,8 @@ class Slow:
     def _is_longer_ago(self, at_ns: int) -> bool:
         """Return whether the broker has had enough time to act since then: as if nothing had
         hung."""
-        now = self._world.now_ns
-        left_ns = now - at_ns - self._wait_ns
-        return left_ns > 0 and left_ns > self._world.troubles.within_ns(at_ns, now)
+        world = self._world
+        return world.troubles.leave_more_than(self._wait_ns, at_ns, world.now_ns)
 
     def _judge(self) -> None:
         """Note since when it certainly is above a limit."""
