@@ -7,6 +7,7 @@ their content; where they are cut or joined, and when they arrive, is drawn.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
@@ -164,6 +165,8 @@ class End(asyncio.Transport):
         self.loop = loop
         self._about = {"sockname": here, "peername": there}
         self._unsent = bytearray()
+        self._coming: deque[tuple[int, bytes]] = deque()
+        """What is under way to this end, each with the time at which it arrives; b"": the end."""
         self._arrived = bytearray()
         self._under_way = 0
         """Bytes that the other end has not read."""
@@ -279,17 +282,17 @@ class End(asyncio.Transport):
             data = bytes(self._unsent[:size])
             del self._unsent[:size]
             self._under_way += size
-            self._deliver(self.other._arrives, data)
+            self._deliver(data)
         if not self._unsent and self._has_ended and not self._eof_sent:
             self._eof_sent = True
-            self._deliver(self.other._arrives, b"")
+            self._deliver(b"")
             if self._is_closing:
                 self.loop.call_soon(self._lost, None)
         if self._is_full and len(self._unsent) <= self._low and not self._is_lost:
             self._is_full = False
             self.loop.call_soon(self.protocol.resume_writing)
 
-    def _deliver(self, call: Callable[[bytes], None], data: bytes) -> None:
+    def _deliver(self, data: bytes) -> None:
         """Have the other end get it, behind what is under way to it."""
         if self.other.is_dead:
             return
@@ -301,15 +304,20 @@ class End(asyncio.Transport):
             world.troubles.add(world.now_ns, stalled)
             seconds += stalled
         self._last_ns = max(self._last_ns + 1, world.now_ns + int(seconds * SECOND_NS))
-        self.other.loop.call_at(self._last_ns / SECOND_NS, call, data)
+        self.other._coming.append((self._last_ns, data))
+        self.other.loop.call_at(self._last_ns / SECOND_NS, self.other._arrives, self._last_ns)
 
-    def _arrives(self, data: bytes) -> None:
-        if self.is_dead or self._is_lost or self.is_deaf:
-            return
-        if not data:
-            self._heard_eof = True
-        self._arrived += data
-        self._hand_over()
+    def _arrives(self, due_ns: int) -> None:
+        """Hear what was to arrive by then. A process that hung reads at once, as from its socket,
+        all that has arrived meanwhile."""
+        until_ns = max(due_ns, self.link.network.world.now_ns)
+        while self._coming and self._coming[0][0] <= until_ns:
+            _, data = self._coming.popleft()
+            if not self.is_deaf:
+                self._arrived += data
+                self._heard_eof = self._heard_eof or not data
+        if not (self.is_dead or self._is_lost or self.is_deaf):
+            self._hand_over()
 
     def _hand_over(self) -> None:
         """Give the protocol what has arrived."""

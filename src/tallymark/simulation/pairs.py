@@ -57,6 +57,8 @@ def with_pair(plan: Plan, pairs: bool | None) -> Plan:
     ]
     if random.random() < BEHIND_LIKELY:
         faults.append(FaultPlan(round(random.uniform(0.5, duration_s), 4), BEHIND, "behind"))
+    if any(one.timeout_ms is not None for one in plan.consumers):
+        faults += _hangs(Random(f"pair hangs {plan.seed}"), duration_s)
     # What NSQ put off may be late by a step of the clock, which is long for two brokers that poll.
     has_nsq = any(one.protocol == "nsq" for one in plan.publishers)
     kept = [kind for kind in KEPT if kind != CLOCK or not has_nsq]
@@ -82,3 +84,13 @@ def with_pair(plan: Plan, pairs: bool | None) -> Plan:
             restart_s=random.choice([0.1, 1.0, 4.0]),
         ),
     )  # fmt: skip
+
+
+def _hangs(random: Random, duration_s: float) -> list[FaultPlan]:
+    """Draw hangs of the leader, which answers of NSQ's clients wait out in its sockets while their
+    time is over: in half of the pairs that have time-outs."""
+    if random.random() < 0.5:
+        return []
+    return [
+        FaultPlan(round(random.uniform(0.5, duration_s), 4), HANG, f"hang{n}") for n in range(5)
+    ]
