@@ -5,8 +5,8 @@ heap until its old time comes and is asked again then: a busy client costs two c
 an idle one one wake-up per deadline, and nobody is polled. A client that goes leaves its entry
 empty; entries without a client are cleared out when they are the most.
 
-A timer that is late because the process was stopped (waking.py) gives way to one more round of the
-loop: heartbeats that came meanwhile wait in the sockets.
+A timer that is late because the process was stopped gives way to one more round of the loop:
+heartbeats that came meanwhile wait in the sockets.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from typing import Final, Protocol
 
 from tallymark.bridge.bridge import Bridge
 from tallymark.server.clock import now_ms
-from tallymark.server.waking import STOPPED_MS
 from tallymark.wire.line import MonotonicMs
 
+STOPPED_MS: Final = 100
+"""Milliseconds by which the timer comes too late only after the process was stopped, or when it has
+far too much to do."""
 ROUND_S: Final = 0.001
 """Seconds after which a timer that gave way comes again: the loop has read meanwhile."""
 EMPTY_MIN: Final = 64

@@ -203,8 +203,8 @@ class Turns:
         self._turn(is_at_once=True)
 
     def turn_in_time(self) -> None:
-        """Have a turn at once, or with the next round of the loop where it is late."""
-        if self._waking.is_late(self._clock.now_ms):
+        """Have a turn at once; once the sockets were read where a deadline is over."""
+        if self._waking.is_over(self._clock.now_ms):
             self.schedule()
         else:
             self.turn_now()

@@ -166,7 +166,7 @@ class End(asyncio.Transport):
         self._about = {"sockname": here, "peername": there}
         self._unsent = bytearray()
         self._coming: deque[tuple[int, bytes]] = deque()
-        """What is under way to this end, each with the time at which it arrives; b"": the end."""
+        """Bytes under way to this end, each with the time at which they arrive; b"": the end."""
         self._arrived = bytearray()
         self._under_way = 0
         """Bytes that the other end has not read."""

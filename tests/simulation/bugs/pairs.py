@@ -106,4 +106,4 @@ def _() -> None:
 @mutant("time-outs before what waits in the sockets", _hangs_with_timeouts, pairs=True)
 def _() -> None:
     Waking.gives_way = lambda self, now_ms: False  # type: ignore[method-assign]
-    Waking.is_late = lambda self, now_ms: False  # type: ignore[method-assign]
+    Waking.is_over = lambda self, now_ms: False  # type: ignore[method-assign]
