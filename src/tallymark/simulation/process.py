@@ -26,7 +26,7 @@ from tallymark.simulation.disk import Disk, Faults
 from tallymark.simulation.loop import SimulatedLoop, SimulatedSocket
 from tallymark.simulation.network import End, Network
 from tallymark.simulation.threads import Crashed, Process
-from tallymark.simulation.world import World
+from tallymark.simulation.world import SECOND_NS, World
 
 AMQP: Final = 5672
 HTTP: Final = 15672
@@ -70,6 +70,8 @@ class Broker:
         self.refused_opens = 0
         self.lacks_bodies = False
         """True once the disk may have other bytes than were written: some cannot be read."""
+        self._held_since_ns = 0
+        """Time since when it reads from no publisher; 0: it does."""
         self._rounds = 0
         """Rounds of the loop until the next look at the whole account."""
         self._graves: list[object] = []
@@ -163,11 +165,14 @@ class Broker:
 
     def look(self) -> None:
         """Look after the process between two rounds: check its account now and then."""
+        node = self.node
+        if node is not None and node.alarms.is_holding != bool(self._held_since_ns):
+            self._note_hold()
         self._rounds -= 1
         if self._rounds > 0:
             return
         self._rounds = CHECK_EVERY
-        node, process = self.node, self.process
+        process = self.process
         if node is None or process is None or process.is_doomed or process.is_dead:
             return
         if not node.is_due:
@@ -178,6 +183,15 @@ class Broker:
             except AssertionError as error:
                 self.world.failures.append(f"account: {error!r}")
             self._look_at_quarantine(node)
+
+    def _note_hold(self) -> None:
+        """Note that publishers are held back, or that they were: what they have sent meanwhile, as
+        beside a consumer that no longer hears and whose output fills the memory, enters later."""
+        now_ns = self.world.now_ns
+        if self._held_since_ns:
+            held_ns = now_ns - self._held_since_ns
+            self.world.troubles.add(self._held_since_ns, held_ns / SECOND_NS)
+        self._held_since_ns = 0 if self._held_since_ns else now_ns
 
     def _look_at_quarantine(self, node: Node) -> None:
         """Check that nothing is kept from clients as unreadable where every read has succeeded: a
@@ -250,6 +264,7 @@ class Broker:
             self.refused_opens += self.disk.refused_opens
             self.disk.files.give_back()
         self.process = self._loop = self.node = self._task = self._stop = None
+        self._held_since_ns = 0
         if node is not None:
             with contextlib.suppress(OSError):
                 os.close(node.journal.signal)
