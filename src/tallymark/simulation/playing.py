@@ -50,10 +50,13 @@ def run(plan: Plan) -> Result:
             try:
                 # Each life of the broker collects and freezes: it looks at its own objects only.
                 gc.freeze()
-                result = (Run if plan.pair is None else PairRun)(plan, folder).play()
+                world = (Run if plan.pair is None else PairRun)(plan, folder)
+                result = world.play()
+                # Later, coroutines of dead processes are closed, and may log: no world saw that.
+                result.failure = result.failure or mistake_in(said.getvalue())
+                del world
             finally:
                 _collect()
-        result.failure = result.failure or mistake_in(said.getvalue())
         return result
     finally:
         random._urandom = drawn  # type: ignore[attr-defined]
