@@ -8,6 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from tallymark.journal.postgresql import mirror as mirroring
 from tallymark.journal.postgresql import schema
 from tallymark.journal.postgresql.connection import Access
 from tallymark.journal.postgresql.errors import AnotherLeads, LeadLost, WentBack
@@ -387,6 +388,33 @@ def test_a_broker_that_stops_while_it_makes_the_tables_keeps_those_waiting_that_
     Leadership(URL, 1, "b", 1000, Wire(server, None, 0.0).access).look()
     assert server.world.now_ns - before_ns < SECOND_NS
     stopped.close()
+
+
+def test_large_rows_are_not_fetched_all_at_once(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 rows of 8 MiB, or of a message of 128 MiB each, were in memory together, twice: a standby
+    that was behind, or new, needed more than its machine had, each time that it was started."""
+    monkeypatch.setattr(mirroring, "BYTES", 2)
+    wire = Wire(server, None, 0.0)
+    _, epoch = lead(wire.access, "a")
+    leader = written(tmp_path / "leader", clean=True)
+    blocks = blocks_of(leader.folder)
+    fill(wire.access, epoch, blocks)
+    (tmp_path / "follower").mkdir()
+    mirror = Mirror(tmp_path / "follower", Leadership(URL, 1, "b", 1000, wire.access), 1)
+    mirror.open()
+    asked: list[str] = []
+
+    def note(text: str) -> bool:
+        asked.append(" ".join(text.split()))
+        return False
+
+    wire.cuts_next = note
+    assert mirror.catch_up()
+    assert sum("ORDER BY position LIMIT" in text for text in asked) >= len(blocks)
+    for path in leader.folder.glob("0*.segment"):
+        assert (tmp_path / "follower" / path.name).read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize(
