@@ -15,6 +15,7 @@ from tallymark.journal.postgresql.errors import AnotherLeads, LeadLost, WentBack
 from tallymark.journal.postgresql.home import PostgresqlHome
 from tallymark.journal.postgresql.insert import Insert
 from tallymark.journal.postgresql.leadership import Leadership
+from tallymark.journal.postgresql.lease import TAKEOVER
 from tallymark.journal.postgresql.mirror import Mirror
 from tallymark.journal.postgresql.schema import HELD, partition_name, row_checksum
 from tallymark.server import run
@@ -448,6 +449,28 @@ def test_a_reader_of_blocks_is_waited_for_once_and_not_for_each_dead_segment(
     reader.execute("COMMIT")
     home.put(tmp_path, [], [names[0]])
     assert schema.partitions(access.connect(URL), 1) == []
+
+
+def test_a_standby_whose_claim_is_superseded_before_it_is_safe_goes_on_following(
+    server: Server, access: Access
+) -> None:
+    """Commits that take longer than a lease let two standbys claim at once. The first of them
+    ended, with exit code 5, though it had never led."""
+    wire = Wire(server, None, 0.0)
+    first = Leadership(URL, 1, "a", 1000, wire.access)
+    first.look()
+    other = Leadership(URL, 1, "b", 1000, access)
+
+    def overtake(text: str) -> bool:
+        if text == schema.HELD:
+            wire.cuts_next = None
+            other.request(TAKEOVER)
+            assert other.claim() == 2
+        return False
+
+    wire.cuts_next = overtake
+    assert first.claim() == 0
+    assert first.look()[0].holder == "b"
 
 
 @pytest.mark.parametrize(
