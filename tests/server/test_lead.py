@@ -96,3 +96,12 @@ def test_a_leader_whose_tables_are_of_another_version_says_so(
     keeper.start()
     assert str(lost.get(timeout=PATIENCE_S)) == f"[Errno {errno.EPROTO}] {text}"
     keeper.stop()
+
+
+def test_a_standby_that_ends_for_tables_of_another_version_says_that_alone(tmp_path: Path) -> None:
+    """A traceback of the thread that removes it from those that follow came beside it."""
+    server = Server(World(1))
+    access = Wire(server, None, 0.0).access
+    Leadership(URL, 1, "a", 1000, access).look()
+    server.tables.version = 9
+    cluster._leave(Leadership(URL, 1, "b", 1000, access))

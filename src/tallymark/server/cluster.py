@@ -21,6 +21,7 @@ from tallymark import __version__
 from tallymark.journal.files import Files
 from tallymark.journal.home import Home
 from tallymark.journal.postgresql.connection import DIRECT, Access
+from tallymark.journal.postgresql.errors import SchemaRefused
 from tallymark.journal.postgresql.home import PostgresqlHome
 from tallymark.journal.postgresql.leadership import Leadership
 from tallymark.server import supervisor
@@ -158,7 +159,7 @@ def _leave(leadership: Leadership) -> None:
     """Follow no more: no operator counts on this broker as a standby."""
     try:
         leadership.unfollow()
-    except psycopg.Error as error:
+    except (psycopg.Error, SchemaRefused) as error:
         log.info("standby.not_removed", problem=" ".join(str(error).split()))
     leadership.close()
 
