@@ -150,6 +150,10 @@ class Leadership:
         """Name of the channel on which changes are announced."""
         return f"tallymark_{self._journal}"
 
+    def cut(self) -> None:
+        """Make what waits for the server fail now. From any thread."""
+        self._link.cut()
+
     def close(self) -> None:
         self._link.drop()
 
