@@ -50,6 +50,7 @@ from tallymark.server.access.user import (
     tagged,
     tags_from,
 )
+from tallymark.server.management.vhosts import UNDEFINED
 
 SHA256: Final = "rabbit_password_hashing_sha256"
 OPERATOR_POLICY: Final = "operator_policy"
@@ -238,7 +239,7 @@ class _Reader:
         queue_type = about.get("default_queue_type")
         if queue_type in QUEUE_TYPES:
             self.plan.default_types[name] = queue_type
-        elif queue_type not in (None, "", "undefined"):
+        elif queue_type not in (None, "", UNDEFINED):
             self._pass_over(f"vhost '{name}': default_queue_type {queue_type!r}")
 
     def _read_user(self, entry: Entry) -> None:
