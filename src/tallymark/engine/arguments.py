@@ -221,14 +221,14 @@ def _positive(value: object) -> str:
 
 
 def milliseconds(value: object) -> str:
-    """Return what is wrong with a time of an argument or a policy, which may be 0; "" if nothing is."""
+    """Return what is wrong with a time, perhaps 0, of an argument or a policy; "" if nothing."""
     if isinstance(value, int) and value > LONGEST_MS:
         return f"{{value_too_large,{value}}}"
     return _not_negative(value)
 
 
 def positive_milliseconds(value: object) -> str:
-    """Return what is wrong with a time that must not be 0; "" if nothing is."""
+    """Return what is wrong with a time that must not be 0; "" if nothing."""
     return milliseconds(value) or _positive(value)
 
 
