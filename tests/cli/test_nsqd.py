@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tallymark.cli.nsqd import FLAGS, FlagError, configured, duration, parse
+from tallymark.cli.nsqd import FLAGS, ONLY_GET, FlagError, configured, duration, parse
 from tallymark.server.config.settings import DECLARED, ConfigError
 from tests.support import forked
 from tests.support.patience import PATIENCE_S
@@ -209,7 +209,17 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return forked.run("nsqd", *arguments)
 
 
+def test_auth_servers_are_asked_with_get() -> None:
+    _, notes = configured(["-auth-http-request-method=get"])
+    assert notes == ["-auth-http-request-method is without effect: " + ONLY_GET]
+    for method in ("post", "GET", ""):  # nsqd takes no capitals
+        with pytest.raises(FlagError, match=f"invalid value '{method}' .* expected get: "):
+            configured([f"-auth-http-request-method={method}"])
+
+
 def test_version_and_help() -> None:
+    done = run("-version=false", "-config=/nowhere")  # it goes on as without the flag
+    assert (done.returncode, done.stdout) == (2, "")
     done = run("-version")
     assert (done.returncode, done.stdout.startswith("nsqd v1.3.0 (tallymark ")) == (0, True)
     done = run("--help")

@@ -13,7 +13,7 @@ from tallymark.client import BadMessage, Message
 from tallymark.client.outcomes import REJECTED, modified, rejected
 from tallymark.wire.amqp10.errors import DecodeError
 from tallymark.wire.amqp10.outcomes import Error
-from tallymark.wire.amqp10.sections import Data, Sequences, encode_message
+from tallymark.wire.amqp10.sections import Data, Properties, Sequences, encode_message
 from tallymark.wire.amqp10.types import Described, Float, Symbol, Timestamp, UInt, ULong
 from tests.support.amqp10_client import receiver_of, session_of
 from tests.support.amqp10_peer import Peer
@@ -119,6 +119,17 @@ def test_what_was_not_said_has_its_default() -> None:
         assert not getattr(message, name), name
     assert (message.durable, message.priority, message.expires_at) == (False, 4, None)
     assert Message(b"x").durable  # what we send, is durable unless we say otherwise
+
+
+def test_replace_keeps_times_that_datetime_cannot_hold() -> None:
+    ends = Timestamp(253_402_300_800_000)  # the year 10000
+    properties = Properties(absolute_expiry_time=ends, creation_time=Timestamp(-(1 << 62)))
+    old = Message.parse(encode_message(properties=properties, body="x"))
+    assert old.expires_at is None
+    kept = again(old.replace(subject="s"))._parts.properties
+    assert (kept.absolute_expiry_time, kept.creation_time) == (ends, -(1 << 62))
+    new = again(old.replace(expires_at=NOON, creation_time=None))
+    assert (new.expires_at, new._parts.properties.creation_time) == (NOON, None)
 
 
 def test_a_transient_message_says_so() -> None:

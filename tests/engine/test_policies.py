@@ -144,6 +144,7 @@ def test_a_policy_needs_a_name() -> None:
 
 GOOD: list[tuple[str, object]] = [
     ("message-ttl", 0), ("expires", 1), ("max-length", 0), ("max-length-bytes", 0),
+    ("message-ttl", 315_360_000_000), ("expires", 315_360_000_000),
     ("overflow", "drop-head"), ("overflow", "reject-publish"), ("overflow", "reject-publish-dlx"),
     ("dead-letter-exchange", ""), ("dead-letter-routing-key", ""),
     ("dead-letter-strategy", "at-most-once"), ("dead-letter-strategy", "at-least-once"),
@@ -175,6 +176,8 @@ BAD: list[tuple[str, object, str]] = [
     ("message-ttl", True, "true is not a valid message TTL"),
     ("message-ttl", 1.0, "1.0 is not a valid message TTL"),
     ("message-ttl", 1 << 63, "9223372036854775808 is not a valid message TTL"),
+    ("message-ttl", 315_360_000_001, "315360000001 is not a valid message TTL"),
+    ("expires", 315_360_000_001, "315360000001 is not a valid queue expiry"),
     ("expires", 0, "0 is not a valid queue expiry"),
     ("max-length", -1, "-1 is not a valid maximum length"),
     ("max-length-bytes", -1, "-1 is not a valid maximum length in bytes"),

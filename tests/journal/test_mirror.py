@@ -12,6 +12,7 @@ import pytest
 
 from tallymark.journal.postgresql.connection import Doubtful
 from tallymark.journal.postgresql.errors import LeadLost, NotAMirror
+from tallymark.journal.postgresql.home import PostgresqlHome
 from tallymark.journal.postgresql.leadership import Leadership
 from tallymark.journal.postgresql.lease import HANDOVER, TAKEOVER
 from tallymark.journal.postgresql.marks import read_marks
@@ -335,6 +336,31 @@ def test_a_lease_in_the_database_goes_to_one_and_is_lost_with_the_next_epoch(
         assert leadership.followers() == []
     finally:
         other.close()
+
+
+def test_a_database_without_an_encoding_is_as_good_as_another(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """initdb makes such databases where the machine says nothing of a language. Names came as
+    bytes: a file that was there was said to be lost, and a broker did not know its own lease."""
+    cluster.primary.run("CREATE DATABASE plain ENCODING 'SQL_ASCII' TEMPLATE template0")
+    leadership = Leadership(cluster.url("plain"), 1, "a", LASTING_MS)
+    try:
+        epoch = leadership.claim()
+        assert leadership.claim() == epoch == 1, "an answer that was lost is given again"
+        assert leadership.look()[0].holder == "a"
+        home = PostgresqlHome(cluster.url("plain"), 1, epoch)
+        (tmp_path / "users.json").write_bytes(b"{}")
+        home.put(tmp_path, ["users.json"], [])
+        home.check(leadership.connected())
+        home.close()
+        (tmp_path / "follower").mkdir()
+        mirror = Mirror(tmp_path / "follower", leadership, 1)
+        mirror.open()
+        mirror.catch_up()
+        assert (tmp_path / "follower" / "users.json").read_bytes() == b"{}"
+    finally:
+        leadership.close()
 
 
 def test_a_renewal_waits_for_no_standby_server(cluster: Cluster, leadership: Leadership) -> None:

@@ -64,6 +64,7 @@ def test_a_url_says_what_it_says_and_the_rest_is_ours() -> None:
     said = parameters("postgresql://ann@db1,db2/x?connect_timeout=60")
     assert "connect_timeout=60" in said
     assert "target_session_attrs=read-write" in said
+    assert "client_encoding=UTF8" in said
     assert "host=db1,db2" in said
     with pytest.raises(ValueError, match="journal 'postgresql://ann@db/x\\?nonsense=1': "):
         parameters("postgresql://ann:secret@db/x?nonsense=1")

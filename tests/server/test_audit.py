@@ -234,6 +234,33 @@ def test_what_happens_to_queues_and_their_messages_over_http_and_by_whom(
     ]
 
 
+def test_what_happens_to_topics_and_channels_over_nsqs_http_and_by_whom(
+    broker: BrokerProcess,
+) -> None:
+    after = len(broker.log())
+    requests = [
+        ("POST", "/topic/create?topic=t"),
+        ("POST", "/channel/create?topic=t&channel=c"),
+        ("POST", "/channel/pause?topic=t&channel=c"),
+        ("POST", "/channel/unpause?topic=t&channel=c"),
+        ("POST", "/channel/empty?topic=t&channel=c"),
+        ("POST", "/channel/delete?topic=t&channel=c"),
+        ("POST", "/topic/pause?topic=t"),
+        ("POST", "/topic/empty?topic=t"),
+        ("POST", "/topic/delete?topic=t"),
+        ("PUT", "/config/log_level"),
+    ]
+    assert nsq_http(broker, "POST", "/pub?topic=t", b"x", "guest:guest")[0] == 200
+    for method, path in requests:
+        body = b"fatal" if method == "PUT" else b""
+        assert nsq_http(broker, method, path, body, "guest:guest")[0] == 200, path
+    assert nsq_http(broker, "POST", "/topic/delete?topic=t", b"", "guest:guest")[0] == 404
+    found = events(broker, after)
+    assert [(one["event"], one["interface"], one["method"], one["path"]) for one in found] == [
+        ("request.done", "NSQ", method, path) for method, path in requests
+    ]
+
+
 def test_nothing_switches_it_off(broker: BrokerProcess) -> None:
     """Neither the configuration, nor HTTP, nor NSQ's."""
     assert broker.http("PUT", "/api/tallymark/log-levels", {"audit": "off"})[0] == 400

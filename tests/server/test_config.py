@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from tallymark.cli.serving import spelled_out
-from tallymark.server.access.user import UsersError
+from tallymark.server.access import users
+from tallymark.server.access.user import UsersError, make_user
 from tallymark.server.config.kinds import is_loopback
 from tallymark.server.config.settings import DECLARED, ConfigError, load
-from tallymark.server.run import StartRefused, check_settings, room
+from tallymark.server.run import StartRefused, check_settings, check_start, room
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
 
@@ -87,6 +88,22 @@ def test_settings_that_would_do_nothing_without_another_are_refused(
     with pytest.raises((StartRefused, UsersError), match=told):
         check_settings(load(None, {}, flags))
     check_settings(load(None, {}, {"nsq_tls_key": "a.key", "auth_oauth2_verify_aud": "false"}))
+
+
+def test_an_anonymous_user_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    def check(**flags: str) -> None:
+        check_start(load(None, {}, {"data_dir": str(tmp_path), **flags}))
+
+    told = "anonymous_user is 'nobody', and there is no such user: add it with"
+    with pytest.raises(StartRefused, match=told):
+        check(anonymous_user="nobody")
+    check(anonymous_user="guest")
+    users.save(tmp_path, {"nobody": make_user("nobody", "secret", False, {})})
+    check(anonymous_user="nobody")
+    with pytest.raises(StartRefused, match="anonymous_user is 'guest'"):
+        check(anonymous_user="guest")
+    users.save(tmp_path, {})
+    check(anonymous_user="nobody", definitions="made-by-it.json")  # asked when they are taken in
 
 
 def test_a_misspelt_variable_is_refused_and_somebody_elses_is_not() -> None:

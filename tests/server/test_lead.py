@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import Queue
+from typing import cast
 
+import psycopg
 import pytest
 
-from tallymark.journal.postgresql.connection import Access
+from tallymark.journal.postgresql.connection import Access, Connection
 from tallymark.journal.postgresql.errors import SchemaRefused
 from tallymark.journal.postgresql.leadership import Leadership
 from tallymark.journal.postgresql.lease import Lease
@@ -18,6 +21,8 @@ from tallymark.journal.recovery import JournalCorrupt
 from tallymark.server import cluster
 from tallymark.server.cluster import Lead
 from tallymark.server.config.settings import Config
+from tallymark.server.listening import Bound
+from tallymark.server.replay import Replay
 from tallymark.server.standby import Following, Keeper
 from tallymark.simulation.database.client import Wire
 from tallymark.simulation.database.server import Server
@@ -96,3 +101,108 @@ def test_a_leader_whose_tables_are_of_another_version_says_so(
     keeper.start()
     assert str(lost.get(timeout=PATIENCE_S)) == f"[Errno {errno.EPROTO}] {text}"
     keeper.stop()
+
+
+def test_a_standby_that_ends_for_tables_of_another_version_says_that_alone(tmp_path: Path) -> None:
+    """A traceback of the thread that removes it from those that follow came beside it."""
+    server = Server(World(1))
+    access = Wire(server, None, 0.0).access
+    Leadership(URL, 1, "a", 1000, access).look()
+    server.tables.version = 9
+    cluster._leave(Leadership(URL, 1, "b", 1000, access))
+
+
+class Frozen:
+    """Connections to a database that takes questions and answers none."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.on_asked: Callable[[], None] = self.asked.set
+        self._is_over = False
+        self._made: list[FrozenConnection] = []
+
+    @property
+    def access(self) -> Access:
+        return Access(self._connect, lambda made: cast(FrozenConnection, made).cut())
+
+    def _connect(self, url: str) -> Connection:
+        made = FrozenConnection(self)
+        self._made.append(made)
+        if self._is_over:
+            made.cut()
+        return cast(Connection, made)
+
+    def end(self) -> None:
+        self._is_over = True
+        for one in self._made:
+            one.cut()
+
+
+class FrozenConnection:
+    def __init__(self, database: Frozen) -> None:
+        self._database = database
+        self._is_cut = threading.Event()
+
+    @property
+    def closed(self) -> bool:
+        return self._is_cut.is_set()
+
+    def execute(self, *asked: object) -> None:
+        self._database.on_asked()
+        self._is_cut.wait()
+        raise psycopg.OperationalError("the connection was shut down")
+
+    def add_notice_handler(self, handler: object) -> None:
+        """Give no notices."""
+
+    def cut(self) -> None:
+        self._is_cut.set()
+
+    close = cut
+
+
+@pytest.fixture
+def frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Frozen]:
+    monkeypatch.setattr(cluster, "END_S", 0.05)
+    made = Frozen()
+    yield made
+    made.end()
+
+
+def test_a_broker_that_follows_ends_though_the_database_does_not_answer(
+    tmp_path: Path, frozen: Frozen
+) -> None:
+    """SIGTERM was noted, and nothing came of it for as long as a server hung, or the standby was
+    away for which it waits."""
+
+    async def play() -> Lead | None:
+        loop = asyncio.get_running_loop()
+        stop: asyncio.Future[int] = loop.create_future()
+        frozen.on_asked = lambda: loop.call_soon_threadsafe(cluster._resolve, stop, 15)
+        config = Config(journal=URL, data_dir=tmp_path)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return await cluster.take_lead(config, cast(Bound, None), stop, frozen.access)
+        finally:
+            frozen.end()
+
+    assert asyncio.run(play()) is None
+
+
+def test_a_leader_ends_though_the_database_does_not_answer(frozen: Frozen) -> None:
+    """The lease's thread waited for the answer to a renewal, and the process for that."""
+    leadership = Leadership(URL, 1, "a", 1000, frozen.access)
+    keeper = Keeper(leadership, 7, lambda error: None, lambda: None)
+    keeper.start()
+    assert frozen.asked.wait(PATIENCE_S)
+
+    async def play() -> None:
+        lost: asyncio.Future[OSError] = asyncio.get_running_loop().create_future()
+        lead = Lead(Config(journal=URL), cast(Replay, None), keeper, lost)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await lead.let_go()
+        finally:
+            frozen.end()
+
+    asyncio.run(play())

@@ -9,6 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from tallymark.server.features import FLAGS
+from tallymark.server.management.cluster import static_row
 from tests.server.management import FULL, call, connect, done, eventually, get, is_gone, refused
 from tests.support.process import BrokerProcess
 
@@ -45,6 +46,23 @@ def test_what_only_plugins_have_is_empty(broker: BrokerProcess, path: str) -> No
 )  # fmt: skip
 def test_single_things_of_them_are_not_there(broker: BrokerProcess, path: str) -> None:
     assert refused(broker, "GET", path)[:2] == (404, "not_found")
+
+
+@pytest.mark.parametrize(
+    ("address", "word"),
+    [
+        ("amqp://rabbit:5672/%2F", "amqp091"), ("AMQPS091://rabbit", "amqp091"),
+        ("amqp10://peer", "amqp10"), ("amqps10://peer", "amqp10"),
+        ("http://127.0.0.1:15672", None), ("nsq://nsqd:4150", None),
+    ],
+)  # fmt: skip
+def test_a_shovel_says_what_it_speaks_in_rabbitmqs_words(address: str, word: str | None) -> None:
+    """Clients take no other word than these two."""
+    row = static_row(
+        {"name": "s", "from": address, "queue": "q", "to": address, "state": "running"}
+    )
+    assert (row["src_uri"], row["dest_uri"]) == (address, address)
+    assert (row.get("src_protocol"), row.get("dest_protocol")) == (word, word)
 
 
 def test_a_parameter_is_refused_for_want_of_its_plugin(broker: BrokerProcess) -> None:

@@ -104,6 +104,7 @@ def test_a_queue_shows_what_is_in_it_and_with_whom(
     assert (consumer["consumer_tag"], consumer["prefetch_count"]) == (tag, 1)
     assert (consumer["ack_required"], consumer["arguments"]) == (True, {"x-priority": 5})
     assert consumer["channel_details"]["number"] == channel.channel_number
+    assert consumer["consumer_timeout"] == 1_800_000
     assert get(broker, "consumers/shop") == [consumer]
     channel.close()
     done(broker, "DELETE", "queues/shop/alpha/contents")
@@ -252,6 +253,24 @@ def test_health(broker: BrokerProcess) -> None:
     for check in ("port-listener/1", "protocol-listener/mqtt"):
         status, _, found = call(broker, "GET", f"health/checks/{check}")
         assert (status, found["status"]) == (503, "failed")
+
+
+@pytest.mark.parametrize("name", ["amqp", "AMQP091", "amqp0-9-1", "amqp10", "amqp1.0", "amqp1_0"])
+def test_a_protocol_is_checked_by_each_name_that_rabbitmq_has_for_it(
+    broker: BrokerProcess, name: str
+) -> None:
+    found = get(broker, f"health/checks/protocol-listener/{name}")
+    assert found == {"status": "ok", "protocol": "amqp"}
+
+
+def test_a_listener_that_is_missing_is_named_as_rabbitmq_names_it(broker: BrokerProcess) -> None:
+    status, _, found = call(broker, "GET", "health/checks/protocol-listener/amqps")
+    assert (status, found["missing"]) == (503, "amqp/ssl")
+    assert get(broker, "health/checks/protocol-listener/management")["protocol"] == "http"
+    status, _, found = call(broker, "GET", "health/checks/port-listener/1")
+    assert (status, found["missing"]) == (503, 1)  # a number, as the ports are
+    assert broker.amqp_port in found["ports"]
+    assert refused(broker, "GET", "health/checks/port-listener/x")[:2] == (400, "bad_request")
 
 
 def test_an_alarm_fails_the_check_and_holds_publishers(tmp_path: Path) -> None:

@@ -60,6 +60,9 @@ def test_a_subscriber_is_a_connection_with_a_channel_and_a_consumer(
     (consumer,) = get(broker, "consumers")
     assert consumer["channel_details"]["connection_name"] == row["name"]
     assert consumer["channel_details"]["name"] == channel["name"]
+    assert consumer["channel_details"]["peer_host"] == "127.0.0.1"
+    assert consumer["channel_details"]["peer_port"] == row["peer_port"]
+    assert consumer["consumer_timeout"] == 60_000  # its message time-out
     quoted = channel["name"].replace(" ", "%20")
     assert get(broker, f"channels/{quoted}")["consumer_details"] == [consumer]
 

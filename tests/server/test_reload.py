@@ -87,6 +87,7 @@ def test_a_hangup_during_the_start_is_done_when_the_broker_serves(
         ("https_cert = 'missing.pem'", "missing.pem"),
         ("auth_oauth2_issuer = 'https://issuer.example'", "auth_oauth2_resource_server_id"),
         ("tracing = 'http://collector.example'", "otlp://"),
+        ("anonymous_user = 'nobody'", "anonymous_user is 'nobody', and there is no such user"),
     ],
 )
 def test_what_the_next_start_would_be_refused_for_refuses_a_reload(

@@ -121,5 +121,14 @@ def test_the_default_queue_type_of_a_virtual_host(broker: BrokerProcess) -> None
     assert call(broker, "GET", "vhosts/never")[0] == 404
     done(broker, "PUT", "vhosts/typed", {"default_queue_type": "quorum"})
     assert get(broker, "vhosts/typed")["default_queue_type"] == "quorum"
-    done(broker, "PUT", "vhosts/typed")
-    assert get(broker, "vhosts/typed")["default_queue_type"] == "quorum"
+    for body in (None, {"default_queue_type": "undefined"}):
+        done(broker, "PUT", "vhosts/typed", body)
+        assert get(broker, "vhosts/typed")["default_queue_type"] == "quorum"
+
+
+def test_a_virtual_host_as_rabbitmq_shows_it_without_a_default_queue_type(
+    broker: BrokerProcess,
+) -> None:
+    shown = {"name": "untyped", "description": "", "default_queue_type": "undefined"}
+    assert done(broker, "PUT", "vhosts/untyped", shown) == 201
+    assert "default_queue_type" not in get(broker, "vhosts/untyped")

@@ -8,12 +8,14 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from tallymark.journal.postgresql import mirror as mirroring
 from tallymark.journal.postgresql import schema
 from tallymark.journal.postgresql.connection import Access
 from tallymark.journal.postgresql.errors import AnotherLeads, LeadLost, WentBack
 from tallymark.journal.postgresql.home import PostgresqlHome
 from tallymark.journal.postgresql.insert import Insert
 from tallymark.journal.postgresql.leadership import Leadership
+from tallymark.journal.postgresql.lease import TAKEOVER
 from tallymark.journal.postgresql.mirror import Mirror
 from tallymark.journal.postgresql.schema import HELD, partition_name, row_checksum
 from tallymark.server import run
@@ -387,6 +389,88 @@ def test_a_broker_that_stops_while_it_makes_the_tables_keeps_those_waiting_that_
     Leadership(URL, 1, "b", 1000, Wire(server, None, 0.0).access).look()
     assert server.world.now_ns - before_ns < SECOND_NS
     stopped.close()
+
+
+def test_large_rows_are_not_fetched_all_at_once(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 rows of 8 MiB, or of a message of 128 MiB each, were in memory together, twice: a standby
+    that was behind, or new, needed more than its machine had, each time that it was started."""
+    monkeypatch.setattr(mirroring, "BYTES", 2)
+    wire = Wire(server, None, 0.0)
+    _, epoch = lead(wire.access, "a")
+    leader = written(tmp_path / "leader", clean=True)
+    blocks = blocks_of(leader.folder)
+    fill(wire.access, epoch, blocks)
+    (tmp_path / "follower").mkdir()
+    mirror = Mirror(tmp_path / "follower", Leadership(URL, 1, "b", 1000, wire.access), 1)
+    mirror.open()
+    asked: list[str] = []
+
+    def note(text: str) -> bool:
+        asked.append(" ".join(text.split()))
+        return False
+
+    wire.cuts_next = note
+    assert mirror.catch_up()
+    assert sum("ORDER BY position LIMIT" in text for text in asked) >= len(blocks)
+    for path in leader.folder.glob("0*.segment"):
+        assert (tmp_path / "follower" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_reader_of_blocks_is_waited_for_once_and_not_for_each_dead_segment(
+    tmp_path: Path, server: Server, access: Access
+) -> None:
+    """A dump of a database with 100 of them kept the cleaner for 20 s with each that came, and who
+    changed a user as long."""
+    wire = Wire(server, None, 0.0)
+    _, epoch = lead(access, "a")
+    home = PostgresqlHome(URL, 1, epoch, wire.access)
+    blocks = dict(blocks_of(written(tmp_path, clean=True).folder))
+    names = sorted(blocks)[:3]
+    for name in names:
+        (tmp_path / name).write_bytes(blocks[name])
+        home.put(tmp_path, [name], [])
+    reader = access.connect(URL)
+    reader.execute("BEGIN")
+    reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    asked: list[str] = []
+
+    def note(text: str) -> bool:
+        asked.append(text)
+        return False
+
+    wire.cuts_next = note
+    for count, name in enumerate(names, 1):
+        ledger = name.replace(".segment", ".ledger")
+        (tmp_path / ledger).write_bytes(b"rows")
+        home.put(tmp_path, [ledger], [name])
+        assert sum("DROP TABLE" in text for text in asked) == count
+    reader.execute("COMMIT")
+    home.put(tmp_path, [], [names[0]])
+    assert schema.partitions(access.connect(URL), 1) == []
+
+
+def test_a_standby_whose_claim_is_superseded_before_it_is_safe_goes_on_following(
+    server: Server, access: Access
+) -> None:
+    """Commits that take longer than a lease let two standbys claim at once. The first of them
+    ended, with exit code 5, though it had never led."""
+    wire = Wire(server, None, 0.0)
+    first = Leadership(URL, 1, "a", 1000, wire.access)
+    first.look()
+    other = Leadership(URL, 1, "b", 1000, access)
+
+    def overtake(text: str) -> bool:
+        if text == schema.HELD:
+            wire.cuts_next = None
+            other.request(TAKEOVER)
+            assert other.claim() == 2
+        return False
+
+    wire.cuts_next = overtake
+    assert first.claim() == 0
+    assert first.look()[0].holder == "b"
 
 
 @pytest.mark.parametrize(

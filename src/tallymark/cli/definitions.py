@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json as jsons
+import os
+import stat
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,9 +31,19 @@ def export(file: File, vhost: Vhost = None, url: Url = URL, user: Login = LOGIN)
     if file == STREAM:
         print(text, end="")
         return
-    file.touch(mode=0o600)
-    file.write_text(text, encoding="utf-8")
+    _write(file, text)
     print(f"definitions exported to {file}", file=sys.stderr)
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a file that its owner alone may read; one that was there is for its owner alone before
+    the text is in it. What is no file (a pipe, /dev/stdout) stays as it is."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.fchmod(descriptor, 0o600)
+            os.ftruncate(descriptor, 0)
+        opened.write(text)
 
 
 @app.command(name="import")

@@ -123,6 +123,12 @@ def tls_version(value: str) -> str:
     raise ValueError("one of tls1.0, tls1.1, tls1.2, tls1.3")
 
 
+def request_method(value: str) -> str:
+    if value != "get":
+        raise ValueError("get: auth servers are not asked with POST")
+    return value
+
+
 def log_level(value: str) -> str:
     levels = {"debug": "debug", "info": "info", "warn": "warning", "error": "error", "fatal": "off"}
     level = levels.get(value.lower())
@@ -155,6 +161,7 @@ EXACT_DEADLINES: Final = "deadlines are exact, there is no scan"
 OWN_FILES: Final = "the journal has files of its own, see segment_size"
 OWN_IDS: Final = "message ids are counted"
 OWN_LOGS: Final = "log lines have a form of their own, see log_format"
+ONLY_GET: Final = "auth servers are always asked with GET"
 NO_STATSD: Final = "nothing is sent to statsd; GET /metrics and GET /stats have the numbers"
 
 FLAGS: Final = (
@@ -173,7 +180,7 @@ FLAGS: Final = (
     Flag("broadcast-http-port", integer, "nsq_broadcast_http_port"),
     Flag("lookupd-tcp-address", text, "lookupd", repeats=True, key="nsqlookupd_tcp_addresses"),
     Flag("auth-http-address", text, "auth_http_address", repeats=True, key="auth_http_addresses"),
-    Flag("auth-http-request-method", text, refusal="auth servers are asked with GET"),
+    Flag("auth-http-request-method", request_method, note=ONLY_GET),
     Flag("http-client-connect-timeout", duration, "nsq_auth_connect_timeout"),
     Flag("http-client-request-timeout", duration, "nsq_auth_request_timeout"),
     Flag("topology-region", text, "nsq_topology_region"),
@@ -355,6 +362,10 @@ def show_help() -> None:
             print(f"  -{flag.name}\n    \t{several}{setting}")
 
 
+def _asks_version(given: Given) -> bool:
+    return boolean(given.get("version", ["false"])[0]) == "true"
+
+
 def main(arguments: list[str]) -> int:
     """Run a broker in nsqd's place; returns the exit code."""
     if any(word in ("-h", "-help", "--help", "--h") for word in arguments):
@@ -363,7 +374,7 @@ def main(arguments: list[str]) -> int:
     from tallymark.server.config.settings import ConfigError
 
     try:
-        if "version" in parse(arguments):
+        if _asks_version(parse(arguments)):
             print(f"nsqd v{PROTOCOL_VERSION} (tallymark {__version__})")
             return 0
         config, notes = configured(arguments)

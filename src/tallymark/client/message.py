@@ -229,7 +229,13 @@ class Message:
         }
         if body is not None:
             del values["kind"]
-        return Message(content.body if body is None else body, **(values | changes))
+        made = Message(content.body if body is None else body, **(values | changes))
+        # Times beyond what datetime holds are kept as they came.
+        if "expires_at" not in changes:
+            made._parts.properties.absolute_expiry_time = p.absolute_expiry_time
+        if "creation_time" not in changes:
+            made._parts.properties.creation_time = p.creation_time
+        return made
 
     @property
     def _parts(self) -> _Content:

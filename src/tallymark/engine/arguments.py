@@ -220,14 +220,16 @@ def _positive(value: object) -> str:
     return _not_negative(value)
 
 
-def _milliseconds(value: object) -> str:
+def milliseconds(value: object) -> str:
+    """Return what is wrong with a time, perhaps 0, of an argument or a policy; "" if nothing."""
     if isinstance(value, int) and value > LONGEST_MS:
         return f"{{value_too_large,{value}}}"
     return _not_negative(value)
 
 
-def _expiry(value: object) -> str:
-    return _milliseconds(value) or _positive(value)
+def positive_milliseconds(value: object) -> str:
+    """Return what is wrong with a time that must not be 0; "" if nothing."""
+    return milliseconds(value) or _positive(value)
 
 
 def _priorities(value: object) -> str:
@@ -325,10 +327,6 @@ def _retry_type(value: object) -> str:
     return _text(value) or "invalid_delayed_retry_type"
 
 
-def _delay(value: object) -> str:
-    return _milliseconds(value) or _positive(value)
-
-
 def _deliver_after(value: object) -> str:
     if value in DELIVER_AFTER:
         return ""
@@ -337,8 +335,8 @@ def _deliver_after(value: object) -> str:
 
 QUEUE_CHECKS: Final[dict[str, Callable[[object], str]]] = {
     "x-queue-type": _queue_type,
-    "x-expires": _expiry,
-    "x-message-ttl": _milliseconds,
+    "x-expires": positive_milliseconds,
+    "x-message-ttl": milliseconds,
     "x-dead-letter-exchange": _text,
     "x-dead-letter-routing-key": _routing_key,
     "x-dead-letter-strategy": _dead_letter_strategy,
@@ -357,8 +355,8 @@ QUEUE_CHECKS: Final[dict[str, Callable[[object], str]]] = {
     "x-acquired-limit": _not_negative,
     "x-consumer-timeout": _not_negative,
     "x-delayed-retry-type": _retry_type,
-    "x-delayed-retry-min": _delay,
-    "x-delayed-retry-max": _delay,
+    "x-delayed-retry-min": positive_milliseconds,
+    "x-delayed-retry-max": positive_milliseconds,
     "x-message-deduplication": _positive,
     "x-deliver-after": _deliver_after,
     "x-max-age": _age,
@@ -478,6 +476,15 @@ def check_named(name: str, arguments: dict[str, object]) -> None:
     PreconditionFailed."""
     if not name and arguments.get("x-queue-type") in ("quorum", STREAM):
         raise PreconditionFailed(f"Cannot declare a server-named queue for type {_kind(arguments)}")
+
+
+def may_take_default_type(
+    name: str, durable: bool, exclusive: bool, auto_delete: bool, arguments: dict[str, object]
+) -> bool:
+    """Return whether a default queue type applies to a declaration: it names no type. Queues that
+    are not lasting, and queues named by the broker, are always classic."""
+    is_lasting = durable and not exclusive and not auto_delete
+    return name != "" and is_lasting and "x-queue-type" not in arguments
 
 
 def check_default_type(type: str) -> None:

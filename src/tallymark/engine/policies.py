@@ -34,6 +34,8 @@ from tallymark.engine.arguments import (
     delays_out_of_order,
     erlang_term,
     is_routing_key,
+    milliseconds,
+    positive_milliseconds,
 )
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.patterns import PatternRefused, compile_pattern
@@ -114,8 +116,12 @@ def _retry_type(value: object) -> bool:
     return value in RETRY_TYPES
 
 
-def _delay(value: object) -> bool:
-    return _positive(value) and isinstance(value, int) and value <= LONGEST_MS
+def _time(value: object) -> bool:
+    return _integer(value) and milliseconds(value) == ""
+
+
+def _positive_time(value: object) -> bool:
+    return _integer(value) and positive_milliseconds(value) == ""
 
 
 def _age(value: object) -> bool:
@@ -165,9 +171,11 @@ class Key:
         """True if an operator policy may have the key; see `tighter`."""
 
 
+TIME: Final = f"0 to {LONGEST_MS} milliseconds, ten years"
+POSITIVE_TIME: Final = f"1 to {LONGEST_MS} milliseconds, ten years"
 KEYS: Final[dict[str, Key]] = {
-    "message-ttl": Key(_not_negative, "message TTL", "0 or more milliseconds", True),
-    "expires": Key(_positive, "queue expiry", "1 or more milliseconds", True),
+    "message-ttl": Key(_time, "message TTL", TIME, True),
+    "expires": Key(_positive_time, "queue expiry", POSITIVE_TIME, True),
     "max-length": Key(_not_negative, "maximum length", "0 or more messages", True),
     "max-length-bytes": Key(_not_negative, "maximum length in bytes", "0 or more bytes", True),
     "overflow": Key(
@@ -194,12 +202,8 @@ KEYS: Final[dict[str, Key]] = {
     RETRY_TYPE: Key(
         _retry_type, "delayed retry type", "one of: " + ", ".join(RETRY_TYPES), True
     ),
-    RETRY_MIN: Key(
-        _delay, "delayed retry minimum delay", "a positive number of milliseconds", True
-    ),
-    RETRY_MAX: Key(
-        _delay, "delayed retry maximum delay", "a positive number of milliseconds", True
-    ),
+    RETRY_MIN: Key(_positive_time, "delayed retry minimum delay", POSITIVE_TIME, True),
+    RETRY_MAX: Key(_positive_time, "delayed retry maximum delay", POSITIVE_TIME, True),
     "max-age": Key(_age, "max age", "a number above 0 and one of Y, M, D, h, m, s"),
     "stream-max-segment-size-bytes": Key(
         _segment, "segment size", f"0 to {LARGEST_SEGMENT} bytes"

@@ -26,6 +26,7 @@ from tallymark.engine.arguments import (
     check_same_flag,
     cleaned,
     free_name,
+    may_take_default_type,
     named,
 )
 from tallymark.engine.clock import Clock
@@ -265,16 +266,19 @@ class VirtualHost:
         exclusive: bool,
         auto_delete: bool,
         arguments: dict[str, object],
+        default: str = "",
     ) -> dict[str, object]:
-        """Return the arguments of a client's declaration, with the queue type added that a policy
-        or the virtual host sets as the default [rabbitmq default_queue_type]. Queues that are not
-        lasting, and queues named by the broker, are always classic.
+        """Return the arguments of a declaration, with the queue type added that a policy or the
+        virtual host sets as the default [rabbitmq default_queue_type]. default: the virtual host's,
+        if that is to be another one.
 
         While there is such a default, a queue that is there fits whatever its type is.
         """
-        if "x-queue-type" in arguments or not name or not durable or exclusive or auto_delete:
+        if not may_take_default_type(name, durable, exclusive, auto_delete, arguments):
             return arguments
-        type: object = self.policy_table.default_type(name) or self.topology.default_queue_type
+        type: object = self.policy_table.default_type(name) or (
+            default or self.topology.default_queue_type
+        )
         current = self.queues.get(cleaned(name))
         if type and current is not None:
             type = current.arguments.get("x-queue-type")

@@ -39,6 +39,8 @@ from tallymark.stored.segment import (
     SEAL,
     Verdict,
     is_sound_checkpoint,
+    is_spare,
+    is_unfinished,
     known_header,
     parsed_checkpoint,
     parsed_name,
@@ -107,9 +109,9 @@ class Folder:
                 segments.append(SegmentFile(path / name, named[0], named[1]))
             elif position is not None:
                 self.checkpoints.insert(0, (position, name))
-            elif name.endswith(".tmp"):
+            elif is_unfinished(name):
                 self.leftovers.append(name)
-            elif name.startswith("spare-"):
+            elif is_spare(name):
                 self.spares.append(name)
         for segment in segments:
             known = self.segments.get(segment.number)

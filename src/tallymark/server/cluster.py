@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from typing import Any, final
+from collections.abc import Callable
+from typing import Any, Final, final
 
 import psycopg
 
@@ -21,6 +22,7 @@ from tallymark import __version__
 from tallymark.journal.files import Files
 from tallymark.journal.home import Home
 from tallymark.journal.postgresql.connection import DIRECT, Access
+from tallymark.journal.postgresql.errors import SchemaRefused
 from tallymark.journal.postgresql.home import PostgresqlHome
 from tallymark.journal.postgresql.leadership import Leadership
 from tallymark.server import supervisor
@@ -36,6 +38,9 @@ from tallymark.server.replay import Replay
 from tallymark.server.standby import Following, Keeper, process_name
 
 log = log_of("server")
+
+END_S: Final = 5.0
+"""Seconds for which a question to the database may take, once the broker ends."""
 
 
 @final
@@ -76,7 +81,7 @@ class Lead:
 
     async def let_go(self) -> None:
         """Renew no more, and have a standby take over at once."""
-        await asyncio.to_thread(self.keeper.stop)
+        await _ended(self.keeper.stop, self.keeper.cut)
 
 
 async def take_lead(
@@ -103,6 +108,7 @@ async def take_lead(
         await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
             following.stop()
+            await _within(work, following.cut)
         epoch = await work
         if not epoch:
             following.close()
@@ -115,7 +121,7 @@ async def take_lead(
         leaving = access.threads.thread(lambda: _leave(leadership), "leaving")
         leaving.start()
         if not epoch:  # who leads does not wait for it: it is a commit
-            await asyncio.to_thread(leaving.join)
+            await _ended(leaving.join, leadership.cut)
 
 
 async def _lead(
@@ -147,18 +153,35 @@ async def _lead(
     if reading.done() and reading.exception() is None:
         return Lead(config, following.replay, keeper, lost, access)
     following.stop()
-    await asyncio.to_thread(keeper.stop)
+    await _ended(keeper.stop, keeper.cut)
+    await _within(reading, following.cut)
     await reading
     following.close()
     log.info("standby.stopped")
     return None
 
 
+async def _ended(wait: Callable[[], None], cut: Callable[[], None]) -> None:
+    """Wait in a thread for what ends, and asks the database; cut: as _within."""
+    work = asyncio.create_task(asyncio.to_thread(wait))
+    await _within(work, cut)
+    await work
+
+
+async def _within(work: asyncio.Future[Any], cut: Callable[[], None]) -> None:
+    """Wait for what was told to end. Whatever it asks a database that does not answer, or that
+    waits for its standby, fails after a while by `cut`: there is no end to that otherwise."""
+    while not work.done():
+        await asyncio.wait([work], timeout=END_S)
+        if not work.done():
+            cut()
+
+
 def _leave(leadership: Leadership) -> None:
     """Follow no more: no operator counts on this broker as a standby."""
     try:
         leadership.unfollow()
-    except psycopg.Error as error:
+    except (psycopg.Error, SchemaRefused) as error:
         log.info("standby.not_removed", problem=" ".join(str(error).split()))
     leadership.close()
 

@@ -40,7 +40,7 @@ from tallymark.server import amqp10, logs, supervisor
 from tallymark.server.access import audit, users
 from tallymark.server.access.limits import LimitsError
 from tallymark.server.access.tls import Certificates, Tls, TlsRefused
-from tallymark.server.access.user import UsersError
+from tallymark.server.access.user import GUEST, UsersError
 from tallymark.server.amqp import AmqpClient, Settings
 from tallymark.server.clock import wall_ms
 from tallymark.server.config.kinds import LOCAL, is_loopback, show_size
@@ -178,6 +178,7 @@ def _check_users(config: Config) -> None:
     users.load(config.data_dir)
     if config.definitions is None:
         _check_hosts(config)
+        _check_anonymous(config)
 
 
 def _check_tracing(config: Config) -> None:
@@ -232,6 +233,20 @@ def _check_hosts(config: Config) -> None:
         raise StartRefused(
             f"host is {', '.join(open_hosts)}, expected a loopback address while no users are "
             f"configured: add one with `tallymark user add NAME --data-dir {config.data_dir}`"
+        )
+
+
+def _check_anonymous(config: Config) -> None:
+    """Refuse an `anonymous_user` that is not there: no client could log in as it. Raises
+    StartRefused or UsersError."""
+    name = config.anonymous_user
+    known = set(users.load(config.data_dir))
+    if not known and not config.auth_oauth2_resource_server_id:
+        known.add(GUEST)
+    if name and name not in known:
+        raise StartRefused(
+            f"anonymous_user is {name!r}, and there is no such user: add it with "
+            f"`tallymark user add {name} --data-dir {config.data_dir}`"
         )
 
 
@@ -312,6 +327,7 @@ def _checked(read: Callable[[], Config]) -> Callable[[], Config]:
         config = read()
         try:
             check_settings(config)
+            _check_anonymous(config)
         except (StartRefused, UsersError) as error:
             raise ConfigError(str(error)) from error
         return config
@@ -440,6 +456,7 @@ async def _take_definitions(node: Node, file: Path) -> None:
     except DefinitionsRefused as error:
         raise StartRefused(str(error)) from error
     _check_hosts(node.config)
+    _check_anonymous(node.config)
 
 
 def _announce(

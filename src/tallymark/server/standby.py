@@ -117,6 +117,10 @@ class Following:
         """Have `until_leading` return soon. From any thread."""
         self._stopped.set()
 
+    def cut(self) -> None:
+        """Make what waits for the database fail now. From any thread."""
+        self._leadership.cut()
+
     def close(self) -> None:
         """Let go of the folder, of a broker that does not lead."""
         self._opened.release()
@@ -286,6 +290,10 @@ class Keeper:
 
     def start(self) -> None:
         self._thread.start()
+
+    def cut(self) -> None:
+        """Make what waits for the database fail now. From any thread."""
+        self._leadership.cut()
 
     def stop(self) -> None:
         """Renew no more, and give the lease back so that a standby may claim it at once."""

@@ -215,6 +215,21 @@ def parsed_checkpoint(name: str) -> int | None:
         return None
 
 
+def is_spare(name: str) -> bool:
+    """Return whether this is the name of a spare."""
+    digits = name.removeprefix("spare-").removesuffix(".segment")
+    return digits.isascii() and digits.isdigit() and name == spare_name(int(digits))
+
+
+def is_unfinished(name: str) -> bool:
+    """Return whether this is the name of a segment, ledger, checkpoint or spare that was not
+    complete. Other files are of somebody else, or written anew by whoever needs them."""
+    whole = name.removesuffix(".tmp")
+    return whole != name and (
+        parsed_name(whole) is not None or parsed_checkpoint(whole) is not None or is_spare(whole)
+    )
+
+
 def is_sound_checkpoint(data: bytes) -> bool:
     """Return whether a checkpoint is complete: all blocks are there, including the seal."""
     headers, length, verdict = scan(data, salt=0)

@@ -47,8 +47,11 @@ _DEFAULTS: Final = {
     "keepalives_count": "3",
     "tcp_user_timeout": str(LOST_MS),
     "application_name": "tallymark",
+    "client_encoding": "UTF8",
 }
-"""Parameters of a connection where the URL does not say otherwise."""
+"""Parameters of a connection where the URL does not say otherwise. The encoding would be the
+database's, and of one without any (SQL_ASCII) psycopg gives texts as bytes, which no name equals.
+"""
 _SESSION: Final = (
     "SET synchronous_commit TO on; "
     f"SET idle_in_transaction_session_timeout TO '{IDLE_S}s'; "

@@ -286,9 +286,9 @@ class PostgresqlHome:
 
     def _drop_dead(self, connection: Connection, is_doubtful: bool) -> None:
         """Drop the partitions of segments that have a ledger. Readers of blocks, say a backup of
-        the database, are not waited for: what they keep is dropped by a later call. Neither is the
-        synchronous standby, while all blocks are locked: what a failover brings back is dropped
-        with the next."""
+        the database, are waited for once: what they keep is dropped by a later call. The
+        synchronous standby is not waited for, while all blocks are locked: what a failover brings
+        back is dropped with the next."""
         rows = connection.execute(
             "SELECT DISTINCT name FROM tallymark.file WHERE journal = %s AND name LIKE %s",
             (self._journal, "%.ledger"),
@@ -304,7 +304,7 @@ class PostgresqlHome:
                     f"{_DROPPING}; DROP TABLE {table}; {self._fails_without_lead()}".encode()
                 )
             except psycopg.errors.LockNotAvailable:
-                continue
+                return  # who reads one may read all: each would be waited for in vain
             except psycopg.errors.DivisionByZero:
                 raise self._lead_lost(connection) from None
 

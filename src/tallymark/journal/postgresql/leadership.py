@@ -62,7 +62,8 @@ class Leadership:
 
     def claim(self) -> int:
         """Claim the lease where it is free. Returns the new epoch once that is safe, and no commit
-        of an older one can happen any more; 0: another broker holds it. Raises Doubtful."""
+        of an older one can happen any more; 0: another broker holds it, or claimed it before this
+        claim was safe. Raises Doubtful."""
         with self._locked() as (connection, lease, now_ms):
             if lease.holder == self.name:
                 epoch = lease.epoch  # claimed before, and the answer was lost
@@ -76,8 +77,7 @@ class Leadership:
                     (epoch, self._journal),
                 )
                 self._write(connection, claimed)
-        self._confirm(epoch)
-        return epoch
+        return epoch if self._confirm(epoch) else 0
 
     def renew(self, epoch: int) -> Lease:
         """Renew the lease, of which this broker is the holder; return it as it is now, with what
@@ -150,6 +150,10 @@ class Leadership:
         """Name of the channel on which changes are announced."""
         return f"tallymark_{self._journal}"
 
+    def cut(self) -> None:
+        """Make what waits for the server fail now. From any thread."""
+        self._link.cut()
+
     def close(self) -> None:
         self._link.drop()
 
@@ -174,12 +178,14 @@ class Leadership:
             lease, now_ms = self._read(connection, " FOR UPDATE")
             yield connection, lease, now_ms
 
-    def _confirm(self, epoch: int) -> None:
-        """Return once a commit in this epoch is safe. Raises Doubtful, LeadLost."""
+    def _confirm(self, epoch: int) -> bool:
+        """Return once a commit in this epoch is safe; False: the journal is in another. Raises
+        Doubtful."""
         values = {"journal": self._journal, "epoch": epoch}
         if self.connected().execute(HELD, values).fetchone() is None:
-            raise LeadLost(self._journal, epoch, self.look()[0].epoch)
+            return False
         self._link.check()
+        return True
 
     def _read(self, connection: Connection, locking: str) -> tuple[Lease, int]:
         """Return the lease and the time. The epoch is read in a statement of its own, after the

@@ -30,7 +30,18 @@ from tallymark.stored.segment import parsed_checkpoint, parsed_name
 MARKER: Final = "postgresql.json"
 """File that says that a folder is a mirror of tables, and of which journal."""
 ROWS: Final = 64
-"""Rows of blocks that are fetched at a time."""
+BYTES: Final = 16 << 20
+"""Rows of blocks that are fetched at a time, at most; and the bytes behind which no further one is:
+a row has 8 MiB under load, and a message as large as it may be is one."""
+_NEXT: Final = """
+SELECT position, crc, bytes, epoch FROM (
+    SELECT *, sum(length(bytes)) OVER (ORDER BY position) - length(bytes) AS ahead FROM (
+        SELECT position, crc, bytes, epoch FROM tallymark.block
+        WHERE journal = %s AND position >= %s ORDER BY position LIMIT %s
+    ) AS next
+) AS counted WHERE ahead < %s ORDER BY position
+"""
+"""Rows from a position on. Of those that are not given PostgreSQL reads no bytes."""
 OFFSET: Final = 0xFFFFFFFF
 
 
@@ -204,12 +215,7 @@ class Mirror:
         """Fetch the next rows; return whether there were any."""
         rows = (
             self._leadership.connected()
-            .execute(
-                "SELECT position, crc, bytes, epoch FROM tallymark.block "
-                "WHERE journal = %s AND position >= %s ORDER BY position LIMIT %s",
-                (self._journal, self.position, ROWS),
-                binary=True,
-            )
+            .execute(_NEXT, (self._journal, self.position, ROWS, BYTES), binary=True)
             .fetchall()
         )
         if not rows:

@@ -10,7 +10,7 @@ switches it off, neither the configuration nor anybody over HTTP. Its events:
     request.turned_away    what a web page or a foreign name asked for (http/guard.py)
     request.done       a change over HTTP of users, permissions, policies, limits, virtual hosts,
                        definitions, queues, exchanges, bindings, connections, logs or the
-                       configuration, and by whom
+                       configuration, and by whom; over NSQ's HTTP of topics, channels or options
     user.added, user.changed, user.deleted    whoever did it, also `tallymark user`
     config.reloaded, policy.set    what the configuration brought
 """
@@ -45,6 +45,8 @@ DELETED: Final = ("/api/tallymark/subscriptions", "/api/tallymark/sinks")
 everyday work."""
 MESSAGES: Final = re.compile(r"/api/(exchanges/.*/publish|queues/.*/get)/?", re.DOTALL)
 """Paths at which a POST publishes or gets messages, which is not audited."""
+CHANGES_OF_NSQ: Final = ("/topic/", "/channel/", "/config/")
+"""Path prefixes of what changes topics and channels at NSQ's HTTP interface."""
 LONGEST: Final = 200
 
 
@@ -102,6 +104,11 @@ def is_change(method: str, path: str) -> bool:
     if method == "POST" and MESSAGES.fullmatch(path):
         return False
     return method not in READING and path.startswith(CHANGES)
+
+
+def is_change_of_nsq(method: str, path: str) -> bool:
+    """Return whether a request to NSQ's HTTP interface belongs in the audit log."""
+    return method not in READING and path.startswith(CHANGES_OF_NSQ)
 
 
 def users_changed(before: dict[str, User], after: dict[str, User], by: str) -> None:

@@ -117,6 +117,7 @@ def _sections(vhost: VirtualHost, limits: Quotas) -> dict[str, list[dict[str, An
         "queues": [
             {
                 "name": queue.name,
+                "type": queue.settings.type,
                 "durable": queue.durable,
                 "auto_delete": queue.auto_delete,
                 "arguments": plain(queue.arguments),
@@ -251,11 +252,16 @@ def _apply(node: Node, plan: Plan) -> list[str]:
     for vhost_name, policy, operator in plan.policies:
         attempt(f"policy '{policy.name}'", broker.registry.set_policy, vhost_name, policy, operator)
     for queue in plan.queues.values():
+        arguments = queue.arguments
+        if not queue.is_typed:
+            arguments = broker.vhost(queue.vhost).with_type(
+                queue.name, queue.durable, False, queue.auto_delete, arguments
+            )
         connection = broker.clients.open_connection(queue.vhost, "", ADMINISTRATION)
         attempt(
             f"queue '{queue.name}' in vhost '{queue.vhost}'",
             broker.registry.declare_queue, connection,
-            queue.name, queue.durable, False, queue.auto_delete, queue.arguments, False,
+            queue.name, queue.durable, False, queue.auto_delete, arguments, False,
         )  # fmt: skip
         broker.clients.close_connection(connection, False)
     for (vhost_name, name), new in plan.exchanges.items():

@@ -23,6 +23,7 @@ from tallymark.engine.arguments import (
     check_queue_arguments,
     check_same_arguments,
     check_same_flag,
+    may_take_default_type,
     named,
 )
 from tallymark.engine.broker import Broker
@@ -50,6 +51,7 @@ from tallymark.server.access.user import (
     tagged,
     tags_from,
 )
+from tallymark.server.management.vhosts import UNDEFINED
 
 SHA256: Final = "rabbit_password_hashing_sha256"
 OPERATOR_POLICY: Final = "operator_policy"
@@ -85,6 +87,8 @@ class NewQueue:
     durable: bool
     auto_delete: bool
     arguments: dict[str, Any]
+    is_typed: bool
+    """True if the file says of which type it is, and no default applies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +242,7 @@ class _Reader:
         queue_type = about.get("default_queue_type")
         if queue_type in QUEUE_TYPES:
             self.plan.default_types[name] = queue_type
-        elif queue_type not in (None, "", "undefined"):
+        elif queue_type not in (None, "", UNDEFINED):
             self._pass_over(f"vhost '{name}': default_queue_type {queue_type!r}")
 
     def _read_user(self, entry: Entry) -> None:
@@ -335,10 +339,12 @@ class _Reader:
         kind = entry.get("type")
         if kind in ("quorum", "stream"):
             arguments.setdefault("x-queue-type", kind)
-        queue = NewQueue(
-            vhost, name, _get(entry, "durable", bool, False),
-            _get(entry, "auto_delete", bool, False), arguments,
-        )  # fmt: skip
+        durable = _get(entry, "durable", bool, False)
+        auto_delete = _get(entry, "auto_delete", bool, False)
+        is_typed = kind in QUEUE_TYPES
+        if not is_typed:
+            arguments = self._with_default_type(vhost, name, durable, auto_delete, arguments)
+        queue = NewQueue(vhost, name, durable, auto_delete, arguments, is_typed)
         current = self._there(vhost)
         there = None if current is None else current.queues.get(name)
         if there is not None:
@@ -362,6 +368,18 @@ class _Reader:
                 self._pass_over(f"{what}: argument '{argument}' is kept, without effect")
             elif argument.startswith("x-") and argument not in QUEUE_ARGUMENTS:
                 self._pass_over(f"{what}: argument '{argument}' is kept, not known")
+
+    def _with_default_type(
+        self, vhost: str, name: str, durable: bool, auto_delete: bool, arguments: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return the arguments of a queue as a client's declaration would have them. A policy of
+        the file is seen only when it is made."""
+        default = self.plan.default_types.get(vhost, "")
+        there = self._there(vhost)
+        if there is not None:
+            return there.with_type(name, durable, False, auto_delete, arguments, default)
+        takes_it = may_take_default_type(name, durable, False, auto_delete, arguments)
+        return {**arguments, "x-queue-type": default} if default and takes_it else arguments
 
     def _read_exchange(self, entry: Entry) -> None:
         name, vhost = _short(entry, "name"), self._vhost_of(entry)

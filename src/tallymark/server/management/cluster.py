@@ -26,6 +26,7 @@ from tallymark.server.management.requests import (
 )
 from tallymark.server.management.topology import ONE_QUEUE
 from tallymark.server.node import node_name
+from tallymark.shovels.plan import AMQP, scheme_of
 
 EMPTY: Final = (
     "topic-permissions", "users/{user}/topic-permissions", "vhosts/{vhost}/topic-permissions",
@@ -38,6 +39,9 @@ NOTHING: Final = (
     "/api/topic-permissions/{vhost}/{user}", PARAMETER, "/api/global-parameters/{name}",
 )  # fmt: skip
 """Single things out of those lists: there is none."""
+AMQP_091: Final = "amqp091"
+AMQP_10: Final = "amqp10"
+"""RabbitMQ's words for what shovels speak."""
 ACTIONS: Final = ("sync", "cancel_sync")
 """Actions on the mirrors of a queue."""
 
@@ -74,7 +78,7 @@ class Cluster(Routes):
         """Return the shovels of the configuration, as RabbitMQ lists static ones; nothing to users
         that are no administrators."""
         rows = self.node.shovels.rows() if user_of(request).administrator else []
-        return listed(request, [_static(row) for row in rows])
+        return listed(request, [static_row(row) for row in rows])
 
     async def _nothing(self, request: web.Request) -> web.Response:
         raise NotFound(f"{request.path}: there is none, as there are no plugins")
@@ -118,16 +122,20 @@ class Cluster(Routes):
         return web.Response(status=204)
 
 
-def _static(row: dict[str, Any]) -> dict[str, Any]:
+def static_row(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a shovel of the configuration as RabbitMQ shows one."""
     state = "terminated" if row["state"] == "stopping" else row["state"]
-    return {
+    found = {
         "node": node_name(),
         "name": row["name"],
         "type": "static",
         "state": state if state in ("running", "terminated") else "starting",
         "src_uri": row["from"],
         "dest_uri": row["to"],
-        "src_protocol": row["from"].partition("://")[0],
-        "dest_protocol": row["to"].partition("://")[0],
         "src_queue": row["queue"],
     }
+    for field, address in (("src_protocol", row["from"]), ("dest_protocol", row["to"])):
+        protocol = AMQP.get(scheme_of(address))
+        if protocol is not None:  # RabbitMQ has no word for the others, and clients know no other
+            found[field] = AMQP_091 if protocol.endswith("091") else AMQP_10
+    return found

@@ -25,6 +25,18 @@ UNITS_S: Final = {
 """Units of time that a certificate is still to be good for, in seconds, as RabbitMQ counts them."""
 
 
+LISTENERS: Final = {
+    **dict.fromkeys(
+        ("amqp091", "amqp0.9.1", "amqp0-9-1", "amqp0_9_1", "amqp10", "amqp1.0", "amqp1-0",
+         "amqp1_0"),
+        "amqp",
+    ),
+    "amqps": "amqp/ssl",
+    **dict.fromkeys(("http1", "http1.1", "http_api", "management", "management_ui", "ui"), "http"),
+}  # fmt: skip
+"""Protocols of listeners by the other names that RabbitMQ has for them."""
+
+
 class Health(Routes):
     """Routes under /api/health/checks and /api/healthchecks."""
 
@@ -59,18 +71,20 @@ class Health(Routes):
         return answer({"status": "ok", "reason": "single node cluster"})
 
     async def _port_listener(self, request: web.Request) -> web.Response:
-        port = request.match_info["port"]
-        ports = [port for _, _, port in listeners(self.http)]
-        if port in map(str, ports):
-            return answer({"status": "ok", "port": int(port)})
+        asked = request.match_info["port"]
+        if not is_number(asked):
+            raise Refused(400, "bad_request", f"Invalid port: {asked!r}, expected a whole number")
+        port, ports = int(asked), [port for _, _, port in listeners(self.http)]
+        if port in ports:
+            return answer({"status": "ok", "port": port})
         return answer(
             {"status": "failed", "reason": "No active listener", "missing": port, "ports": ports},
             503,
         )
 
     async def _protocol_listener(self, request: web.Request) -> web.Response:
-        asked = request.match_info["protocol"]
-        protocol = "amqp" if asked in ("amqp", "amqp091", "amqp0.9.1") else asked
+        asked = request.match_info["protocol"].lower()
+        protocol = LISTENERS.get(asked, asked)
         protocols = sorted({protocol for protocol, _, _ in listeners(self.http)})
         if protocol in protocols:
             return answer({"status": "ok", "protocol": protocol})
@@ -78,7 +92,7 @@ class Health(Routes):
             {
                 "status": "failed",
                 "reason": "No active listener",
-                "missing": asked,
+                "missing": protocol,
                 "protocols": protocols,
             },
             503,

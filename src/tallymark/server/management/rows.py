@@ -18,7 +18,7 @@ from tallymark.bridge.amqp10.client import Session
 from tallymark.engine.exchange import Binding, Exchange
 from tallymark.engine.policies import merged
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import Consumer, active_of, consumers_of
+from tallymark.engine.session import Consumer, active_of, consumers_of, timeout_of
 from tallymark.engine.streams import offset_of
 from tallymark.engine.table_json import canonical
 from tallymark.engine.vhost import VirtualHost
@@ -40,6 +40,9 @@ NSQ_CHANNEL: Final = 0
 NO_ARGUMENTS: Final = "~"
 """The properties key of a binding that has neither key nor arguments."""
 PEER: Final = re.compile(r"\[?(.*?)\]?:(\d+) -> \[?(.*?)\]?:(\d+)")
+"""Name of an AMQP connection: the addresses of both ends."""
+NSQ_PEER: Final = re.compile(r"(?!unix:)\[?(.*?)\]?:(\d+)")
+"""Name of an NSQ connection: the client's address, unless it came through a file's socket."""
 
 
 # -- queues
@@ -127,6 +130,7 @@ def consumer_row(consumer: Consumer) -> dict[str, Any]:
         "activity_status": "single_active"
         if consumer.queue.settings.single_active and consumer.queue.active is consumer
         else "up",
+        "consumer_timeout": timeout_of(consumer, consumer.queue),
         "arguments": {"x-priority": consumer.priority} if consumer.priority else {},
         **({"offset": offset_of(consumer)} if consumer.queue.settings.is_stream else {}),
         "channel_details": {
@@ -212,7 +216,7 @@ def properties_key(key: str, arguments: dict[str, object]) -> str:
 
 def peer_details(name: str) -> dict[str, Any]:
     """Return the peer's host and port as the connection's name has them."""
-    found = PEER.fullmatch(name)
+    found = PEER.fullmatch(name) or NSQ_PEER.fullmatch(name)
     if found is None:
         return {"name": name}
     return {"name": name, "peer_host": found[1], "peer_port": int(found[2])}

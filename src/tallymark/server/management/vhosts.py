@@ -24,6 +24,8 @@ from tallymark.server.samples import MOVED, PRESENT
 
 DEFAULT_TYPE: Final = ("default_queue_type", "defaultqueuetype")
 """Field names under which clients send the type of queues whose declaration names none."""
+UNDEFINED: Final = "undefined"
+"""Text that RabbitMQ shows for the default queue type of a virtual host that has none."""
 ONE: Final = "/api/vhosts/{vhost}"
 
 
@@ -105,6 +107,8 @@ class VirtualHosts(Routes):
         fields = await fields_of(request)
         broker = self.node.broker
         type = next((fields.text(key) for key in DEFAULT_TYPE if key in fields), None)
+        if type == UNDEFINED:
+            type = None
         check_default_type(type or "")
         is_new = name not in broker.vhosts
         if is_new:

@@ -14,7 +14,6 @@ from aiohttp import web
 from tallymark import __version__
 from tallymark.bridge.permissions import Access
 from tallymark.server import logs
-from tallymark.server.access import audit
 from tallymark.server.listening import shown
 from tallymark.server.logs import log_of
 from tallymark.server.nsq.lookupd import Lookupd
@@ -166,9 +165,6 @@ class BrokerRoutes:
             log.info("log.level_set", to=level)
         else:
             raise Refused(400, "INVALID_OPTION")
-        found = self._http.access(request)
-        user = "" if found is None else found[0].user
-        audit.request_done("NSQ", request.remote or "", user, "PUT", request.path, 200)
         return self._option(name)
 
     def _allow_config(self, request: web.Request) -> None:

@@ -52,6 +52,8 @@ from tallymark.server.turns import JournalFailed
 from tallymark.wire.nsq.limits import Limits
 
 NOT_FOUND: Final = 404
+OBJECTS: Final = ("topic", "channel")
+"""Parameters that name what a request changes."""
 HTTP_WORDS: Final = {NOT_FOUND: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_BIG"}
 
 log = log_of("nsq")
@@ -101,7 +103,10 @@ class NsqHttp:
             self._guard.check(request)
             if self.context.tls_required == "true" and not request.secure:
                 return self._refuse_plain()
-            return await self._handle(request, handler)
+            response = await self._handle(request, handler)
+            if audit.is_change_of_nsq(request.method, request.path):
+                self._tell_done(request, response.status)
+            return response
         except Refused as error:
             return self._refuse(request, error.status, str(error))
         except Turned as error:
@@ -141,6 +146,13 @@ class NsqHttp:
             if is_missing and request.method not in audit.READING:
                 await self._node.durable()
             raise
+
+    def _tell_done(self, request: web.Request, status: int) -> None:
+        """Tell the audit log of a change, with the topic and the channel that it was about."""
+        user = request[USER].name if USER in request else self._node.config.nsq_user
+        named = [f"{key}={request.query[key]}" for key in OBJECTS if key in request.query]
+        path = "?".join([request.path, *(["&".join(named)] if named else [])])
+        audit.request_done("NSQ", request.remote or "", user, request.method, path, status)
 
     @web.middleware
     async def _authenticate(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -110,15 +110,20 @@ class NsqService:
         tls: Tls | None,
     ) -> None:
         """Answer at nsqd's HTTP interface; the NSQ listeners have been started."""
+        self._http = self.make_http()
+        await self._http.start(http, https, tls)
+
+    def make_http(self) -> NsqHttp:
+        """Return nsqd's HTTP interface; it does not listen yet."""
         from tallymark.server.nsq.http import NsqHttp
 
         lookupd = self._lookupd
         assert lookupd is not None
-        web = self._http = NsqHttp(
+        made = NsqHttp(
             self._node, self.topics, self.limits, self.stats, lookupd, self.client_rows, self.doors
         )
-        web.context.tcp_addresses = self.addresses
-        await web.start(http, https, tls)
+        made.context.tcp_addresses = self.addresses
+        return made
 
     def listening(self) -> dict[str, list[tuple[str, int]]]:
         """Addresses by protocol, as the ready line and lists name it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Sequence
+from itertools import accumulate
 from typing import Any, Final, Protocol, TypeAlias
 
 import psycopg
@@ -379,14 +380,17 @@ def _(session: Session, found: re.Match[str], values: Sequence[Any]) -> Rows | i
     return [] if row is None else [(row.epoch, row.crc)]
 
 
-@_does("SELECT position, crc, bytes, epoch FROM tallymark.block WHERE journal = %s AND "
-       "position >= %s ORDER BY position LIMIT %s")  # fmt: skip
+@_does("SELECT position, crc, bytes, epoch FROM ( SELECT *, sum(length(bytes)) OVER (ORDER BY "
+       "position) - length(bytes) AS ahead FROM ( SELECT position, crc, bytes, epoch FROM "
+       "tallymark.block WHERE journal = %s AND position >= %s ORDER BY position LIMIT %s ) AS next "
+       ") AS counted WHERE ahead < %s ORDER BY position")  # fmt: skip
 def _(session: Session, found: re.Match[str], values: Sequence[Any]) -> Rows | int:
     session.share(BLOCKS)
-    journal, begin, most = values
+    journal, begin, most, most_bytes = values
     rows = session.tables.rows_of(journal, begin >> 32).items()
-    behind = [(at, row.crc, row.data, row.epoch) for at, row in rows if at >= begin]
-    return list(behind[:most])
+    behind = [(at, row.crc, row.data, row.epoch) for at, row in rows if at >= begin][:most]
+    ahead = accumulate((len(data) for _, _, data, _ in behind), initial=0)
+    return [row for row, size in zip(behind, ahead, strict=False) if size < most_bytes]
 
 
 @_does("SELECT position, epoch, crc, length(bytes) FROM tallymark.block WHERE journal = %s AND "
