@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from tallymark.wire.amqp10.limits import Limits
 from tallymark.wire.amqp10.outcomes import Accepted, Error, Rejected
 from tallymark.wire.amqp10.performatives import Attach, Source, Target
 from tallymark.wire.amqp10.sections import Properties, encode_message
@@ -115,3 +116,24 @@ def test_management_tells_of_arguments_that_are_no_text() -> None:
     status, text = node.ask("PUT", "/queues/q", {})
     assert status == 409
     assert "k\N{REPLACEMENT CHARACTER}" in str(text)
+
+
+@pytest.mark.parametrize("is_sender", [True, False])
+def test_a_link_whose_answer_is_too_large_for_the_peer_is_refused(
+    rig: Rig, is_sender: bool
+) -> None:
+    """The connection and its other links go on, and no consumer is left."""
+    peer = rig.connect10(limits=Limits(incoming_window=5000, max_frame_size=512))
+    session = peer.session()
+    name = "l" * 440  # the client's attach just fits
+    if is_sender:
+        asked = Attach(name=name, source=Source(), target=Target(address="/queues/q"))
+    else:
+        asked = Attach(name=name, source=Source(address="/queues/q"), target=Target())
+    error = peer.refused(session, asked, is_sender)
+    assert error.condition == "amqp:frame-size-too-small"
+    assert "max-frame-size is 512" in (error.description or "")
+    assert not rig.queue("q").consumers
+    reader = peer.receiver(session, credit=1)
+    assert peer.states(peer.send(peer.sender(session), "a")) == [Accepted()]
+    assert [got.link for got in peer.got] == [reader]

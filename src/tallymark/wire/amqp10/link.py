@@ -9,6 +9,7 @@ from __future__ import annotations
 from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10.ends import NO_HANDLE, LinkEnd, SessionEnd
 from tallymark.wire.amqp10.events import LinkAttached, LinkDetached, LinkFailed
+from tallymark.wire.amqp10.frames import frame
 from tallymark.wire.amqp10.outcomes import Error
 from tallymark.wire.amqp10.performatives import (
     RCV_FIRST,
@@ -71,9 +72,22 @@ class Link(LinkEnd):
         attach.rcv_settle_mode = self.rcv_settle_mode
         self._fill(attach)
         body = attach.encode()  # raises before any change if a value does not fit its field
+        if self.state is LinkState.ATTACH_RCVD and not self._fits(attach, body):
+            return
         self.handle = self.session.take_handle()
         self.state = state
         self.session.write(body)
+
+    def _fits(self, attach: Attach, body: bytes) -> bool:
+        """Return whether the peer takes an answer of this size. False: the link was refused. An
+        attach without termini, which refuses one, is sent whatever its size is."""
+        size = len(frame(self.session.channel, body))
+        most = self.session.connection.max_frame_size
+        if size <= most or (attach.source is None and attach.target is None):
+            return True
+        text = f"an attach of {size} bytes is due, max-frame-size is {most}"
+        self.fail(errors.FRAME_SIZE_TOO_SMALL, text)
+        return False
 
     def _fill(self, attach: Attach) -> None:
         """Set the fields of an attach that only this kind of end has."""
