@@ -144,3 +144,21 @@ def test_dl_23_letters_of_a_queue_to_itself_are_tried_where_one_cannot_be_read()
     queue = rig.vhost.queues["q"]
     assert (rig.ready("q"), queue.pending, queue.account.quarantined) == ([1, 3], 0, 1)
     rig.broker.check()
+
+
+def test_bytes_that_retention_let_go_are_the_same_after_a_restart() -> None:
+    """A message that cannot be read comes back when retention has passed it, and is dropped: the
+    replay counted its bytes, and the queue had not."""
+    rig = rig_with(1, 2, 3, queue_type="stream", max_age="1s")
+    queue = rig.vhost.queues["q"]
+    rig.log.spoiled.add(1)
+    rig.broker.consuming.browse(rig.session(), queue, "c", None)
+    rig.turn(NO_MEMORY)
+    assert queue.account.quarantined == 1
+    rig.advance(2000)
+    rig.log.spoiled.clear()
+    assert rig.broker.readmission.retry(queue) == 1
+    finish(rig)
+    assert (queue.ready, queue.account.quarantined) == (0, 0)
+    let_go = queue.retention.let_go_bytes
+    assert rig.restart().vhost.queues["q"].retention.let_go_bytes == let_go

@@ -329,7 +329,7 @@ class Retention:
         self.kept_from = QueueSequence(1)
         """First sequence that the stream still retains; all lower ones were deleted."""
         self.let_go_bytes = 0
-        """Bytes that the stream has deleted since it was declared."""
+        """Bytes that the stream has deleted since it was declared, as its DROPPED records say."""
         self.archive: Archived | None = None
         """Newest archived range. Everything before it is archived, too."""
         self.pins: list[Pin] = []
@@ -338,4 +338,3 @@ class Retention:
     def let_go(self, piece: Slice) -> None:
         """Note that the oldest messages were deleted."""
         self.kept_from = QueueSequence(piece.first + len(piece))
-        self.let_go_bytes += piece.size()

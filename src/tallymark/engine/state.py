@@ -95,6 +95,7 @@ class State:
         n = len(piece)
         of_stream = reason == records.DROPPED_RETENTION or reason == records.DROPPED_ARCHIVED
         size = piece.size() if of_stream else 0
+        queue.retention.let_go_bytes += size
         queue.account.end(n, DROPPED, reason)
         self.store.finish(piece.payload, n)
         if queue.stored:
