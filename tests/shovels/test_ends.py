@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 import pika
@@ -232,6 +234,50 @@ def test_two_shovels_at_once_move_nothing_twice(brokers: list[BrokerProcess]) ->
     asyncio.run(overlap(ends_of(plan, "me", PACE), ends_of(plan, "me", PACE)))
     move(plan, 2)
     assert [body for _, body in got(target, "overlapped")] == [b"0", b"1", b"2", b"3"]
+
+
+async def taken(source: Source, target: Target, count: int) -> None:
+    """Move so many messages; 0: the source has its subscription, and has handed nothing out."""
+    try:
+        await source.open()
+        await source.begin(await target.open(source.origin))
+        if count:
+            batch = await source.take(count)
+            assert batch is not None
+            await target.put(batch)
+            await source.settle(batch)
+    finally:
+        for end in (source, target):
+            await end.close()
+
+
+def test_a_source_from_a_backup_of_before_is_refused_with_the_way_out(
+    brokers: list[BrokerProcess], tmp_path: Path
+) -> None:
+    """Its next messages have the numbers of those that the target has. They are moved once the
+    subscription is gone."""
+
+    def ends(broker: BrokerProcess) -> tuple[Source, Target]:
+        sides = [broker, brokers[1]]
+        return ends_of(plan_of(sides, ("http", "http"), "restored"), "me", PACE)
+
+    with BrokerProcess(tmp_path / "data") as broker:
+        _, target = declared([broker, brokers[1]], "restored")
+        asyncio.run(taken(*ends(broker), 0))
+    shutil.copytree(tmp_path / "data", tmp_path / "backup")
+    with BrokerProcess(tmp_path / "data") as broker:
+        channel_of(broker).basic_publish("", "restored", b"old")
+        asyncio.run(taken(*ends(broker), 1))
+    with BrokerProcess(tmp_path / "backup") as broker:
+        channel_of(broker).basic_publish("", "restored", b"new")
+        found = asyncio.run(refusal(taken(*ends(broker), 1)))
+        assert "the target has 1 of its messages, and the source has handed out 0" in str(found)
+        assert not found.may_pass
+        name = str(found).split("'")[1]
+        path = f"/api/tallymark/subscriptions/%2F/restored/{quote(name, safe='')}"
+        assert broker.http("DELETE", path)[0] == 200
+        asyncio.run(taken(*ends(broker), 1))
+    assert [body for _, body in got(target, "restored")] == [b"old", b"new"]
 
 
 def test_a_shovel_is_no_other_whose_name_begins_with_its_own(brokers: list[BrokerProcess]) -> None:

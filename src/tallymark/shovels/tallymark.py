@@ -164,6 +164,14 @@ class TallymarkSource(Source):
     async def begin(self, known: int | None) -> None:
         if known is None:
             self._again = self._next
+        elif known > self._next:
+            raise ShovelFailed(
+                f"source queue {self._queue}: the target has {known} of its messages, and the "
+                f"source has handed out {self._next}: it is older than the target, as after a "
+                "restore of a backup, and its next messages may be others. Delete the subscription "
+                f"'{self.origin}' at the source, and all that the queue holds is moved",
+                False,
+            )
         elif known > self._at:
             await self._settle(known)
             self._at = known
