@@ -144,14 +144,13 @@ class Web:
         await self._server.start(*self._sockets)
 
     def _made(self) -> HttpServer:
-        """Make both servers, and return that of management. Nothing listens, and another attempt
-        may follow."""
+        """Return the server of management. Nothing listens, and another attempt may follow."""
         from tallymark.server.http.server import HttpServer
 
         server = HttpServer(self._node)
         server.context.amqp, server.context.amqps = self.amqp, self.amqps
         if self._service is not None:
-            self._service.make_http()
+            self._service.make_http()  # only to see that its code can be loaded
             server.context.nsq = self._service.listening()
             server.context.topics = self._service.topics
         return server
