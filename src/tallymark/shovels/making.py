@@ -9,7 +9,7 @@ from tallymark.shovels.amqp import AmqpSource, AmqpTarget, exchange_address
 from tallymark.shovels.ends import Source, Target
 from tallymark.shovels.nsq import NsqSource, NsqTarget
 from tallymark.shovels.parcel import Stamp
-from tallymark.shovels.plan import AMQP, HTTP, NSQ, Plan, scheme_of
+from tallymark.shovels.plan import AMQP, HTTP, NSQ, Plan, is_091, scheme_of
 from tallymark.shovels.shovel import Pace
 from tallymark.shovels.tallymark import TallymarkSource, TallymarkTarget
 from tallymark.wire.conversion.addresses import queue_address
@@ -59,7 +59,7 @@ def _target(plan: Plan, stamp: Stamp) -> Target:
 def _address(broker: str, queue: str) -> str:
     """Return the address of a queue. Peers of AMQP 1.0 have addresses of their own, which are taken
     as they stand."""
-    return queue_address(queue) if AMQP[scheme_of(broker)].endswith("091") else queue
+    return queue_address(queue) if is_091(broker) else queue
 
 
 def _for_client(address: str) -> str:

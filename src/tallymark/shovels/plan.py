@@ -133,6 +133,11 @@ def scheme_of(address: str) -> str:
     return address.partition("://")[0].lower()
 
 
+def is_091(address: str) -> bool:
+    """Return whether an address is one of AMQP 0-9-1."""
+    return AMQP.get(scheme_of(address), "").endswith("091")
+
+
 def shown(address: str) -> str:
     """
     >>> shown("amqp://me:secret@rabbit:5672/%2F")

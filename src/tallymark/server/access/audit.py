@@ -46,7 +46,7 @@ everyday work."""
 MESSAGES: Final = re.compile(r"/api/(exchanges/.*/publish|queues/.*/get)/?", re.DOTALL)
 """Paths at which a POST publishes or gets messages, which is not audited."""
 CHANGES_OF_NSQ: Final = ("/topic/", "/channel/", "/config/")
-"""Path prefixes of such requests to the HTTP interface of NSQ."""
+"""Path prefixes of audited requests to NSQ's HTTP interface."""
 LONGEST: Final = 200
 
 

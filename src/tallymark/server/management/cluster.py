@@ -26,7 +26,7 @@ from tallymark.server.management.requests import (
 )
 from tallymark.server.management.topology import ONE_QUEUE
 from tallymark.server.node import node_name
-from tallymark.shovels.plan import AMQP, scheme_of
+from tallymark.shovels.plan import AMQP, is_091, scheme_of
 
 EMPTY: Final = (
     "topic-permissions", "users/{user}/topic-permissions", "vhosts/{vhost}/topic-permissions",
@@ -135,7 +135,6 @@ def static_row(row: dict[str, Any]) -> dict[str, Any]:
         "src_queue": row["queue"],
     }
     for field, address in (("src_protocol", row["from"]), ("dest_protocol", row["to"])):
-        protocol = AMQP.get(scheme_of(address))
-        if protocol is not None:  # RabbitMQ has no word for the others, and clients know no other
-            found[field] = AMQP_091 if protocol.endswith("091") else AMQP_10
+        if scheme_of(address) in AMQP:  # RabbitMQ has no word for the others, and clients know none
+            found[field] = AMQP_091 if is_091(address) else AMQP_10
     return found
