@@ -51,7 +51,7 @@ class Troubles:
         return sum(max(0, min(end_ns, end) - max(begin_ns, begin)) for begin, end in self._times)
 
     def leave_more_than(self, bound_ns: int, begin_ns: int, end_ns: int) -> bool:
-        """Return whether in a time nothing hung for longer than `bound_ns`."""
+        """Return whether a time is longer than `bound_ns`, even without what hung in it."""
         left_ns = end_ns - begin_ns - bound_ns
         return left_ns > 0 and left_ns > self.within_ns(begin_ns, end_ns)
 
