@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -153,6 +154,41 @@ def test_a_process_without_files_has_those_that_were_set_aside(tmp_path: Path) -
     for fd in held:
         os.close(fd)
     assert files.restore()
+    files.give_back()
+
+
+class NoTimers:
+    """A loop of which only threads are asked for: they run when it waits for them."""
+
+    is_poked = False
+
+    def call_later(self, delay: float, callback: Callable[..., object], *args: object) -> None:
+        """Never."""
+
+
+def test_the_loop_waits_for_a_thread_that_makes_a_file_with_one_that_was_set_aside(
+    tmp_path: Path,
+) -> None:
+    """World 9950522 hung: the thread held a lock of the operating system while the call took its
+    time, and the loop, on the same stack of the machine, waited for that lock."""
+    disk = disk_on(tmp_path / "disk")
+    files, process = disk.files, disk._process
+    process.loop = NoTimers()
+    files.set_aside(1)
+    made: list[int] = []
+    thread = process.thread(
+        lambda: made.append(files.open(str(disk.folder / "a"), os.O_CREAT | os.O_RDWR)), "maker"
+    )
+    disk.take_files(process.world.now_ns + 1)
+    thread.start()
+    process.resume(thread, thread.number)
+    assert files.is_short
+    assert not made, "the call takes its time"
+    disk.no_files_until_ns = 0
+    assert files.restore()
+    assert made
+    assert not files.is_short
+    os.close(made[0])
     files.give_back()
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import tallymark
+from tallymark.simulation.__main__ import _long
 from tallymark.simulation.choosing import chosen
 from tallymark.simulation.states import STATES
 from tests.support.long import long, sized
@@ -118,6 +119,12 @@ def test_an_interrupt_while_workers_begin_is_not_their_business() -> None:
     assert errors == "interrupted: worlds under way are finished first\n"
     assert re.match(r"\d+ worlds, 0 failed", said), said
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+
+
+def test_worlds_that_may_hang_are_named_with_the_progress() -> None:
+    running = [(9950522, 0.0), ("point 7", 100.0)]
+    assert _long(running, 60.0) == ""
+    assert _long(running, 150.0) == "; 9950522 under way for 150 s"
 
 
 def test_letters_that_had_to_wait_are_taken_whenever_they_enter_their_queue() -> None:

@@ -1,7 +1,8 @@
 """File system calls, collected in a place where tests can make any of them fail.
 
 The journal's modules may be compiled, so that patching `os` or subclassing would be ignored: a
-fault is passed in instead, `Files(fdatasync=broken)`. Whatever is not given is the real call.
+fault is passed in instead, `Files(fdatasync=broken)`. Whatever is not given is the real call. The
+lock and the pause are given, too, where threads are simulated.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from time import sleep
 from typing import Final, final
+
+from tallymark.journal.threads import Lock
 
 IOV_MAX: Final = 1024
 """Maximum number of buffers per pwritev: POSIX guarantees 16, Linux allows 1024."""
@@ -39,9 +42,9 @@ class Files:
     """The calls, one per attribute, with the signatures they have in `os`."""
 
     __slots__ = (
-        "_for_reading", "_guard", "_open", "_set_aside", "_wanted", "fallocate",
-        "fdatasync", "free_bytes", "fsync", "ftruncate", "pread", "pwritev", "rename", "unlink",
-        "urandom",
+        "_for_reading", "_guard", "_open", "_set_aside", "_sleep", "_wanted", "fallocate",
+        "fdatasync", "free_bytes", "fsync", "ftruncate", "pread", "pwritev", "rename",
+        "unlink", "urandom",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +60,8 @@ class Files:
         free_bytes: Callable[[str], int] = _free_bytes,
         open: Callable[[str, int, int], int] = os.open,
         urandom: Callable[[int], bytes] = os.urandom,
+        lock: Callable[[], Lock] = threading.Lock,
+        sleep: Callable[[float], None] = sleep,
     ) -> None:
         self.pwritev = pwritev
         self.pread = pread
@@ -69,7 +74,8 @@ class Files:
         self.free_bytes = free_bytes
         self.urandom = urandom
         self._open = open
-        self._guard = threading.Lock()
+        self._sleep = sleep
+        self._guard = lock()
         self._set_aside: list[int] = []
         """Reserved descriptors. One is closed when a file must be opened and no other is
         available."""
@@ -136,7 +142,7 @@ class Files:
                         raise
                 is_out = not self._set_aside
             if is_out:
-                sleep(AGAIN_S)
+                self._sleep(AGAIN_S)
 
     def open_for_reading(self, path: str) -> int:
         """Open a file as `open` does, on a thread that must not wait: that of the event loop. It
@@ -158,7 +164,7 @@ class Files:
                         os.close(self._set_aside.pop())
                     else:
                         break
-            sleep(AGAIN_S)
+            self._sleep(AGAIN_S)
 
     def read_all(self, path: str) -> bytes:
         """Return the content of a file. Raises OSError."""

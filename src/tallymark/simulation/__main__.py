@@ -17,7 +17,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from functools import partial
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -36,6 +36,8 @@ SEEDS_A_PROCESS: Final = 200
 """Worlds after which a process is replaced: what an abandoned broker held stays in it."""
 PROGRESS_S: Final = 30.0
 """Time between two lines of progress, seconds."""
+LONG_S: Final = 120.0
+"""Time after which a world that is under way is named with the progress, seconds: it may hang."""
 INTERRUPTED: Final = 130
 """Exit code after Ctrl-C, as a shell has it."""
 EACH: Final = 2
@@ -143,32 +145,34 @@ def _many(work: Callable[[T], Result], seeds: Iterable[T], asked: argparse.Names
     context = multiprocessing.get_context("spawn")
     left = iter(seeds)
     pool = ProcessPoolExecutor(asked.jobs, mp_context=context, max_tasks_per_child=SEEDS_A_PROCESS)
-    running: dict[Future[Result], T] = {}
+    running: dict[Future[Result], tuple[T, float]] = {}
     try:
         while True:
             while len(running) < 2 * asked.jobs and (seed := next(left, None)) is not None:
                 if asked.time is not None and time.perf_counter() - began > asked.time:
                     break
                 with ctrl_c.kept_from_what_begins():
-                    running[pool.submit(work, seed)] = seed
+                    running[pool.submit(work, seed)] = seed, time.perf_counter()
             if not running:
                 break
             with ctrl_c.raises():
-                over = next(as_completed(running))
-            seed, result = running.pop(over), over.result()
-            done += 1
-            simulated_s += result.simulated_s
-            seen.update(result.seen)
-            played[seed] = result.steps, result.seen
-            for state in result.seen:
-                if len(reached[state]) < EACH:
-                    reached[state].append(seed)
-            if result.failure:
-                failed += 1
-                print(_line(seed, result), flush=True)
+                over, _ = wait(running, PROGRESS_S, FIRST_COMPLETED)
+            for future in over:
+                (seed, _), result = running.pop(future), future.result()
+                done += 1
+                simulated_s += result.simulated_s
+                seen.update(result.seen)
+                played[seed] = result.steps, result.seen
+                for state in result.seen:
+                    if len(reached[state]) < EACH:
+                        reached[state].append(seed)
+                if result.failure:
+                    failed += 1
+                    print(_line(seed, result), flush=True)
             if time.perf_counter() - told > PROGRESS_S:
                 told = time.perf_counter()
-                print(_count(done, failed, told - began, simulated_s), file=sys.stderr, flush=True)
+                line = _count(done, failed, told - began, simulated_s)
+                print(line + _long(running.values(), told), file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         is_interrupted = True
         print("interrupted: worlds under way are finished first", file=sys.stderr, flush=True)
@@ -231,6 +235,16 @@ class _CtrlC:
 def _count(done: int, failed: int, seconds: float, simulated_s: float) -> str:
     pace = f"{done * 3600 / seconds:.0f} an hour, {simulated_s / seconds:.1f} simulated seconds"
     return f"{done} worlds, {failed} failed, {seconds:.0f} s: {pace} a second"
+
+
+def _long(running: Iterable[tuple[object, float]], now_s: float) -> str:
+    """Return the seeds that have been under way for long, for the line of progress. running: each
+    seed with the time it began."""
+    return "".join(
+        f"; {seed} under way for {now_s - began_s:.0f} s"
+        for seed, began_s in running
+        if now_s - began_s > LONG_S
+    )
 
 
 def _line(seed: object, result: Result) -> str:

@@ -115,7 +115,7 @@ class Disk:
             pwritev=self._pwritev, pread=self._pread, fdatasync=self._fdatasync, fsync=self._fsync,
             fallocate=self._fallocate, ftruncate=self._ftruncate, rename=self._rename,
             unlink=self._unlink, free_bytes=self._free_bytes, open=self._open,
-            urandom=random.randbytes,
+            urandom=random.randbytes, lock=process.threads.lock, sleep=process.spend,
         )  # fmt: skip
 
     # -- calls
