@@ -147,6 +147,18 @@ def test_a_queue_is_paused_and_goes_on(broker: BrokerProcess, browser: Browser) 
     assert got == [b"body <i>0"]
 
 
+def test_a_paused_queue_goes_on_for_who_asks_for_a_message(
+    broker: BrokerProcess, browser: Browser
+) -> None:
+    page = fill(broker, "paused-get", 1)
+    asked = browser.get(f"{page}?ask=pause").text
+    assert "basic.get and durable subscriptions (Spark) go on" in asked
+    browser.act(page, "pause")
+    with connect(broker) as connection:
+        _, _, body = connection.channel().basic_get("paused-get", auto_ack=True)
+        assert body == b"body <i>0"
+
+
 def test_messages_move_whole_after_a_trial(broker: BrokerProcess, browser: Browser) -> None:
     page = fill(broker, "from", 5)
     done(broker, "PUT", "queues/%2F/to", {"durable": True})
