@@ -114,9 +114,7 @@ def test_a_purge_asks_first_and_drops_once(broker: BrokerProcess, browser: Brows
     assert ready(broker, "purged") == 0
 
 
-def test_a_question_counts_all_that_would_be_gone(
-    broker: BrokerProcess, browser: Browser
-) -> None:
+def test_a_question_counts_all_that_would_be_gone(broker: BrokerProcess, browser: Browser) -> None:
     page = fill(broker, "purged-whole", 2)
     with connect(broker) as connection:
         channel = connection.channel()
