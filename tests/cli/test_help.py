@@ -37,3 +37,15 @@ def test_help_shows_the_whole_text_of_each_flag(command: Any, words: tuple[str, 
     assert plain(command.help) in plain(shown.output)
     for parameter in command.params:
         assert plain(getattr(parameter, "help", None)) in plain(shown.output), parameter.name
+
+
+def test_every_command_takes_its_data_folder_from_the_same_variable() -> None:
+    """`serve` and its like have a flag for each setting, and read the variables themselves."""
+    found = {}
+    for case in commands(typer.main.get_command(build())):
+        command, words = case.values
+        folders = {flag: one for one in command.params for flag in one.opts}
+        if "--data-dir" in folders and "--amqp-port" not in folders:
+            found[" ".join(words)] = folders["--data-dir"].envvar
+    assert {"user add", "backup", "trace", "what-if", "pipeline reconcile"} <= found.keys()
+    assert set(found.values()) == {"TALLYMARK_DATA_DIR"}

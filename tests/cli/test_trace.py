@@ -10,7 +10,8 @@ from typing import Any
 import pika
 import pytest
 
-from tallymark.journeys.search import Limits, Sought, TooMany, search
+from tallymark.cli.trace import _from_folder
+from tallymark.journeys.search import Found, Limits, Sought, TooMany, search
 from tests.cli.test_commands import run
 from tests.journal.builders import Disk, make_newer
 from tests.support.patience import until
@@ -168,6 +169,24 @@ def test_only_as_many_rows_are_looked_at_as_wanted(tmp_path: Path) -> None:
         assert every.rows > few.rows
         ((journey, _),) = every.journeys
         assert [step.queue for step in journey.steps] == ["orders"]
+
+
+def test_rows_that_are_asked_for_are_looked_at_however_large_their_files_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[Limits] = []
+
+    def noting(folder: Path, sought: Sought, limits: Limits) -> Found:
+        used.append(limits)
+        return Found([], 0, None, True)
+
+    monkeypatch.setattr("tallymark.journeys.search.search", noting)
+    for rows in (None, 5_000_000):
+        _from_folder(tmp_path, "m-0", None, None, rows)
+    usual, wide = used
+    assert usual == Limits()
+    assert wide.rows == 5_000_000
+    assert wide.bytes > 1 << 50
 
 
 def test_a_text_that_all_messages_have_names_none(broker: BrokerProcess, channel: Any) -> None:

@@ -114,6 +114,21 @@ def test_a_purge_asks_first_and_drops_once(broker: BrokerProcess, browser: Brows
     assert ready(broker, "purged") == 0
 
 
+def test_a_question_counts_all_that_would_be_gone(broker: BrokerProcess, browser: Browser) -> None:
+    page = fill(broker, "purged-whole", 2)
+    with connect(broker) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        later = pika.BasicProperties(headers={"x-delay": 3_600_000}, delivery_mode=2)
+        channel.basic_publish("", "purged-whole", b"later", later)
+    asked = browser.get(f"{page}?ask=purge").text
+    assert "Drop all 3 messages that nobody holds?" in asked
+    assert "2 are ready; 1 are deferred" in asked
+    assert "3 messages are gone for good" in browser.get(f"{page}?ask=delete").text
+    answer = browser.act(page, "purge")
+    assert "3 messages of purged-whole dropped." in browser.get(answer.to).text
+
+
 def test_what_is_done_asks_for_the_permissions_of_amqp(broker: BrokerProcess) -> None:
     page = fill(broker, "guarded", 2)
     done(broker, "PUT", "queues/%2F/guarded-target", {})
@@ -145,6 +160,18 @@ def test_a_queue_is_paused_and_goes_on(broker: BrokerProcess, browser: Browser) 
         browser.act(page, "resume")
         until(lambda: connection.process_data_events(0.1) or got)
     assert got == [b"body <i>0"]
+
+
+def test_a_paused_queue_goes_on_for_who_asks_for_a_message(
+    broker: BrokerProcess, browser: Browser
+) -> None:
+    page = fill(broker, "paused-get", 1)
+    asked = browser.get(f"{page}?ask=pause").text
+    assert "basic.get and durable subscriptions (Spark) go on" in asked
+    browser.act(page, "pause")
+    with connect(broker) as connection:
+        _, _, body = connection.channel().basic_get("paused-get", auto_ack=True)
+        assert body == b"body <i>0"
 
 
 def test_messages_move_whole_after_a_trial(broker: BrokerProcess, browser: Browser) -> None:

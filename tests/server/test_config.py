@@ -51,6 +51,10 @@ def test_a_flag_goes_before_the_environment_before_the_file_before_the_default(
         ("ledger_retention = 'long'", "expected a time such as 500ms"),
         ("log_levels = {amqp = 'loud'}", "expected key=level pairs"),
         ("host = []", "host is [], expected a name, or several"),
+        (
+            "nsq_tls_client_auth_policy = 'any'",
+            "is 'any', expected one of require, require-verify, or empty for none",
+        ),
         ("amqp_port = ", "Invalid value"),
     ],
 )

@@ -255,6 +255,13 @@ def test_every_alert_says_how_bad_it_is_and_what_it_means() -> None:
     assert sum(words[:1] == ["summary:"] for words in found) == alerts
 
 
+def test_each_alarm_of_the_broker_has_an_alert(broker: BrokerProcess) -> None:
+    shown = families(broker, "/metrics")["tallymark_alarm"].samples
+    asked = re.findall(r'tallymark_alarm\{alarm=~?"([\w|]+)"\}', ALERTS.read_text())
+    named = {name for one in asked for name in one.split("|")}
+    assert named == {sample.labels["alarm"] for sample in shown}
+
+
 @pytest.fixture
 def promtool() -> str:
     found = shutil.which("promtool")

@@ -23,7 +23,7 @@ COMMANDS: Final = {
     "top": ("top", "Queues and their rates, live; Ctrl-C ends it."),
     "get": ("messages", "Look at messages of a queue, or take them."),
     "publish": ("messages", "Publish a message."),
-    "purge": ("messages", "Drop all messages that are ready in a queue."),
+    "purge": ("messages", "Drop all messages of a queue that nobody holds."),
     "move": ("move", "Move messages from one queue to another, of one broker or of two."),
     "trace": ("trace", "Where a message went: its journey through every queue."),
     "shovels": ("inspect", "Shovels of a running broker, and what they have moved."),

@@ -15,7 +15,9 @@ from tallymark.cli.output import fail, require
 
 app = typer.Typer(help="Data pipelines: Spark over queues and the ledger.", no_args_is_help=True)
 Master = Annotated[str, typer.Option(help="Spark master.")]
-DataDir = Annotated[Path, typer.Option(help="The broker's data folder.")]
+DataDir = Annotated[
+    Path, typer.Option(envvar="TALLYMARK_DATA_DIR", help="The broker's data folder.")
+]
 LiveUrl = Annotated[
     str | None,
     typer.Option(

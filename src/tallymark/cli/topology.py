@@ -55,7 +55,7 @@ def delete_queue(
     name: str,
     if_unused: IfUnused = False,
     if_empty: Annotated[
-        bool, typer.Option("--if-empty", help="Refuse while messages are ready in it.")
+        bool, typer.Option("--if-empty", help="Refuse while it has messages that nobody holds.")
     ] = False,
     vhost: Vhost = "/",
     url: Url = URL,
@@ -69,7 +69,8 @@ def delete_queue(
 
 @queue.command(name="purge")
 def purge_queue(name: str, vhost: Vhost = "/", url: Url = URL, user: Login = LOGIN) -> None:
-    """Drop all messages that are ready in a queue."""
+    """Drop all messages of a queue that nobody holds: those that are ready or deferred, that cannot
+    be read, and dead letters that nothing takes."""
     ask(url, user, "DELETE", _path("queues", vhost, name, "contents"))
     print(f"queue '{name}' of vhost '{vhost}' purged")
 

@@ -12,7 +12,6 @@ import typer
 from tallymark.cli.inspect import LOGIN, Login, ask
 from tallymark.cli.output import USAGE, fail, show_json, show_table
 
-MOST_ROWS: Final = 1_000_000
 NOT_FOUND: Final = 1
 STEPS: Final = ("time", "vhost", "queue", "sequence", "event", "about")
 
@@ -63,7 +62,7 @@ def trace(
         query = urlencode({name: value for name, value in words.items() if value is not None})
         found = ask(url, user, "GET", f"/api/tallymark/trace?{query}")
     else:
-        found = _from_folder(data_dir, text, body, number, rows or MOST_ROWS)
+        found = _from_folder(data_dir, text, body, number, rows)
     if json:
         show_json(found)
     else:
@@ -73,17 +72,19 @@ def trace(
 
 
 def _from_folder(
-    folder: Path, text: str | None, body: str | None, number: int | None, rows: int
+    folder: Path, text: str | None, body: str | None, number: int | None, rows: int | None
 ) -> dict[str, Any]:
-    from tallymark.journeys.search import Limits, Sought, TooMany, as_json, search
+    """rows: how many are looked at, whatever they take of the disk; None: the usual limits."""
+    from tallymark.journeys.search import ANY_BYTES, Limits, Sought, TooMany, as_json, search
     from tallymark.stored.layout import LayoutError
 
     if number is not None:
         sought = Sought(number=number)
     else:
         sought = Sought(text) if text is not None else Sought(body or "", ("body",))
+    limits = Limits() if rows is None else Limits(rows, ANY_BYTES)
     try:
-        return as_json(search(folder, sought, Limits(rows)))
+        return as_json(search(folder, sought, limits))
     except (TooMany, FileNotFoundError) as error:
         fail(str(error))
     except LayoutError as error:

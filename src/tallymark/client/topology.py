@@ -375,14 +375,14 @@ class Declaring(ABC):
         return await self._ask_for_state(AskForQueue(name))
 
     async def purge_queue(self, name: str) -> int:
-        """Drop all messages that are ready in a queue. Returns how many they were."""
+        """Drop all messages of a queue that nobody holds. Returns how many they were."""
         return (await self._ask_for_state(PurgeQueue(name))).message_count
 
     async def delete_queue(
         self, name: str, *, if_unused: bool = False, if_empty: bool = False
     ) -> int:
-        """Delete a queue, its messages and its bindings. Returns how many messages were ready. Does
-        nothing where there is none.
+        """Delete a queue, its messages and its bindings. Returns how many messages nobody held.
+        Does nothing where there is none.
 
         if_unused, if_empty: only without consumers, without messages; over AMQP 0-9-1 alone, else
             NotPossible.

@@ -322,7 +322,7 @@ class Registry:
     def delete_queue(
         self, connection: Connection, name: str, if_unused: bool, if_empty: bool
     ) -> int:
-        """Delete a queue with all it holds; return how many messages were ready or pending.
+        """Delete a queue with all it holds; return how many messages nobody held.
 
         Raises:
             NotFound, ResourceLocked, PreconditionFailed (in use, not empty).
@@ -351,7 +351,7 @@ class Registry:
 
     def end(self, queue: Queue) -> int:
         """End everything that depends on a queue, after it was removed from its virtual host's
-        tables. Returns the count of messages that were ready or pending."""
+        tables. Returns the count of messages that nobody held."""
         self._settlement.record_settled(queue)
         reason = records.DROPPED_QUEUE_DELETED
         count = self._contents.drop_all(queue, reason)

@@ -24,7 +24,8 @@ from tallymark.journeys.rows import Follower, Journey, Names, Part, shown_time
 MOST_ROWS: Final = 1_000_000
 """Rows of the journal that are looked at. A row speaks of one message or of many."""
 MOST_BYTES: Final = 2 << 30
-"""Bytes of files that are read."""
+"""Bytes of files that are read, unless the caller says how many rows it wants."""
+ANY_BYTES: Final = 1 << 62
 MOST_FOUND: Final = 100
 """Messages that are shown."""
 MOST_LOOKED_AT: Final = 10_000

@@ -145,14 +145,15 @@ def show_ms(ms: int) -> str:
 
 
 def choice(*words: str) -> Kind[str]:
-    """One of a few words."""
+    """One of a few words; the empty one, if it is among them, is none of the others."""
 
     def parse(value: object) -> str:
         if not isinstance(value, str) or value not in words:
             raise ValueError
         return value
 
-    return Kind("one of " + ", ".join(words), parse)
+    expects = "one of " + ", ".join(word for word in words if word)
+    return Kind(expects + (", or empty for none" if "" in words else ""), parse)
 
 
 def _path(value: object) -> Path:

@@ -66,7 +66,7 @@ class BrokerSettings:
         (LOCALHOST,),
         kinds.NAMES,
         "Addresses to listen on; localhost: 127.0.0.1 and, where the machine has it, ::1. Others "
-        "than loopback are refused while no users are configured.",
+        "than loopback are refused while there are neither users nor tokens of OAuth 2.",
     )
     amqp_port: int = setting(5672, integer(0, 65535), "Port for AMQP; 0 takes a free one.")
     http_port: int = setting(

@@ -122,7 +122,7 @@ def last_left(ring: Ring, left: int) -> int | None:
 def reason_of(queue: Queue) -> str:
     """Return what keeps the messages of a queue, as far as the queue and its consumers tell."""
     if queue.paused:
-        return "Paused by an operator: nothing is delivered."
+        return "Paused by an operator: its consumers get nothing."
     if queue.rests:
         return "Some stored messages cannot be read, and the queue stopped for them."
     consumers = consumers_of(queue)

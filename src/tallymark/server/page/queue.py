@@ -186,7 +186,7 @@ async def _pause(view: View, paused: bool) -> str:
     _, queue = found_queue(view)
     view.routes.operations(view.request).pause_queue(queue.name, paused)
     await view.node.durable()
-    return f"Queue {queue.name} {'is paused: nothing is delivered' if paused else 'goes on'}."
+    return f"Queue {queue.name} {'is paused: its consumers get nothing' if paused else 'goes on'}."
 
 
 async def try_move(view: View, form: Form) -> Context:
