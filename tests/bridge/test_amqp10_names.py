@@ -118,6 +118,22 @@ def test_management_tells_of_arguments_that_are_no_text() -> None:
     assert "k\N{REPLACEMENT CHARACTER}" in str(text)
 
 
+def test_a_refusal_whose_text_is_too_long_for_the_peer_is_cut(rig: Rig) -> None:
+    """It ended the connection, with all its links."""
+    peer = rig.connect10(limits=Limits(incoming_window=5000, max_frame_size=512))
+    session = peer.session()
+    address = "k" * 420
+    error = peer.refused(session, Attach(source=Source(), target=Target(address=address)), True)
+    assert error.condition == "amqp:invalid-field"
+    assert (error.description or "").startswith(f"bad address '{address}': ")
+    anonymous = peer.sender(session, None)
+    [told] = peer.states(peer.send(anonymous, "a", properties=Properties(to=address)))
+    assert isinstance(told, Rejected)
+    assert told.error is not None
+    assert (told.error.description or "").endswith("...")
+    assert peer.states(peer.send(peer.sender(session), "a")) == [Accepted()]
+
+
 @pytest.mark.parametrize("is_sender", [True, False])
 def test_a_link_whose_answer_is_too_large_for_the_peer_is_refused(
     rig: Rig, is_sender: bool

@@ -153,8 +153,9 @@ class Lifecycle(ConnectionEnd):
         after = SENDING[self.state, Input.CLOSE if error is None else Input.CLOSE_ERROR]
         if after is not State.END:  # that is for _end
             self.state = after
-        if error is not None and len(raw) > self.max_frame_size:
-            raw = frame(0, Close(Error(error.condition)).encode())
+        excess = len(raw) - self.max_frame_size
+        if error is not None and excess > 0:
+            raw = frame(0, Close(error.shortened(excess)).encode())
         self.line.out.append(raw)
         return True
 
@@ -193,10 +194,10 @@ class Lifecycle(ConnectionEnd):
         else:
             self._end(f"{condition}: {text}", False)
 
-    def fail_frame_size(self, size: int) -> None:
+    def fail_frame_size(self, size: int, what: str = "a frame") -> None:
         self._fail(
             errors.FRAME_SIZE_TOO_SMALL,
-            f"a frame of {size} bytes is due, max-frame-size is {self.max_frame_size}",
+            f"{what} of {size} bytes is due, max-frame-size is {self.max_frame_size}",
         )
 
     def _stop_listening(self) -> None:
