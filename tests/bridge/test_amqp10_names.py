@@ -109,6 +109,20 @@ def test_management_makes_nothing_of_such_a_name() -> None:
     assert node.bound() == []
 
 
+def test_management_tells_of_a_number_that_only_a_stored_timestamp_has() -> None:
+    """Arguments that are not known are kept. After a restart such a queue ended the connection of
+    whoever asked for it."""
+    node = Node()
+    stored: dict[str, object] = {"x-odd": (1 << 64) - 1}
+    node.broker.registry.declare_queue(
+        node.connection, "stored", True, False, False, stored, False
+    )
+    status, found = node.ask("GET", "/queues/stored", None)
+    assert status == 200
+    assert isinstance(found, dict)
+    assert found["arguments"]["x-odd"] == (1 << 64) - 1
+
+
 def test_management_tells_of_arguments_that_are_no_text() -> None:
     node = Node()
     arguments: dict[str, object] = {"x-dead-letter-exchange": "k\udcff"}
