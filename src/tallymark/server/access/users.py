@@ -221,6 +221,8 @@ class Users:
             return GUEST_USER if guest else None
         if name == GUEST and password == GUEST and not is_loopback(peer):
             return None
+        if not _is_utf8(name + password):
+            return None
         user = users.get(name, NOBODY)
 
         async def accepts() -> bool:
@@ -315,6 +317,16 @@ def _tell_problems(users: dict[str, User]) -> None:
                 check_permission(vhost, permission)
             except UsersError as error:
                 log.warning("permission.without_effect", user=user.name, reason=str(error))
+
+
+def _is_utf8(text: str) -> bool:
+    """Return whether a text came as UTF-8, as every user's name and password are. Tables of AMQP
+    0-9-1 and headers of HTTP have other bytes as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def is_token(text: str) -> bool:
