@@ -25,11 +25,13 @@ from typing import Final, final
 
 from tallymark.engine.arguments import (
     DELIVER_AFTER,
+    LARGEST,
     LARGEST_SEGMENT,
-    LONGEST_MS,
     MAX_HOPS,
+    POSITIVE_TIME,
     QUEUE_TYPES,
     RETRY_TYPES,
+    TIME,
     age_ms,
     delays_out_of_order,
     erlang_term,
@@ -46,7 +48,7 @@ from tallymark.engine.settings import (
     LIMIT_COUNTS,
     shorter_timeout,
 )
-from tallymark.engine.slow.rules import AGE, COUNT, DEPTH, POLICY_PREFIX, RATE
+from tallymark.engine.slow.rules import AGE, COUNT, DEPTH, FASTEST, POLICY_PREFIX, RATE
 
 ALL: Final = "all"
 QUEUES: Final = "queues"
@@ -56,8 +58,8 @@ STREAMS: Final = "streams"
 EXCHANGES: Final = "exchanges"
 APPLY_TO: Final = (QUEUES, CLASSIC_QUEUES, QUORUM_QUEUES, STREAMS, EXCHANGES, ALL)
 
-LARGEST: Final = (1 << 63) - 1
-"""Largest number in a definition: that of an argument's longest integer."""
+DEEPEST: Final = 64
+"""Maximum nesting of a value that is stored without a check of its own: that of a table."""
 ALTERNATE_EXCHANGE: Final = "alternate-exchange"
 DEFAULT_TYPE: Final = "default-queue-type"
 AUTO_CREATE: Final = "auto-create"
@@ -78,10 +80,6 @@ def _integer(value: object) -> bool:
 
 def _not_negative(value: object) -> bool:
     return _integer(value) and isinstance(value, int) and value >= 0
-
-
-def _positive(value: object) -> bool:
-    return _integer(value) and isinstance(value, int) and value > 0
 
 
 def _hops(value: object) -> bool:
@@ -138,8 +136,8 @@ def _type(value: object) -> bool:
 
 def _slowness(value: object) -> bool:
     if isinstance(value, float):
-        return 0.0 <= value < float("inf")
-    return _not_negative(value)
+        return 0.0 <= value <= FASTEST
+    return _not_negative(value) and isinstance(value, int) and value <= FASTEST
 
 
 def _name(value: object) -> bool:
@@ -171,13 +169,13 @@ class Key:
         """True if an operator policy may have the key; see `tighter`."""
 
 
-TIME: Final = f"0 to {LONGEST_MS} milliseconds, ten years"
-POSITIVE_TIME: Final = f"1 to {LONGEST_MS} milliseconds, ten years"
 KEYS: Final[dict[str, Key]] = {
     "message-ttl": Key(_time, "message TTL", TIME, True),
     "expires": Key(_positive_time, "queue expiry", POSITIVE_TIME, True),
-    "max-length": Key(_not_negative, "maximum length", "0 or more messages", True),
-    "max-length-bytes": Key(_not_negative, "maximum length in bytes", "0 or more bytes", True),
+    "max-length": Key(_not_negative, "maximum length", f"0 to {LARGEST} messages", True),
+    "max-length-bytes": Key(
+        _not_negative, "maximum length in bytes", f"0 to {LARGEST} bytes", True
+    ),
     "overflow": Key(
         _overflow, "overflow value", "drop-head, reject-publish or reject-publish-dlx"
     ),
@@ -192,13 +190,13 @@ KEYS: Final[dict[str, Key]] = {
         _hops, "dead letter hop limit", "0 to 255 hops, true (32) or false"
     ),
     "delivery-limit": Key(
-        _integer, "delivery limit", "0 or more failures, or a negative number for none", True
+        _integer, "delivery limit", f"0 to {LARGEST} failures, or a negative number for none", True
     ),
     "delivery-limit-counts": Key(
         _limit_counts, "reading of the delivery limit", " or ".join(LIMIT_COUNTS)
     ),
-    "acquired-limit": Key(_not_negative, "acquired limit", "0 or more deliveries", True),
-    "consumer-timeout": Key(_not_negative, "consumer timeout", "0 or more milliseconds", True),
+    "acquired-limit": Key(_not_negative, "acquired limit", f"0 to {LARGEST} deliveries", True),
+    "consumer-timeout": Key(_time, "consumer timeout", TIME, True),
     RETRY_TYPE: Key(
         _retry_type, "delayed retry type", "one of: " + ", ".join(RETRY_TYPES), True
     ),
@@ -209,17 +207,15 @@ KEYS: Final[dict[str, Key]] = {
         _segment, "segment size", f"0 to {LARGEST_SEGMENT} bytes"
     ),
     DEFAULT_TYPE: Key(_type, "queue type", "one of: " + ", ".join(QUEUE_TYPES)),
-    "message-deduplication": Key(
-        _positive, "deduplication window", "1 or more milliseconds"
-    ),
+    "message-deduplication": Key(_positive_time, "deduplication window", POSITIVE_TIME),
     "deliver-after": Key(_deliver_after, "deliver-after", "one of: " + ", ".join(DELIVER_AFTER)),
     LEDGER: Key(_ledger, "extent of the ledger", f"{EVERYTHING} or {ACCOUNT}"),
     AUTO_CREATE: Key(_boolean, "auto-create", "true or false"),
-    POLICY_PREFIX + DEPTH: Key(_not_negative, "slow consumer depth", "0 or more bytes"),
-    POLICY_PREFIX + AGE: Key(_not_negative, "slow consumer age", "0 or more milliseconds"),
-    POLICY_PREFIX + COUNT: Key(_not_negative, "slow consumer count", "0 or more messages"),
+    POLICY_PREFIX + DEPTH: Key(_not_negative, "slow consumer depth", f"0 to {LARGEST} bytes"),
+    POLICY_PREFIX + AGE: Key(_time, "slow consumer age", TIME),
+    POLICY_PREFIX + COUNT: Key(_not_negative, "slow consumer count", f"0 to {LARGEST} messages"),
     POLICY_PREFIX + RATE: Key(
-        _slowness, "slow consumer rate", "0 or more messages per second"
+        _slowness, "slow consumer rate", f"0 to {FASTEST} messages per second"
     ),
     SLOW_POLICY: Key(_name, "slow consumer policy", "the name of one"),
     SLOW_OPTIONS: Key(_options, "set of slow consumer options", "an object"),
