@@ -204,10 +204,15 @@ def test_limits_in_a_file_replace_those_of_their_user_and_no_others(broker: Brok
         {"user": "ann", "value": {"max-connections": 3}},
         {"user": "eve", "value": {"max-channels": 7}},
     ]
-    wrong = {"name": "ann", "password": "ann", "tags": [], "limits": {"max-channels": "many"}}
-    status, _, reason = refused(broker, "POST", "definitions", {"users": [wrong]})
-    assert status == 400
-    assert "limit max-channels is 'many', expected a whole number" in reason
+    for value, told in (
+        ("many", "limit max-channels is 'many', expected a whole number"),
+        (1 << 63, "limit max-channels is 9223372036854775808, expected 0 to 9223372036854775807"),
+    ):
+        limits = {"max-channels": value}
+        wrong = {"name": "ann", "password": "ann", "tags": [], "limits": limits}
+        status, _, reason = refused(broker, "POST", "definitions", {"users": [wrong]})
+        assert status == 400
+        assert told in reason
 
 
 # -- one virtual host

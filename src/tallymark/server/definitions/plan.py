@@ -38,7 +38,7 @@ from tallymark.engine.exchange import (
     make_exchange,
 )
 from tallymark.engine.policies import Policy, policy_fields, policy_from, without_effect
-from tallymark.engine.quotas import OF_USERS, OF_VHOSTS
+from tallymark.engine.quotas import OF_USERS, OF_VHOSTS, check_limit
 from tallymark.engine.topology import PREDECLARED
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.access.user import (
@@ -302,7 +302,7 @@ class _Reader:
             self._pass_over(f"parameter '{name}' of {component} in vhost '{vhost}'{where}")
 
     def _limits(self, of: str, given: Entry, known: tuple[str, ...]) -> dict[str, int]:
-        """Raises Wrong."""
+        """Raises Wrong, PreconditionFailed."""
         found: dict[str, int] = {}
         for name, value in given.items():
             if name not in known:
@@ -310,6 +310,7 @@ class _Reader:
             elif isinstance(value, bool) or not isinstance(value, int):
                 raise Wrong(f"limit {name} is {value!r}, expected a whole number")
             else:
+                check_limit(name, value)
                 found[name] = value
         return found
 
