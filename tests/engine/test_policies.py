@@ -274,6 +274,32 @@ def test_options_without_the_policy_they_are_of_are_refused() -> None:
         check_definition({"slow-consumer-options": {"delete-persistent": True}}, False)
 
 
+def nested(levels: int) -> dict[str, object]:
+    """Each level has a name that takes several levels of JSON to store."""
+    value: dict[str, object] = {"$": 1}
+    for _ in range(levels - 1):
+        value = {"$": value}
+    return value
+
+
+@pytest.mark.parametrize("key", ["ha-params", "slow-consumer-options"])
+def test_what_cannot_be_stored_is_refused_before_anything_changes(host: Host, key: str) -> None:
+    """A value without an effect, or of another package, has no check of its own. One that was too
+    deep was in effect, and not in the journal, or kept a later start from reading it."""
+    base: dict[str, object] = {"slow-consumer-policy": "notify"}
+    host.set(Policy("p", "", {**base, key: nested(64)}))
+    kept = host.vhost.policies["p"].definition
+    for value, told in (
+        (nested(65), f"{key} is nested deeper than 64 levels"),
+        (nested(400), f"{key} is nested deeper than 64 levels"),
+        ({"a": [1 << 64]}, f"{key} has the number 18446744073709551616, expected numbers"),
+    ):
+        with pytest.raises(PreconditionFailed, match=told):
+            host.set(Policy("p", "", {**base, key: value}))
+        assert host.vhost.policies["p"].definition is kept
+    assert host.replayed(snapshot=False).vhost.policies["p"].definition == kept
+
+
 def test_every_key_has_an_example_in_and_out_of_range() -> None:
     assert {key for key, _ in GOOD} == set(KEYS)
     assert {key for key, _, _ in BAD} == set(KEYS)

@@ -397,6 +397,9 @@ def check_definition(definition: dict[str, object], operator: bool) -> None:
             raise PreconditionFailed(
                 f"{erlang_term(value)} is not a valid {key.noun}: {name} must be {key.expected}"
             )
+        wrong = _not_storable(value, 0) if key is None or name == SLOW_OPTIONS else ""
+        if wrong:
+            raise PreconditionFailed(f"{name} {wrong}")
     retry, least = definition.get(RETRY_TYPE), definition.get(RETRY_MIN)
     if retry not in (None, "disabled") and least is None:
         raise PreconditionFailed(f"{RETRY_MIN} is required when {RETRY_TYPE} is {retry}")
@@ -405,6 +408,25 @@ def check_definition(definition: dict[str, object], operator: bool) -> None:
     wrong = delays_out_of_order(least, definition.get(RETRY_MAX))
     if wrong:
         raise PreconditionFailed(wrong)
+
+
+def _not_storable(value: object, depth: int) -> str:
+    """Return why a value that has no check of its own cannot be stored; "" if it can. depth: number
+    of values around this one."""
+    parts: list[object] = []
+    if isinstance(value, dict):
+        parts += value.values()
+    elif isinstance(value, (list, tuple)):
+        parts += value
+    elif isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+        return f"has the number {value!s:.40}, expected numbers of at most {LARGEST}"
+    if parts and depth >= DEEPEST:
+        return f"is nested deeper than {DEEPEST} levels, expected at most so many"
+    for part in parts:
+        wrong = _not_storable(part, depth + 1)
+        if wrong:
+            return wrong
+    return ""
 
 
 def known_keys(operator: bool) -> list[str]:
