@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -138,3 +139,28 @@ def test_a_level_that_was_set_over_http_stays_while_the_file_says_the_same_of_it
     file.write_text('log_level = "warning"\nlog_levels = { amqp = "warning", nsq = "info" }\n')
     assert reload(broker)["changed"] == ["log_level", "log_levels"]
     assert levels() == {"http": "warning", "amqp": "warning", "nsq": "error"}
+
+
+IMPORTS_LATE = """
+from tallymark.server.config import settings
+read = settings._from_file
+def late(file):
+    if "gone" in file.read_text():
+        raise ImportError("of another version")
+    return read(file)
+settings._from_file = late
+"""
+
+
+def test_code_that_a_reload_needs_and_cannot_load_refuses_it(tmp_path: Path, file: Path) -> None:
+    """Whatever part of the configuration it is for."""
+    (tmp_path / "sitecustomize.py").write_text(IMPORTS_LATE)
+    env = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    with BrokerProcess(tmp_path / "data", env=env, config=str(file)) as broker:
+        file.write_text("max_pending = '9MiB' # gone\n")
+        status, answer = broker.http("POST", "/api/tallymark/config/reload")
+        assert (status, answer["error"]) == (400, "bad_request")
+        assert "the code of the configuration cannot be loaded" in answer["reason"]
+        assert "config.refused" in broker.log()
+        file.write_text("max_pending = '9MiB'\n")
+        assert reload(broker)["changed"] == ["max_pending"]

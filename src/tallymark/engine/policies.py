@@ -40,7 +40,7 @@ from tallymark.engine.arguments import (
     positive_milliseconds,
 )
 from tallymark.engine.errors import PreconditionFailed
-from tallymark.engine.patterns import PatternRefused, compile_pattern
+from tallymark.engine.patterns import PatternRefused, PatternsUnavailable, compile_pattern
 from tallymark.engine.settings import (
     ACCOUNT,
     EVERYTHING,
@@ -276,7 +276,8 @@ class Policy:
         """was_stored: the policy comes from the journal. A pattern that is refused today makes such
         a policy fit nothing instead of being an error.
 
-        Raises PreconditionFailed: a text says which of the parts is wrong.
+        Raises PreconditionFailed: a text says which of the parts is wrong. PatternsUnavailable: a
+        stored policy cannot be read.
         """
         if not name:
             raise PreconditionFailed("policy name is empty, expected one of 1 or more letters")
@@ -300,6 +301,8 @@ class Policy:
         try:
             self._expression = compile_pattern(pattern)
         except PatternRefused as error:
+            if was_stored and isinstance(error, PatternsUnavailable):
+                raise  # a broker must not start without all of its policies
             self.problem = f"pattern should be regular expression but is invalid: {error}"
             if not was_stored:
                 raise PreconditionFailed(self.problem) from None

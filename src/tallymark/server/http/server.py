@@ -8,6 +8,7 @@ The page for browsers (page.py) asks by itself who it is.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Sequence
 from typing import Final
@@ -38,6 +39,7 @@ from tallymark.server.http.login import log_in
 from tallymark.server.http.page import BELOW, PageRoutes, is_for_page
 from tallymark.server.http.paths import allowed_methods, answer_with_slash
 from tallymark.server.http.requests import OPEN, USER, USERS, HttpContext, Refused, answer
+from tallymark.server.loading import NotLoaded
 from tallymark.server.logs import log_of
 from tallymark.server.node import Node
 from tallymark.server.turns import JournalFailed
@@ -204,6 +206,8 @@ class HttpServer:
             return await self._refuse(request, status, word, str(error))
         except JournalFailed as error:
             return await self._refuse(request, 503, "stopping", str(error))
+        except NotLoaded as error:
+            return await self._refuse(request, 503, "not_loaded", str(error))
         except web.HTTPException as error:
             word = error.reason.lower().replace(" ", "_")
             refusal = await self._refuse(
@@ -236,7 +240,8 @@ class HttpServer:
                 reason,
             )  # fmt: skip
         if is_for_page(request):
-            return await self._page.refused(request, status, reason)
+            with contextlib.suppress(NotLoaded):  # a browser is told as a program is
+                return await self._page.refused(request, status, reason)
         refusal = answer({"error": error, "reason": reason}, status)
         if USER not in request:
             refusal.headers["WWW-Authenticate"] = RABBITMQ_CHALLENGE
