@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.server.management import call
+from tests.support.issuer import Issuer
 from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerProcess
 
@@ -102,6 +104,28 @@ def test_what_the_next_start_would_be_refused_for_refuses_a_reload(
     assert "config.refused" in broker.log()
     file.write_text("max_pending = '9MiB'\n")
     assert reload(broker)["changed"] == ["max_pending"]  # nothing had changed
+
+
+def test_a_damaged_key_set_refuses_a_reload_and_the_known_keys_go_on(
+    tmp_path: Path, file: Path
+) -> None:
+    """Whatever else the file says: the next start would be refused, and nobody would be there."""
+    issuer = Issuer()
+    keys = tmp_path / "keys.json"
+    keys.write_bytes(issuer.key_set())
+    oauth = f"auth_oauth2_resource_server_id = 'tallymark'\nauth_oauth2_jwks_file = '{keys}'\n"
+    file.write_text(oauth)
+    admin = f"Bearer {issuer.token('read:*/*', 'tag:administrator')}"
+    path = "tallymark/config/reload"
+    with BrokerProcess(tmp_path / "data", config=str(file)) as broker:
+        file.write_text(oauth + "max_pending = '9MiB'\n")
+        keys.write_text("{")
+        status, _, answer = call(broker, "POST", path, Authorization=admin)
+        assert status == 400
+        assert f"auth_oauth2_jwks_file {keys}: no JSON" in answer["reason"]
+        keys.write_bytes(issuer.key_set())
+        status, _, answer = call(broker, "POST", path, Authorization=admin)
+        assert (status, answer["changed"]) == (200, ["max_pending"])
 
 
 def test_a_shovel_takes_another_password_and_another_batch(
