@@ -149,6 +149,20 @@ def test_malformed_frames(frames: bytes, condition: str) -> None:
     assert server.one(Ended).clean
 
 
+@pytest.mark.parametrize(("size", "told"), [(512, None), (600, {"product": "x" * 460})])
+def test_an_open_says_less_of_us_to_a_peer_whose_frames_are_small(size: int, told: object) -> None:
+    """As on a machine with a long name, which is there three times."""
+    server = Server()
+    server.answers = False
+    server.open(Open("peer", max_frame_size=size))
+    server.connection.open(Open("server", properties={"product": "x" * 460}))
+    server.take(0)
+    [said] = server.sent(Open)
+    assert (said.container_id, said.properties) == ("server", told)
+    assert largest_frame(server) <= size
+    assert server.connection.state is State.OPENED
+
+
 def test_sessions_up_to_channel_max_of_both() -> None:
     pair = Pair(Limits(channel_max=5), Limits(channel_max=2)).open()
     sessions = [pair.session()[0] for _ in range(3)]

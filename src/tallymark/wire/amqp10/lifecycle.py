@@ -81,7 +81,8 @@ class Lifecycle(ConnectionEnd):
     # Opening and closing
 
     def open(self, open: Open) -> None:
-        """Open, or answer OpenReceived. The limits in `open` are set here. Raises ValueError in a
+        """Open, or answer OpenReceived. The limits in `open` are set here, and its properties are
+        left out where a peer that has said so takes no frame with them. Raises ValueError in a
         wrong state."""
         if self.state in OVER:
             return
@@ -90,6 +91,9 @@ class Lifecycle(ConnectionEnd):
         open.channel_max = limits.channel_max
         open.idle_time_out = limits.idle_time_out_ms or None
         raw = frame(0, open.encode())
+        if self.remote_open is not None and len(raw) > self.max_frame_size:
+            open.properties = None
+            raw = frame(0, open.encode())
         self._send_moves(Input.OPEN)
         self.line.out.append(raw)
         if self.state is State.OPENED:
