@@ -357,6 +357,8 @@ def test_arguments_of_queues_that_change_nothing_are_named(
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"queues": {}}, "section 'queues' is no list"),
     ({"queues": ["q"]}, "queues[0] is 'q', expected an object"),
+    ({"users": [["ann", "hush"]]}, "users[0] is a list, expected an object"),
+    (only("users", name="ann", password=12345678), "password is a number, expected text"),
     (only("queues", vhost="/"), "queues[0]: name is missing"),
     (only("queues", name="q"), "queues[0] 'q': vhost is missing"),
     (only("queues", name="q", vhost="none"), "vhost 'none' is neither there nor in the file"),
@@ -494,6 +496,11 @@ def test_all_that_is_wrong_is_told_together(untouched: BrokerProcess) -> None:
     assert "queues[0] 'a'" in text
     assert "queues[1] 'b'" in text
     assert "users[0]" in text
+    _, _, text = refused(untouched, "POST", "definitions", {"queues": ["q"] * 1000})
+    assert text.count("expected an object") == 1000
+    told = [line for line in untouched.log().splitlines() if "queues[0] is" in line]
+    assert told
+    assert max(map(len, told)) < 2000, "the log has the beginning"
     for body in (b"[]", b"{", b'"text"'):
         assert refused(untouched, "POST", "definitions", body)[2].startswith("not_json")
 

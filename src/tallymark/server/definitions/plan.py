@@ -51,6 +51,7 @@ from tallymark.server.access.user import (
     tagged,
     tags_from,
 )
+from tallymark.server.management.requests import shown_of
 from tallymark.server.management.vhosts import UNDEFINED
 
 SHA256: Final = "rabbit_password_hashing_sha256"
@@ -208,7 +209,8 @@ class _Reader:
         for number, entry in enumerate(entries):
             what = f"{section}[{number}]"
             if not isinstance(entry, dict):
-                self.plan.problems.append(f"{what} is {entry!r}, expected an object")
+                found = shown_of(section, entry)
+                self.plan.problems.append(f"{what} is {found}, expected an object")
                 continue
             if "name" in entry:
                 what += f" '{entry['name']}'"
@@ -486,7 +488,7 @@ def _get(entry: Entry, name: str, kind: type[T], default: object = _NOTHING) -> 
     if not isinstance(found, kind):
         if found is None:
             raise Wrong(f"{name} is missing")
-        raise Wrong(f"{name} is {found!r}, expected {WORDS[kind]}")
+        raise Wrong(f"{name} is {shown_of(name, found)}, expected {WORDS[kind]}")
     return found
 
 

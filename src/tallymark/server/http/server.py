@@ -63,6 +63,8 @@ RABBITMQ_CHALLENGE: Final = 'Basic realm="RabbitMQ Management", charset="UTF-8"'
 IDENTITY: Final = "identity"
 LAPSED: Final = "the lease was not renewed in time: another broker may lead"
 MAX_REQUEST: Final = 1 << 20
+MOST_LOGGED: Final = 1000
+"""Letters of a reason in the log; the answer has all of it."""
 
 log = log_of("http")
 
@@ -233,11 +235,11 @@ class HttpServer:
         if error == "access_refused" and not request.path.startswith(OWN):
             status, error = 401, "not_authorised"
         log.info("request.refused", method=request.method, path=request.path, status=status,
-                 error=reason, peer=request.remote)  # fmt: skip
+                 error=reason[:MOST_LOGGED], peer=request.remote)  # fmt: skip
         if status in (401, 403) and USER in request:
             audit.request_refused(
                 "HTTP", request.remote or "", request[USER].name, request.method, request.path,
-                reason,
+                reason[:MOST_LOGGED],
             )  # fmt: skip
         if is_for_page(request):
             with contextlib.suppress(NotLoaded):  # a browser is told as a program is
