@@ -109,6 +109,20 @@ def test_management_makes_nothing_of_such_a_name() -> None:
     assert node.bound() == []
 
 
+def test_management_tells_of_a_number_that_only_a_stored_timestamp_has() -> None:
+    """Arguments that are not known are kept. After a restart such a queue ended the connection of
+    whoever asked for it."""
+    node = Node()
+    stored: dict[str, object] = {"x-odd": (1 << 64) - 1}
+    node.broker.registry.declare_queue(
+        node.connection, "stored", True, False, False, stored, False
+    )
+    status, found = node.ask("GET", "/queues/stored", None)
+    assert status == 200
+    assert isinstance(found, dict)
+    assert found["arguments"]["x-odd"] == (1 << 64) - 1
+
+
 def test_management_tells_of_arguments_that_are_no_text() -> None:
     node = Node()
     arguments: dict[str, object] = {"x-dead-letter-exchange": "k\udcff"}
@@ -116,6 +130,22 @@ def test_management_tells_of_arguments_that_are_no_text() -> None:
     status, text = node.ask("PUT", "/queues/q", {})
     assert status == 409
     assert "k\N{REPLACEMENT CHARACTER}" in str(text)
+
+
+def test_a_refusal_whose_text_is_too_long_for_the_peer_is_cut(rig: Rig) -> None:
+    """It ended the connection, with all its links."""
+    peer = rig.connect10(limits=Limits(incoming_window=5000, max_frame_size=512))
+    session = peer.session()
+    address = "k" * 420
+    error = peer.refused(session, Attach(source=Source(), target=Target(address=address)), True)
+    assert error.condition == "amqp:invalid-field"
+    assert (error.description or "").startswith(f"bad address '{address}': ")
+    anonymous = peer.sender(session, None)
+    [told] = peer.states(peer.send(anonymous, "a", properties=Properties(to=address)))
+    assert isinstance(told, Rejected)
+    assert told.error is not None
+    assert (told.error.description or "").endswith("...")
+    assert peer.states(peer.send(peer.sender(session), "a")) == [Accepted()]
 
 
 @pytest.mark.parametrize("is_sender", [True, False])

@@ -679,6 +679,26 @@ def test_an_exchange_that_is_deleted_ends_the_link_at_the_next_message(rig: Rig)
     assert error.condition == "amqp:not-found"
 
 
+@pytest.mark.parametrize("chunk", [0, 1, 100])
+@pytest.mark.parametrize("rcv", [0, 1])
+def test_the_first_message_that_an_exchange_misses_is_released_and_the_others_end_with_the_link(
+    rig: Rig, chunk: int, rcv: int
+) -> None:
+    """However many the broker reads at once: it released all that came in one read."""
+    vhost = rig.broker.vhost("/")
+    vhost.declare_exchange("e", "fanout", True, False, False, {}, False)
+    vhost.bind_queue("q", "e", "", {}, rig.owner.id)
+    peer = rig.connect10(chunk=chunk)
+    link = peer.sender(peer.session(), "/exchanges/e", rcv=rcv)
+    vhost.delete_exchange("e", False)
+    first, *_ = peer.send(link, "1", "2", "3")
+    assert peer.states([first]) == [RELEASED]
+    assert peer.told == {}
+    error = peer.take(LinkDetached).error
+    assert error is not None
+    assert error.condition == "amqp:not-found"
+
+
 def test_a_new_binding_counts_at_once(rig: Rig) -> None:
     peer = rig.connect10()
     link = peer.sender(peer.session(), "/exchanges/amq.topic/a")

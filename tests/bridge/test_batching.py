@@ -137,6 +137,7 @@ def test_publishes_of_amqp_0_9_1_have_the_outcome_that_each_has_alone() -> None:
 ADDRESSES = (
     "/queues/refuses", "/queues/weighs", "/queues/drops", "/queues/knows", "/queues/stream",
     "/queues/plain", "/exchanges/amq.direct/2", "/exchanges/amq.direct/7", "", "dynamic",
+    "/exchanges/gone",
 )  # fmt: skip
 TO = (
     "/queues/refuses", "/queues/other", "/queues/none", "/exchanges/amq.direct/7", "what/is/this",
@@ -175,6 +176,8 @@ def played10(seed: int, together: bool) -> tuple[object, ...]:
     for key, names in SETS.items():
         for name in names:
             rig.broker.vhost("/").bind_queue(name, "amq.direct", key, {}, rig.owner.id)
+    vhost = rig.broker.vhost("/")
+    vhost.declare_exchange("gone", "fanout", True, False, False, {}, False)
     peer = rig.connect10()
     session = peer.session()
     links = {}
@@ -185,9 +188,10 @@ def played10(seed: int, together: bool) -> tuple[object, ...]:
         second = chance.choice([None, 1])
         asked = Attach(source=Source(), target=target)
         links[address] = peer.sender(session, attach=asked, rcv=second)
+    vhost.delete_exchange("gone", False)
     peer.events.clear()
     feed(peer.bridge, rig, transfers(links, chance, peer), together)
-    dynamic = [one for name, one in rig.broker.vhost("/").queues.items() if name not in LIMITS]
+    dynamic = [one for name, one in vhost.queues.items() if name not in LIMITS]
     peer.pump()
     told = {number: (one.states, one.settled) for number, one in peer.told.items()}
     ended = [(one.link.name, one.error) for one in peer.events if isinstance(one, LinkDetached)]

@@ -6,6 +6,7 @@ import pytest
 
 from tallymark.engine.arguments import (
     QUEUE_ARGUMENTS,
+    QUEUE_CHECKS,
     check_consumer_arguments,
     check_queue_arguments,
     check_same_arguments,
@@ -81,7 +82,23 @@ def test_good_queue_arguments(arguments: dict[str, object]) -> None:
         ({"x-delayed-retry-min": 0}, "{value_zero,0}"),
         ({"x-delayed-retry-min": "5"}, '"expected integer, got longstr"'),
         ({"x-delayed-retry-max": -1}, "{value_negative,-1}"),
-        ({"x-delayed-retry-max": 315_360_000_001}, "{value_too_large,315360000001}"),
+        (
+            {"x-delayed-retry-max": 315_360_000_001},
+            "{value_too_large,315360000001}, expected 1 to 315360000000 milliseconds, ten years",
+        ),
+        (
+            {"x-message-ttl": 1 << 63},
+            "{value_too_large,9223372036854775808}, "
+            "expected 0 to 315360000000 milliseconds, ten years",
+        ),
+        (
+            {"x-consumer-timeout": 315_360_000_001},
+            "{value_too_large,315360000001}, expected 0 to 315360000000 milliseconds, ten years",
+        ),
+        (
+            {"x-message-deduplication": 315_360_000_001},
+            "{value_too_large,315360000001}, expected 1 to 315360000000 milliseconds, ten years",
+        ),
         (
             {"x-delayed-retry-max": 4, "x-delayed-retry-min": 5},
             "delayed-retry-max (4) must not be smaller than delayed-retry-min (5)",
@@ -93,6 +110,15 @@ def test_bad_queue_arguments(arguments: dict[str, object], wrong: str) -> None:
         check_queue_arguments(WHAT, arguments)
     name = next(iter(arguments))
     assert str(refused.value) == f"invalid arg '{name}' for queue 'q' in vhost '/': {wrong}"
+
+
+@pytest.mark.parametrize("name", [n for n, check in QUEUE_CHECKS.items() if not check(1)])
+def test_every_number_has_an_end(name: str) -> None:
+    """AMQP 1.0 has larger ones than a table of AMQP 0-9-1; what is deduced from it is stored."""
+    with pytest.raises(PreconditionFailed) as refused:
+        check_queue_arguments(WHAT, {name: 1 << 64})
+    wrong = str(refused.value).removeprefix(f"invalid arg '{name}' for {WHAT}: ")
+    assert "18446744073709551616" in wrong
 
 
 def test_dl_3_a_routing_key_needs_an_exchange_in_the_same_declaration() -> None:
@@ -229,7 +255,7 @@ def test_a_consumers_own_time_out() -> None:
     assert consumer_timeout_ms({"x-consumer-timeout": 0}) == 0
     assert consumer_timeout_ms({"x-consumer-timeout": 90_000}) == 90_000
     assert consumer_timeout_ms({}) == -1
-    for wrong in (-1, "1000", True):
+    for wrong in (-1, "1000", True, 315_360_000_001, 1 << 64):
         with pytest.raises(PreconditionFailed, match="invalid arg 'x-consumer-timeout' for queue"):
             check_consumer_arguments(WHAT, {"x-consumer-timeout": wrong})
 

@@ -1,6 +1,8 @@
 """Patterns: RabbitMQ's syntax as far as it goes, in linear time, with clear refusals beyond."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from tallymark.engine import patterns
 from tallymark.engine.patterns import PatternRefused, compile_pattern, problem_of
+from tests.support.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize(
@@ -104,3 +107,32 @@ def test_what_is_taken_means_what_it_means_in_a_backtracking_engine(
     look = "".join(f"(?{sign}{''.join(inner)})" for sign, inner in ahead)
     text = ("^" + look if anchored or look else "") + "".join(rest)
     assert compile_pattern(text).matches(name) == (re.search(text, name) is not None)
+
+
+WITHOUT_RE2 = """
+import sys
+sys.modules["re2"] = None
+from tallymark.engine.patterns import PatternRefused, compile_pattern
+from tallymark.engine.policies import Policy
+assert compile_pattern(".*").matches("a")
+try:
+    compile_pattern("^a")
+except PatternRefused as error:
+    print(error)
+for was_stored in (False, True):
+    try:
+        Policy("p", "^a", {"max-length": 1}, was_stored=was_stored)
+    except Exception as error:
+        print(type(error).__name__)
+"""
+
+
+def test_without_its_package_a_pattern_is_refused_and_no_stored_policy_is_left_out() -> None:
+    """As after an upgrade below a running broker. A start does not go on without its policies."""
+    found = subprocess.run(
+        [sys.executable, "-c", WITHOUT_RE2], capture_output=True, text=True, check=True,
+        timeout=PATIENCE_S,
+    )  # fmt: skip
+    refused, *kinds = found.stdout.splitlines()
+    assert refused.startswith("'^a': no pattern can be read, since re2 cannot be loaded: ")
+    assert kinds == ["PreconditionFailed", "PatternsUnavailable"]

@@ -152,6 +152,8 @@ GOOD: list[tuple[str, object]] = [
     ("dead-letter-hop-limit", False), ("delivery-limit", 0), ("delivery-limit", -1),
     ("delivery-limit-counts", "returns"), ("delivery-limit-counts", "failures"),
     ("acquired-limit", 0), ("consumer-timeout", 0), ("message-deduplication", 1),
+    ("consumer-timeout", 315_360_000_000), ("message-deduplication", 315_360_000_000),
+    ("slow-consumer-age", 315_360_000_000), ("slow-consumer-rate", 1_000_000_000),
     ("ledger", "account"), ("deliver-after", "written"), ("deliver-after", "synced"),
     ("alternate-exchange", ""), ("max-length", (1 << 63) - 1), ("delayed-retry-type", "disabled"),
     ("delayed-retry-min", 1), ("delayed-retry-max", 1), ("delayed-retry-max", 315_360_000_000),
@@ -199,6 +201,13 @@ BAD: list[tuple[str, object, str]] = [
     ),
     ("acquired-limit", -1, "-1 is not a valid acquired limit"),
     ("consumer-timeout", -1, "-1 is not a valid consumer timeout"),
+    ("consumer-timeout", 315_360_000_001, "315360000001 is not a valid consumer timeout"),
+    ("message-deduplication", 315_360_000_001,
+     "315360000001 is not a valid deduplication window"),
+    ("slow-consumer-age", 315_360_000_001, "315360000001 is not a valid slow consumer age"),
+    ("slow-consumer-rate", 1_000_000_001, "1000000001 is not a valid slow consumer rate"),
+    ("slow-consumer-rate", 1e300, "1e+300 is not a valid slow consumer rate"),
+    ("slow-consumer-depth", 1 << 63, "9223372036854775808 is not a valid slow consumer depth"),
     ("deliver-after", "now", '<<"now">> is not a valid deliver-after'),
     ("ledger", "some", '<<"some">> is not a valid extent of the ledger'),
     ("message-deduplication", 0, "0 is not a valid deduplication window"),
@@ -263,6 +272,32 @@ def test_delayed_retry_that_makes_no_sense_is_refused_in_rabbitmqs_words(
 def test_options_without_the_policy_they_are_of_are_refused() -> None:
     with pytest.raises(PreconditionFailed, match="slow-consumer-policy is required"):
         check_definition({"slow-consumer-options": {"delete-persistent": True}}, False)
+
+
+def nested(levels: int) -> dict[str, object]:
+    """Each level has a name that takes several levels of JSON to store."""
+    value: dict[str, object] = {"$": 1}
+    for _ in range(levels - 1):
+        value = {"$": value}
+    return value
+
+
+@pytest.mark.parametrize("key", ["ha-params", "slow-consumer-options"])
+def test_what_cannot_be_stored_is_refused_before_anything_changes(host: Host, key: str) -> None:
+    """A value without an effect, or of another package, has no check of its own. One that was too
+    deep was in effect, and not in the journal, or kept a later start from reading it."""
+    base: dict[str, object] = {"slow-consumer-policy": "notify"}
+    host.set(Policy("p", "", {**base, key: nested(64)}))
+    kept = host.vhost.policies["p"].definition
+    for value, told in (
+        (nested(65), f"{key} is nested deeper than 64 levels"),
+        (nested(400), f"{key} is nested deeper than 64 levels"),
+        ({"a": [1 << 64]}, f"{key} has the number 18446744073709551616, expected numbers"),
+    ):
+        with pytest.raises(PreconditionFailed, match=told):
+            host.set(Policy("p", "", {**base, key: value}))
+        assert host.vhost.policies["p"].definition is kept
+    assert host.replayed(snapshot=False).vhost.policies["p"].definition == kept
 
 
 def test_every_key_has_an_example_in_and_out_of_range() -> None:

@@ -151,6 +151,37 @@ def test_the_consumers_of_two_channels_on_the_same_queues_are_all_served() -> No
     assert max(counts.values()) - min(counts.values()) <= 12
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_share_that_waited_for_the_disk_is_used_or_released_by_the_next_turn(
+    is_cancelled: bool,
+) -> None:
+    """The account is right in between, too: who checks it need not wait for that turn."""
+    rig = shared(1, "a", "b", "c")
+    for name in ("b", "c"):
+        rig.set_policy(name, {"deliver-after": "synced"})
+    fill(rig, "a", 1)
+    held = rig.settle_down()
+    rig.hold_disk = True
+    fill(rig, "b", 2)
+    fill(rig, "c", 2)
+    rig.turn()
+    accept(rig, held)
+    assert rig.turn() == []
+    session = session_of(rig)
+    assert (session.reserved, session.consumers["b"].share) == (1, 1)
+    rig.broker.check()
+    rig.hold_disk = False
+    assert rig.turn() == [], "the disk has it when the turn is over"
+    assert not rig.vhost.queues["b"].waits_for_disk()
+    rig.broker.check()
+    if is_cancelled:
+        rig.broker.consuming.cancel(session.consumers["b"])
+        rig.broker.check()
+    assert seen(rig.settle_down()) == ["c" if is_cancelled else "b"]
+    assert session.reserved == 0
+    rig.broker.check()
+
+
 def test_a_consumer_that_ends_while_it_waits_holds_nobody_up() -> None:
     rig = shared(1, "a", "b", "c")
     for name in ("a", "b", "c"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -175,6 +176,16 @@ def test_a_url_that_is_none_is_refused_without_its_password() -> None:
         with pytest.raises(ConfigError, match="journal 'postgresql://ann@") as refused:
             load(None, {}, {"journal": url})
         assert "sec" not in str(refused.value)
+
+
+def test_a_library_of_postgresql_that_cannot_be_loaded_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As psycopg without libpq, at a start; and after its upgrade, at a reload."""
+    pytest.importorskip("psycopg")
+    monkeypatch.setitem(sys.modules, "tallymark.journal.postgresql.connection", None)
+    with pytest.raises(ConfigError, match="PostgreSQL and psycopg cannot be loaded: import of"):
+        load(None, {}, {"journal": "postgresql://ann@pg1/tallymark"})
 
 
 def test_a_full_disk_is_told_with_what_a_start_needs() -> None:

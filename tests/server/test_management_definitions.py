@@ -204,10 +204,15 @@ def test_limits_in_a_file_replace_those_of_their_user_and_no_others(broker: Brok
         {"user": "ann", "value": {"max-connections": 3}},
         {"user": "eve", "value": {"max-channels": 7}},
     ]
-    wrong = {"name": "ann", "password": "ann", "tags": [], "limits": {"max-channels": "many"}}
-    status, _, reason = refused(broker, "POST", "definitions", {"users": [wrong]})
-    assert status == 400
-    assert "limit max-channels is 'many', expected a whole number" in reason
+    for value, told in (
+        ("many", "limit max-channels is 'many', expected a whole number"),
+        (1 << 63, "limit max-channels is 9223372036854775808, expected 0 to 9223372036854775807"),
+    ):
+        limits = {"max-channels": value}
+        wrong = {"name": "ann", "password": "ann", "tags": [], "limits": limits}
+        status, _, reason = refused(broker, "POST", "definitions", {"users": [wrong]})
+        assert status == 400
+        assert told in reason
 
 
 # -- one virtual host
@@ -352,6 +357,8 @@ def test_arguments_of_queues_that_change_nothing_are_named(
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"queues": {}}, "section 'queues' is no list"),
     ({"queues": ["q"]}, "queues[0] is 'q', expected an object"),
+    ({"users": [["ann", "hush"]]}, "users[0] is a list, expected an object"),
+    (only("users", name="ann", password=12345678), "password is a number, expected text"),
     (only("queues", vhost="/"), "queues[0]: name is missing"),
     (only("queues", name="q"), "queues[0] 'q': vhost is missing"),
     (only("queues", name="q", vhost="none"), "vhost 'none' is neither there nor in the file"),
@@ -489,6 +496,11 @@ def test_all_that_is_wrong_is_told_together(untouched: BrokerProcess) -> None:
     assert "queues[0] 'a'" in text
     assert "queues[1] 'b'" in text
     assert "users[0]" in text
+    _, _, text = refused(untouched, "POST", "definitions", {"queues": ["q"] * 1000})
+    assert text.count("expected an object") == 1000
+    told = [line for line in untouched.log().splitlines() if "queues[0] is" in line]
+    assert told
+    assert max(map(len, told)) < 2000, "the log has the beginning"
     for body in (b"[]", b"{", b'"text"'):
         assert refused(untouched, "POST", "definitions", body)[2].startswith("not_json")
 

@@ -182,7 +182,7 @@ def test_whether_it_was_routed(broker: BrokerProcess) -> None:
         ({"properties": "none"}, "properties is 'none', expected an object"),
         ({"payload_encoding": "hex"}, "payload_encoding is 'hex', expected string, base64"),
         ({"payload": "?", "payload_encoding": "base64"}, "expected base64"),
-        ({"payload": 5}, "payload is 5, expected text"),
+        ({"payload": 5}, "payload is a number, expected text"),
         ({"routing_key": "k" * 256}, "at most 255"),
     ],
 )
@@ -198,6 +198,24 @@ def test_publishes_that_are_refused(
         without = {key: value for key, value in body.items() if key != name}
         assert refused(broker, "POST", path, without)[2].startswith(f"{name} is missing")
     assert get(broker, "queues/%2F/q")["messages"] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"payload": "hush!", "payload_encoding": "base64"}, "payload is text, expected base64 ("),
+        ({"payload": {"hush": 1}}, "payload is an object, expected text"),
+        ({"payload_encoding": "e" * 100_000 + "hush"}, f"payload_encoding is '{'e' * 199}..., exp"),
+    ],
+)  # fmt: skip
+def test_neither_a_body_nor_a_long_value_is_in_the_log(
+    broker: BrokerProcess, change: dict[str, Any], reason: str
+) -> None:
+    body = {"routing_key": "q", "payload": "x", "payload_encoding": "string", "properties": {}}
+    path = "exchanges/%2F/amq.default/publish"
+    assert refused(broker, "POST", path, {**body, **change})[2].startswith(reason)
+    assert reason in broker.log().replace("\\", "")
+    assert "hush" not in broker.log()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from joserfc.errors import SecurityWarning
 from joserfc.jwk import Key, RSAKey
 
-from tallymark.server import logs
+from tallymark.server import loading, logs
 from tallymark.server.access.token_keys import (
     FETCH_GAP_MS,
     LARGEST,
@@ -33,8 +33,8 @@ from tallymark.server.access.token_keys import (
     parse_keys,
 )
 from tallymark.server.access.tokens import LONGEST, Tokens, rules_of, user_of_claims
-from tallymark.server.access.user import TokenRefused, TokenUser
-from tallymark.server.access.users import is_token
+from tallymark.server.access.user import TokenRefused, TokenUser, User, UsersError
+from tallymark.server.access.users import Users, is_token
 from tallymark.server.config.settings import Config, ConfigError, load
 from tests.support.issuer import (
     RESOURCE,
@@ -425,6 +425,64 @@ def test_a_token_that_was_good_is_refused_when_it_expires(tmp_path: Path, key: R
 )  # fmt: skip
 def test_a_password_that_looks_like_a_token(text: str, expected: bool) -> None:
     assert is_token(text) is expected
+
+
+# -- code that is not there
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of what is loaded late; nothing has failed yet."""
+    clock = Clock(1_000_000)
+    monkeypatch.setattr(loading, "now_ms", clock)
+    monkeypatch.setattr(loading, "_failures", {})
+    return clock
+
+
+def test_a_token_that_cannot_be_checked_is_checked_when_its_code_can_be_loaded(
+    tmp_path: Path, tokens: Tokens, key: RSAKey, late: Clock, log: io.StringIO,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    who = Users(tmp_path, tokens)
+    token = signed(claims(), key)
+
+    def check() -> User | None:
+        return asyncio.run(who.check("", token, "127.0.0.1"))
+
+    with monkeypatch.context() as broken:
+        broken.setitem(sys.modules, "joserfc.jws", None)
+        for _ in range(2):
+            with pytest.raises(UsersError, match=r"tokens of OAuth 2 cannot be loaded, see the lo"):
+                check()
+    with pytest.raises(UsersError):
+        check()
+    assert log.getvalue().count("users.not_loaded") == 1, "it is not tried each time"
+    late.ms += loading.RETRY_MS
+    found = check()
+    assert found is not None
+    assert found.name == "ann"
+
+
+def test_keys_that_cannot_be_read_by_code_that_is_not_there(
+    tmp_path: Path, key: RSAKey, late: Clock, log: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = file_of(tmp_path, key.as_dict(private=False))
+    known = KeyFile(path)
+    monkeypatch.setitem(sys.modules, "joserfc.jwk", None)
+    path.write_text(path.read_text() + " ")
+    known.look()
+    assert len(known) == 1
+    assert "oauth.keys_unreadable" in log.getvalue()
+    with pytest.raises(KeysUnavailable, match=r"keys\.json: the code of tokens of OAuth 2"):
+        KeyFile(path)
+    late.ms += loading.RETRY_MS
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+
+    async def fetch() -> None:
+        await FetchedKeys("http://127.0.0.1:1/keys", "", None, Clock(1_000_000)).renew()
+
+    with pytest.raises(KeysUnavailable, match="the code of tokens of OAuth 2 cannot be loaded"):
+        asyncio.run(fetch())
 
 
 # -- key sets

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -438,13 +439,31 @@ def test_without_the_library_a_start_says_what_to_install(tmp_path: Path, issuer
     stub = tmp_path / "stub"
     stub.mkdir()
     (stub / "joserfc.py").write_text("raise ImportError('not installed')\n")
-    import os
-
     path = os.pathsep.join([str(stub), os.environ.get("PYTHONPATH", "")])
     broker = BrokerProcess(tmp_path / "data", env={"PYTHONPATH": path}, **issuer.flags())
     with pytest.raises(BrokerDied, match=r"exit code 2: .*pip install 'tallymark\[oauth\]'"):
         broker.start()
     assert not (tmp_path / "data").exists()
+
+
+def test_a_token_that_cannot_be_checked_is_refused_at_every_door(tmp_path: Path) -> None:
+    """As after an upgrade of the library below a running broker."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['joserfc.jws'] = None\n")
+    keys = tmp_path / "keys.json"
+    issuer = Issuer()
+    keys.write_bytes(issuer.key_set())
+    flags = {"auth_oauth2_resource_server_id": "tallymark", "auth_oauth2_jwks_file": str(keys)}
+    env = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    with BrokerProcess(tmp_path / "data", env=env, **flags) as broker:
+        token = issuer.token(*ADMIN)
+        for name, door in DOORS.items():
+            if name != "NSQ":
+                assert not door(broker, token), name
+        with NsqClient(broker.nsq_port) as client:
+            assert client.error(commands.auth(token.encode())).startswith("E_AUTH_FAILED")
+        assert "users.not_loaded" in broker.log()
+        assert "connection.broken" not in broker.log()
+        assert broker.http("GET", "/healthz", user=None)[0] == 200
 
 
 def test_a_start_with_a_bad_key_set_is_refused(tmp_path: Path) -> None:

@@ -245,7 +245,9 @@ def test_limits_are_shown_kept_and_for_administrators(tmp_path: Path) -> None:
                              ("DELETE", "vhost-limits/%2F/max-queues")):  # fmt: skip
             assert refused(broker, method, path, {"value": 1}, user="ann:ann")[0] == 401
         for path, value in (("user-limits/ann/max-queues", 1), ("vhost-limits/%2F/nonsense", 1),
-                            ("user-limits/ann/max-channels", "x")):  # fmt: skip
+                            ("user-limits/ann/max-channels", "x"),
+                            ("user-limits/ann/max-channels", 1 << 63),
+                            ("vhost-limits/%2F/max-queues", "9" * 20)):  # fmt: skip
             assert refused(broker, "PUT", path, {"value": value})[0] == 400
         assert refused(broker, "PUT", "user-limits/nobody/max-channels", {"value": 1})[0] == 404
         done(broker, "DELETE", "users/ann")

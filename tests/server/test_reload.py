@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.server.management import call
+from tests.support.issuer import Issuer
 from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerProcess
 
@@ -103,6 +106,28 @@ def test_what_the_next_start_would_be_refused_for_refuses_a_reload(
     assert reload(broker)["changed"] == ["max_pending"]  # nothing had changed
 
 
+def test_a_damaged_key_set_refuses_a_reload_and_the_known_keys_go_on(
+    tmp_path: Path, file: Path
+) -> None:
+    """Whatever else the file says: the next start would be refused, and nobody would be there."""
+    issuer = Issuer()
+    keys = tmp_path / "keys.json"
+    keys.write_bytes(issuer.key_set())
+    oauth = f"auth_oauth2_resource_server_id = 'tallymark'\nauth_oauth2_jwks_file = '{keys}'\n"
+    file.write_text(oauth)
+    admin = f"Bearer {issuer.token('read:*/*', 'tag:administrator')}"
+    path = "tallymark/config/reload"
+    with BrokerProcess(tmp_path / "data", config=str(file)) as broker:
+        file.write_text(oauth + "max_pending = '9MiB'\n")
+        keys.write_text("{")
+        status, _, answer = call(broker, "POST", path, Authorization=admin)
+        assert status == 400
+        assert f"auth_oauth2_jwks_file {keys}: no JSON" in answer["reason"]
+        keys.write_bytes(issuer.key_set())
+        status, _, answer = call(broker, "POST", path, Authorization=admin)
+        assert (status, answer["changed"]) == (200, ["max_pending"])
+
+
 def test_a_shovel_takes_another_password_and_another_batch(
     broker: BrokerProcess, file: Path
 ) -> None:
@@ -138,3 +163,28 @@ def test_a_level_that_was_set_over_http_stays_while_the_file_says_the_same_of_it
     file.write_text('log_level = "warning"\nlog_levels = { amqp = "warning", nsq = "info" }\n')
     assert reload(broker)["changed"] == ["log_level", "log_levels"]
     assert levels() == {"http": "warning", "amqp": "warning", "nsq": "error"}
+
+
+IMPORTS_LATE = """
+from tallymark.server.config import settings
+read = settings._from_file
+def late(file):
+    if "gone" in file.read_text():
+        raise ImportError("of another version")
+    return read(file)
+settings._from_file = late
+"""
+
+
+def test_code_that_a_reload_needs_and_cannot_load_refuses_it(tmp_path: Path, file: Path) -> None:
+    """Whatever part of the configuration it is for."""
+    (tmp_path / "sitecustomize.py").write_text(IMPORTS_LATE)
+    env = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    with BrokerProcess(tmp_path / "data", env=env, config=str(file)) as broker:
+        file.write_text("max_pending = '9MiB' # gone\n")
+        status, answer = broker.http("POST", "/api/tallymark/config/reload")
+        assert (status, answer["error"]) == (400, "bad_request")
+        assert "the code of the configuration cannot be loaded" in answer["reason"]
+        assert "config.refused" in broker.log()
+        file.write_text("max_pending = '9MiB'\n")
+        assert reload(broker)["changed"] == ["max_pending"]

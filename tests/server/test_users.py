@@ -15,8 +15,11 @@ from tallymark.server.access import users
 from tallymark.server.access.audit import BY_FILE
 from tallymark.server.access.logins import AT_A_TIME
 from tallymark.server.access.scram import make_keys
+from tallymark.server.access.token_keys import Keys
+from tallymark.server.access.tokens import Tokens, rules_of
 from tallymark.server.access.user import Permission, User, UsersError, hashed_user, make_user
 from tallymark.server.access.users import Users
+from tallymark.server.config.settings import Config
 
 
 def add(folder: Path, name: str, password: str) -> None:
@@ -57,6 +60,20 @@ def test_who_gets_in(tmp_path: Path) -> None:
     assert not check(who, "ann", "Secret")
     assert not check(who, "bob", "secret")
     assert not check(who, "ann", "")
+
+
+@pytest.mark.parametrize("with_tokens", [False, True])
+def test_bytes_that_are_not_utf_8_are_nobodys_name_and_password(
+    tmp_path: Path, with_tokens: bool
+) -> None:
+    """AMQPLAIN and a Bearer header may have them; they ended the check with an error of ours."""
+    add(tmp_path, "ann", "secret")
+    tokens = Tokens(rules_of(Config()), Keys()) if with_tokens else None
+    who = Users(tmp_path, tokens)
+    assert not check(who, "ann", "secret\udcff")
+    assert not check(who, "ann\udcff", "secret")
+    assert not check(who, "", "\udcff.a.b")
+    assert check(who, "ann", "secret")
 
 
 @pytest.mark.parametrize(("cost", "block", "parallel"), [(2, 1, 1), (2, 32, 16), (1 << 15, 1, 1)])

@@ -32,6 +32,12 @@ from tallymark.units import Ms
 MAX_PRIORITY: Final = 255
 LONGEST_MS: Final = 315_360_000_000
 """Longest time that a queue or message may be given: ten years [rabbitmq MAX_EXPIRY_TIMER]."""
+TIME: Final[str] = f"0 to {LONGEST_MS} milliseconds, ten years"
+"""Range of a time, for texts of refusals."""
+POSITIVE_TIME: Final[str] = f"1 to {LONGEST_MS} milliseconds, ten years"
+"""Range of a time that must not be 0."""
+LARGEST: Final = (1 << 63) - 1
+"""Largest number that is no time: that of a table's longest integer."""
 MAX_HOPS: Final = 255
 QUEUE_TYPES: Final = ("classic", "quorum", "stream")
 STREAM: Final = "stream"
@@ -202,10 +208,15 @@ def check_exchange_name(argument: str, what: str, arguments: dict[str, object]) 
 # A check returns what is wrong with the value, as RabbitMQ words it, or "".
 
 
+def too_large(value: int, expected: str) -> str:
+    """Return what is wrong with a number above its range: RabbitMQ's words, and the range."""
+    return f"{{value_too_large,{value}}}, expected {expected}"
+
+
 def _integer(value: object) -> str:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return ""
-    return f'"expected integer, got {type_name(value)}"'
+    if isinstance(value, bool) or not isinstance(value, int):
+        return f'"expected integer, got {type_name(value)}"'
+    return too_large(value, f"at most {LARGEST}") if value > LARGEST else ""
 
 
 def _not_negative(value: object) -> str:
@@ -223,13 +234,15 @@ def _positive(value: object) -> str:
 def milliseconds(value: object) -> str:
     """Return what is wrong with a time, perhaps 0, of an argument or a policy; "" if nothing."""
     if isinstance(value, int) and value > LONGEST_MS:
-        return f"{{value_too_large,{value}}}"
+        return too_large(value, TIME)
     return _not_negative(value)
 
 
 def positive_milliseconds(value: object) -> str:
     """Return what is wrong with a time that must not be 0; "" if nothing."""
-    return milliseconds(value) or _positive(value)
+    if isinstance(value, int) and value > LONGEST_MS:
+        return too_large(value, POSITIVE_TIME)
+    return _positive(value)
 
 
 def _priorities(value: object) -> str:
@@ -353,11 +366,11 @@ QUEUE_CHECKS: Final[dict[str, Callable[[object], str]]] = {
     "x-delivery-limit": _integer,
     "x-delivery-limit-counts": _limit_counts,
     "x-acquired-limit": _not_negative,
-    "x-consumer-timeout": _not_negative,
+    "x-consumer-timeout": milliseconds,
     "x-delayed-retry-type": _retry_type,
     "x-delayed-retry-min": positive_milliseconds,
     "x-delayed-retry-max": positive_milliseconds,
-    "x-message-deduplication": _positive,
+    "x-message-deduplication": positive_milliseconds,
     "x-deliver-after": _deliver_after,
     "x-max-age": _age,
     "x-stream-max-segment-size-bytes": _not_negative,
@@ -397,7 +410,7 @@ NOT_FOR_READERS: Final = ("x-priority", "x-cancel-on-ha-failover")
 """Consumer arguments for other queues than streams only."""
 CONSUMER_CHECKS: Final[dict[str, Callable[[object], str]]] = {
     "x-priority": _integer,
-    "x-consumer-timeout": _not_negative,
+    "x-consumer-timeout": milliseconds,
     "x-cancel-on-ha-failover": _boolean,
 }
 

@@ -47,6 +47,7 @@ from tallymark.engine.redrive import Redrives
 from tallymark.engine.registry import Contents, Registry
 from tallymark.engine.retries import Readmission, Retries
 from tallymark.engine.session import (
+    Consumer,
     Session,
 )
 from tallymark.engine.settlement import Settlement
@@ -314,6 +315,14 @@ class Broker:
             assert queue.account.staged == parked, (queue.name, queue.account.staged, parked)
         self.sinks.check()
 
+    def _keeps_share(self, consumer: Consumer) -> bool:
+        """Return whether the consumer may have a share now: the next turn looks at it, and until
+        then its queue waits for the disk, or has waited, or has nothing more for it."""
+        if not self.dispatcher.has_granted(consumer):
+            return False
+        queue = consumer.queue
+        return queue.waits_for_disk() or queue.dirty or not consumer.is_waiting()
+
     def _check_shares(self, session: Session) -> None:
         """Assert that the shares of a session's consumers add up, and that no part of the shared
         limit is unused while a consumer waits for it."""
@@ -321,7 +330,7 @@ class Broker:
         assert 0 <= session.got <= session.unacked, (session.got, session.unacked)
         for consumer in session.consumers.values():
             reserved += consumer.share
-            assert not consumer.share or consumer.queue.waits_for_disk(), consumer.tag
+            assert not consumer.share or self._keeps_share(consumer), consumer.tag
             assert consumer.in_line == (consumer.id in session.line), consumer.tag
         assert reserved == session.reserved, (reserved, session.reserved)
         connection = session.connection

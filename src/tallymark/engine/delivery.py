@@ -241,6 +241,10 @@ class Dispatcher:
                 session.step_out(consumer)
             self._agenda.offer(session)
 
+    def has_granted(self, consumer: Consumer) -> bool:
+        """Return whether the next turn looks at the consumer's share, and may release it."""
+        return consumer in self._granted
+
     def _line_up(self, queue: Queue) -> None:
         """Put consumers that only a shared limit stops in their session's line."""
         for consumer in consumers_of(queue):

@@ -34,6 +34,10 @@ class PatternRefused(Exception):
     """The text is no regular expression, or none that can be searched for in linear time."""
 
 
+class PatternsUnavailable(PatternRefused):
+    """No text can be read as a regular expression."""
+
+
 @final
 class Pattern:
     """A compiled pattern. Immutable."""
@@ -97,8 +101,12 @@ def problem_of(text: str) -> str:
 def _compile(text: str, ignores_case: bool) -> Pattern:
     if text in EVERYTHING or text == EMPTY:
         return Pattern(text, None, [], [], text == EMPTY)
-    import re2  # a broker without patterns starts without it
-
+    try:
+        import re2  # a broker without patterns starts without it
+    except ImportError as error:  # its package was removed, or replaced, below a running broker
+        raise PatternsUnavailable(
+            f"{_shown(text)}: no pattern can be read, since re2 cannot be loaded: {error}"
+        ) from error
     options = re2.Options()
     options.log_errors = False
     options.never_capture = True

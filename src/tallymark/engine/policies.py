@@ -25,11 +25,13 @@ from typing import Final, final
 
 from tallymark.engine.arguments import (
     DELIVER_AFTER,
+    LARGEST,
     LARGEST_SEGMENT,
-    LONGEST_MS,
     MAX_HOPS,
+    POSITIVE_TIME,
     QUEUE_TYPES,
     RETRY_TYPES,
+    TIME,
     age_ms,
     delays_out_of_order,
     erlang_term,
@@ -38,7 +40,7 @@ from tallymark.engine.arguments import (
     positive_milliseconds,
 )
 from tallymark.engine.errors import PreconditionFailed
-from tallymark.engine.patterns import PatternRefused, compile_pattern
+from tallymark.engine.patterns import PatternRefused, PatternsUnavailable, compile_pattern
 from tallymark.engine.settings import (
     ACCOUNT,
     EVERYTHING,
@@ -46,7 +48,7 @@ from tallymark.engine.settings import (
     LIMIT_COUNTS,
     shorter_timeout,
 )
-from tallymark.engine.slow.rules import AGE, COUNT, DEPTH, POLICY_PREFIX, RATE
+from tallymark.engine.slow.rules import AGE, COUNT, DEPTH, FASTEST, POLICY_PREFIX, RATE
 
 ALL: Final = "all"
 QUEUES: Final = "queues"
@@ -56,8 +58,8 @@ STREAMS: Final = "streams"
 EXCHANGES: Final = "exchanges"
 APPLY_TO: Final = (QUEUES, CLASSIC_QUEUES, QUORUM_QUEUES, STREAMS, EXCHANGES, ALL)
 
-LARGEST: Final = (1 << 63) - 1
-"""Largest number in a definition: that of an argument's longest integer."""
+DEEPEST: Final = 64
+"""Maximum nesting of a value that is stored without a check of its own: that of a table."""
 ALTERNATE_EXCHANGE: Final = "alternate-exchange"
 DEFAULT_TYPE: Final = "default-queue-type"
 AUTO_CREATE: Final = "auto-create"
@@ -78,10 +80,6 @@ def _integer(value: object) -> bool:
 
 def _not_negative(value: object) -> bool:
     return _integer(value) and isinstance(value, int) and value >= 0
-
-
-def _positive(value: object) -> bool:
-    return _integer(value) and isinstance(value, int) and value > 0
 
 
 def _hops(value: object) -> bool:
@@ -138,8 +136,8 @@ def _type(value: object) -> bool:
 
 def _slowness(value: object) -> bool:
     if isinstance(value, float):
-        return 0.0 <= value < float("inf")
-    return _not_negative(value)
+        return 0.0 <= value <= FASTEST
+    return _not_negative(value) and isinstance(value, int) and value <= FASTEST
 
 
 def _name(value: object) -> bool:
@@ -171,13 +169,13 @@ class Key:
         """True if an operator policy may have the key; see `tighter`."""
 
 
-TIME: Final = f"0 to {LONGEST_MS} milliseconds, ten years"
-POSITIVE_TIME: Final = f"1 to {LONGEST_MS} milliseconds, ten years"
 KEYS: Final[dict[str, Key]] = {
     "message-ttl": Key(_time, "message TTL", TIME, True),
     "expires": Key(_positive_time, "queue expiry", POSITIVE_TIME, True),
-    "max-length": Key(_not_negative, "maximum length", "0 or more messages", True),
-    "max-length-bytes": Key(_not_negative, "maximum length in bytes", "0 or more bytes", True),
+    "max-length": Key(_not_negative, "maximum length", f"0 to {LARGEST} messages", True),
+    "max-length-bytes": Key(
+        _not_negative, "maximum length in bytes", f"0 to {LARGEST} bytes", True
+    ),
     "overflow": Key(
         _overflow, "overflow value", "drop-head, reject-publish or reject-publish-dlx"
     ),
@@ -192,13 +190,13 @@ KEYS: Final[dict[str, Key]] = {
         _hops, "dead letter hop limit", "0 to 255 hops, true (32) or false"
     ),
     "delivery-limit": Key(
-        _integer, "delivery limit", "0 or more failures, or a negative number for none", True
+        _integer, "delivery limit", f"0 to {LARGEST} failures, or a negative number for none", True
     ),
     "delivery-limit-counts": Key(
         _limit_counts, "reading of the delivery limit", " or ".join(LIMIT_COUNTS)
     ),
-    "acquired-limit": Key(_not_negative, "acquired limit", "0 or more deliveries", True),
-    "consumer-timeout": Key(_not_negative, "consumer timeout", "0 or more milliseconds", True),
+    "acquired-limit": Key(_not_negative, "acquired limit", f"0 to {LARGEST} deliveries", True),
+    "consumer-timeout": Key(_time, "consumer timeout", TIME, True),
     RETRY_TYPE: Key(
         _retry_type, "delayed retry type", "one of: " + ", ".join(RETRY_TYPES), True
     ),
@@ -209,17 +207,15 @@ KEYS: Final[dict[str, Key]] = {
         _segment, "segment size", f"0 to {LARGEST_SEGMENT} bytes"
     ),
     DEFAULT_TYPE: Key(_type, "queue type", "one of: " + ", ".join(QUEUE_TYPES)),
-    "message-deduplication": Key(
-        _positive, "deduplication window", "1 or more milliseconds"
-    ),
+    "message-deduplication": Key(_positive_time, "deduplication window", POSITIVE_TIME),
     "deliver-after": Key(_deliver_after, "deliver-after", "one of: " + ", ".join(DELIVER_AFTER)),
     LEDGER: Key(_ledger, "extent of the ledger", f"{EVERYTHING} or {ACCOUNT}"),
     AUTO_CREATE: Key(_boolean, "auto-create", "true or false"),
-    POLICY_PREFIX + DEPTH: Key(_not_negative, "slow consumer depth", "0 or more bytes"),
-    POLICY_PREFIX + AGE: Key(_not_negative, "slow consumer age", "0 or more milliseconds"),
-    POLICY_PREFIX + COUNT: Key(_not_negative, "slow consumer count", "0 or more messages"),
+    POLICY_PREFIX + DEPTH: Key(_not_negative, "slow consumer depth", f"0 to {LARGEST} bytes"),
+    POLICY_PREFIX + AGE: Key(_time, "slow consumer age", TIME),
+    POLICY_PREFIX + COUNT: Key(_not_negative, "slow consumer count", f"0 to {LARGEST} messages"),
     POLICY_PREFIX + RATE: Key(
-        _slowness, "slow consumer rate", "0 or more messages per second"
+        _slowness, "slow consumer rate", f"0 to {FASTEST} messages per second"
     ),
     SLOW_POLICY: Key(_name, "slow consumer policy", "the name of one"),
     SLOW_OPTIONS: Key(_options, "set of slow consumer options", "an object"),
@@ -280,7 +276,8 @@ class Policy:
         """was_stored: the policy comes from the journal. A pattern that is refused today makes such
         a policy fit nothing instead of being an error.
 
-        Raises PreconditionFailed: a text says which of the parts is wrong.
+        Raises PreconditionFailed: a text says which of the parts is wrong. PatternsUnavailable: a
+        stored policy cannot be read.
         """
         if not name:
             raise PreconditionFailed("policy name is empty, expected one of 1 or more letters")
@@ -304,6 +301,8 @@ class Policy:
         try:
             self._expression = compile_pattern(pattern)
         except PatternRefused as error:
+            if was_stored and isinstance(error, PatternsUnavailable):
+                raise  # a broker must not start without all of its policies
             self.problem = f"pattern should be regular expression but is invalid: {error}"
             if not was_stored:
                 raise PreconditionFailed(self.problem) from None
@@ -401,6 +400,9 @@ def check_definition(definition: dict[str, object], operator: bool) -> None:
             raise PreconditionFailed(
                 f"{erlang_term(value)} is not a valid {key.noun}: {name} must be {key.expected}"
             )
+        wrong = _not_storable(value, 0) if key is None or name == SLOW_OPTIONS else ""
+        if wrong:
+            raise PreconditionFailed(f"{name} {wrong}")
     retry, least = definition.get(RETRY_TYPE), definition.get(RETRY_MIN)
     if retry not in (None, "disabled") and least is None:
         raise PreconditionFailed(f"{RETRY_MIN} is required when {RETRY_TYPE} is {retry}")
@@ -409,6 +411,25 @@ def check_definition(definition: dict[str, object], operator: bool) -> None:
     wrong = delays_out_of_order(least, definition.get(RETRY_MAX))
     if wrong:
         raise PreconditionFailed(wrong)
+
+
+def _not_storable(value: object, depth: int) -> str:
+    """Return why a value that has no check of its own cannot be stored; "" if it can. depth: number
+    of values around this one."""
+    parts: list[object] = []
+    if isinstance(value, dict):
+        parts += value.values()
+    elif isinstance(value, (list, tuple)):
+        parts += value
+    elif isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+        return f"has the number {value!s:.40}, expected numbers of at most {LARGEST}"
+    if parts and depth >= DEEPEST:
+        return f"is nested deeper than {DEEPEST} levels, expected at most so many"
+    for part in parts:
+        wrong = _not_storable(part, depth + 1)
+        if wrong:
+            return wrong
+    return ""
 
 
 def known_keys(operator: bool) -> list[str]:

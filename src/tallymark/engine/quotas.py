@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
+from tallymark.engine.arguments import LARGEST
 from tallymark.engine.errors import NotAllowed, PreconditionFailed
 from tallymark.units import EngineMs, Ms
 
@@ -190,6 +191,14 @@ class Quotas:
     def counts(self) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
         """Return connections by virtual host and by user, and sessions by user; without zeros."""
         return self._of_vhost, self._of_user, self._sessions
+
+
+def check_limit(name: str, value: int) -> None:
+    """Check the value of a limit. Raises PreconditionFailed."""
+    if not -LARGEST <= value <= LARGEST:
+        raise PreconditionFailed(
+            f"limit {name} is {value}, expected 0 to {LARGEST}, or a negative number for none"
+        )
 
 
 def _limit(limits: Limits, of: str, name: str) -> int:

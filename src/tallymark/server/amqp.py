@@ -162,7 +162,11 @@ class AmqpClient(Client):
         secret = self.bridge.pending_secret
         assert secret is not None
         text = secret.decode("utf-8", "replace")
-        user = await self._node.users.renew(self.subject, text, self.peer_host)
+        user: User | None = None
+        try:
+            user = await self._node.users.renew(self.subject, text, self.peer_host)
+        except UsersError as error:
+            log.error("login.impossible", error=str(error))
         if user is None:
             self.bridge.secret_refused()
         else:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, final
 
+from tallymark.server.loading import loading
 from tallymark.server.logs import log_of
 from tallymark.shovels.plan import Plan
 from tallymark.shovels.shovel import Pace, Shovel
@@ -20,6 +22,8 @@ PAUSE_S: Final = 30.0
 """Seconds until another attempt after a bug."""
 STOP_S: Final = 5.0
 """Seconds that a shovel may take to move what it has, when the broker stops."""
+MODULES: Final = ("tallymark.shovels.making", "tallymark.shovels.runner")
+"""Modules that are imported by the first shovel."""
 
 log = log_of("server")
 
@@ -78,7 +82,8 @@ class Shovels:
 
     def use(self, plans: Iterable[Plan]) -> None:
         """Have exactly these at work: those that changed begin again when they have moved what they
-        hold, and those that are not named end then."""
+        hold, and those that are not named end then. Where the broker serves already, their code has
+        been loaded."""
         wanted = {plan.name: plan for plan in plans}
         for name, working in list(self._working.items()):
             if wanted.get(name) != working.plan:
@@ -120,6 +125,13 @@ class Shovels:
         self._tasks[task] = working
         task.add_done_callback(self._tasks.pop)
         log.info("shovel.started", **plan.value())
+
+
+def load() -> None:
+    """Load the code of shovels, so that none can fail to start. Raises NotLoaded."""
+    with loading("shovels", "server"):
+        for name in MODULES:
+            import_module(name)
 
 
 def _failed(plan: Plan, shovel: Shovel) -> None:

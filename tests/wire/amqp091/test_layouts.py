@@ -24,7 +24,10 @@ from tallymark.wire.amqp091.methods import (
     BasicConsume,
     BasicGetEmpty,
     BasicPublish,
+    BasicReturn,
     ChannelClose,
+    ConnectionBlocked,
+    ConnectionClose,
     ConnectionOpen,
     ConnectionStartOk,
     ConnectionUpdateSecretOk,
@@ -159,6 +162,16 @@ def test_names_have_to_be_utf8_and_response_bytes_need_not() -> None:
     assert caught.value.reply_code == 502
     method = ConnectionStartOk({}, "PLAIN", b"\0\xff\0\xfe", "en_US")
     assert decode_method(encode_method(method)) == method
+
+
+@pytest.mark.parametrize("kind", [ChannelClose, ConnectionClose, ConnectionBlocked, BasicReturn])
+def test_texts_for_people_are_read_whatever_their_bytes_are(kind: type[Method]) -> None:
+    """RabbitMQ cuts a reply text at a byte, perhaps within a letter. Whoever closed with such a
+    text, or with one in Latin-1, was told of a syntax error in place of being answered."""
+    name = "reason" if kind is ConnectionBlocked else "reply_text"
+    whole = encode_method(kind(**{name: "queue 'caf??'"}))
+    found = decode_method(whole.replace(b"caf??", b"caf\xc3\xe9"))
+    assert getattr(found, name) == "queue 'caf\ufffd\ufffd'"
 
 
 def test_reply_texts_are_cut_to_fit_and_names_are_not() -> None:

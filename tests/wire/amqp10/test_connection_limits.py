@@ -5,15 +5,24 @@ from __future__ import annotations
 import pytest
 
 from tallymark.wire.amqp10.connection import Connection
-from tallymark.wire.amqp10.events import ConnectionFailed, Ended, OpenReceived, SessionRequested
+from tallymark.wire.amqp10.events import (
+    ConnectionFailed,
+    Ended,
+    LinkRequested,
+    OpenReceived,
+    SessionRequested,
+)
 from tallymark.wire.amqp10.frames import AMQP_HEADER, HEARTBEAT, frame
 from tallymark.wire.amqp10.limits import Limits
-from tallymark.wire.amqp10.outcomes import Error
+from tallymark.wire.amqp10.outcomes import Error, Rejected
 from tallymark.wire.amqp10.performatives import (
+    RECEIVER,
+    SENDER,
     Attach,
     Begin,
     Close,
     Detach,
+    Disposition,
     End,
     Flow,
     Open,
@@ -22,8 +31,9 @@ from tallymark.wire.amqp10.performatives import (
     Target,
     Transfer,
 )
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.states import State
-from tests.support.amqp10_pair import CUTS, Cut, Pair, Server, conditions, transfer
+from tests.support.amqp10_pair import BODY, CUTS, Cut, Pair, Server, conditions, transfer
 
 
 def failure(server: Server) -> str:
@@ -139,6 +149,20 @@ def test_malformed_frames(frames: bytes, condition: str) -> None:
     assert server.one(Ended).clean
 
 
+@pytest.mark.parametrize(("size", "told"), [(512, None), (600, {"product": "x" * 460})])
+def test_an_open_says_less_of_us_to_a_peer_whose_frames_are_small(size: int, told: object) -> None:
+    """As on a machine with a long name, which is there three times."""
+    server = Server()
+    server.answers = False
+    server.open(Open("peer", max_frame_size=size))
+    server.connection.open(Open("server", properties={"product": "x" * 460}))
+    server.take(0)
+    [said] = server.sent(Open)
+    assert (said.container_id, said.properties) == ("server", told)
+    assert largest_frame(server) <= size
+    assert server.connection.state is State.OPENED
+
+
 def test_sessions_up_to_channel_max_of_both() -> None:
     pair = Pair(Limits(channel_max=5), Limits(channel_max=2)).open()
     sessions = [pair.session()[0] for _ in range(3)]
@@ -169,12 +193,91 @@ def test_a_frame_the_peer_cannot_take_closes_the_connection() -> None:
     assert failure(server) == "amqp:frame-size-too-small"
 
 
-def test_a_close_whose_text_is_too_long_is_cut_down() -> None:
+def narrow() -> Server:
+    """A server with a session, whose peer takes frames of 512 bytes, and which answers nothing more
+    by itself."""
     server = Server()
     server.open(Open("peer", max_frame_size=512))
-    server.connection.close(Error("amqp:internal-error", "x" * 1000))
+    server.say(Begin(None, 0, 1000, 1000))
+    server.answers = False
+    server.forget()
+    return server
+
+
+def largest_frame(server: Server) -> int:
+    return max(len(frame(0, said.encode())) for _, said, _ in server.frames)
+
+
+TEXTS = {
+    "ASCII": "x" * 1000, "two bytes": "Ã©" * 500, "four bytes": "\N{GRINNING FACE}" * 200,
+    "no UTF-8": "\ud800" * 600,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+@pytest.mark.parametrize("of", ["connection", "session", "link", "delivery"])
+def test_an_error_whose_text_is_too_long_is_cut_to_fit(of: str, text: str) -> None:
+    """The smallest scope is told of it, and the connection goes on."""
+    server = narrow()
+    error = Error("amqp:internal-error", text)
+    if of == "connection":
+        server.connection.close(error)
+    elif of == "session":
+        server.connection.sessions[0].end(error)
+    else:
+        server.say(Attach("p", 0, SENDER, source=Source(), target=Target(address="q"),
+                          initial_delivery_count=0))  # fmt: skip
+        link = server.one(LinkRequested).link
+        if of == "link":
+            link.refuse(error)
+        else:
+            assert isinstance(link, ReceiverLink)
+            link.answer(Attach(source=Source(), target=Target(address="q")))
+            link.flow(1)
+            server.say(transfer(0), payload=BODY)
+            link.settle(0, 0, Rejected(error))
     server.take(0)
-    assert server.sent(Close) == [Close(Error("amqp:internal-error"))]
+    if of == "delivery":
+        state = server.sent(Disposition)[-1].state
+        assert isinstance(state, Rejected)
+        told = state.error
+    else:
+        kinds: dict[str, type[Close | End | Detach]] = {
+            "connection": Close, "session": End, "link": Detach,
+        }  # fmt: skip
+        told = server.sent(kinds[of])[-1].error
+    assert told is not None
+    assert told.condition == "amqp:internal-error"
+    cut = told.description or ""
+    assert cut.endswith("...")
+    assert text.replace("\ud800", "?").startswith(cut[:-3])
+    assert 495 <= largest_frame(server) <= 512
+    assert server.of(ConnectionFailed) == []
+
+
+@pytest.mark.parametrize("role", [SENDER, RECEIVER])
+def test_a_link_that_the_owner_is_asked_for_can_be_refused(role: bool) -> None:
+    """The answer has the link's name. Where the peer takes no answer it is told so, and the owner
+    is not asked, who would make a consumer or a queue for nobody."""
+    asked = []
+    for size in range(430, 512):
+        server = narrow()
+        server.say(Attach("n" * size, 0, role, source=Source(), target=Target(),
+                          initial_delivery_count=0))  # fmt: skip
+        for requested in server.of(LinkRequested):
+            asked.append(size)
+            requested.link.refuse(Error("amqp:not-found"))
+            server.take(0)
+            server.read()
+        if asked and asked[-1] == size:
+            assert conditions(server) == [("Detach", "amqp:not-found")]
+        else:
+            error = server.one(ConnectionFailed).error
+            assert failure(server) == "amqp:frame-size-too-small"
+            assert f"a link with a name of {size} bytes" in (error.description or "")
+        assert largest_frame(server) <= 512
+    assert asked == list(range(430, 430 + len(asked)))
+    assert 0 < len(asked) < 82
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Final, final
 from tallymark.bridge.amqp091.channel import Channel, Client
 from tallymark.bridge.direct_reply import PREFIX, PSEUDO_QUEUE
 from tallymark.bridge.permissions import Access
-from tallymark.engine.arguments import LONGEST_MS, type_name, wire_bytes
+from tallymark.engine.arguments import LONGEST_MS, TIME, too_large, type_name, wire_bytes
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.exchange import property_key
 from tallymark.stored.annotations import Annotations
@@ -171,7 +171,7 @@ def time_to_live(expiration: str | None) -> int:
         ttl_ms = int(number.group())
         if 0 <= ttl_ms <= LONGEST_MS:
             return ttl_ms
-        wrong = f"{{value_{'negative' if ttl_ms < 0 else 'too_large'},{ttl_ms}}}"
+        wrong = f"{{value_negative,{ttl_ms}}}" if ttl_ms < 0 else too_large(ttl_ms, TIME)
     raise PreconditionFailed(f"invalid expiration '{expiration}': {wrong}")
 
 

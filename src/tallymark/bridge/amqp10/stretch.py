@@ -311,9 +311,10 @@ class Stretch:
         link.tell(id, add(self._first, hi - 1), self._mode, state)
 
     def _refuse(self, payload: Payload, lo: int, hi: int, error: Error) -> None:
-        """Refuse messages. If the link's own address can no longer be published to, the link is
-        ended; if a message's address is at fault, only the message is refused. A link that ends may
-        take its queue along, so that messages before these are published first."""
+        """Refuse messages. If the link's own address can no longer be published to, the first of
+        them is released and the link is ended, and the others with it, as those are that come
+        later; if a message's address is at fault, only the message is refused. A link that ends
+        may take its queue along, so that messages before these are published first."""
         link = self._link
         first, last = add(self._first, lo), add(self._first, hi - 1)
         if link.target is None or error.condition == errors.UNAUTHORIZED_ACCESS:
@@ -322,7 +323,7 @@ class Stretch:
             link.refuse(first, last, self._mode, error)
         else:
             self._enter(payload)
-            link.tell(first, last, self._mode, RELEASED)
+            link.tell(first, first, self._mode, RELEASED)
             link.close(error)
 
     def _stage(

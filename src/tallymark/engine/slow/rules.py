@@ -26,6 +26,8 @@ LIMITS: Final = (DEPTH, AGE, COUNT, RATE)
 """Names of the limits: bytes of bodies; milliseconds since the oldest message arrived; messages;
 messages settled per second, where a lower value is slow."""
 
+FASTEST: Final = 1_000_000_000
+"""Highest limit on the rate, messages settled per second."""
 POLICY_PREFIX: Final = "slow-consumer-"
 """Prefix of policy keys, followed by the name of a limit, `policy` or `options`."""
 

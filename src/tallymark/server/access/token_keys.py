@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from tallymark.server.access.user import UsersError
+from tallymark.server.access.user import TokenRefused, UsersError
 from tallymark.server.clock import now_ms
 from tallymark.server.config.kinds import is_loopback
 from tallymark.server.config.settings import Config
+from tallymark.server.loading import NotLoaded, loading
 from tallymark.server.logs import log_of
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ KINDS: Final = {
 LONGEST_HEADER: Final = 8192
 """Letters of a token's header: some issuers put certificates there."""
 AT_ONCE_S: Final = 0.01
+CODE: Final = "tokens of OAuth 2"
 
 log = log_of("users")
 
@@ -74,13 +76,11 @@ class VerifyingKey:
         )
 
     def verify(self, token: str, algorithm: str) -> dict[str, Any]:
-        """Return the claims. Raises TokenRefused."""
-        from joserfc import jwt
-        from joserfc.errors import JoseError
-        from joserfc.jws import JWSRegistry
-
-        from tallymark.server.access.user import TokenRefused
-
+        """Return the claims. Raises TokenRefused, NotLoaded."""
+        with loading(CODE, "users"):
+            from joserfc import jwt
+            from joserfc.errors import JoseError
+            from joserfc.jws import JWSRegistry
         try:
             registry = JWSRegistry(algorithms=[algorithm], strict_check_header=False)
             registry.max_header_length = LONGEST_HEADER
@@ -152,7 +152,7 @@ class KeyFile(Keys):
         try:
             with self._path.open("rb") as file:
                 return parse_keys(file.read(LARGEST + 1), has_secrets=True)
-        except (OSError, KeysUnavailable) as error:
+        except (OSError, KeysUnavailable, NotLoaded) as error:
             raise KeysUnavailable(f"auth_oauth2_jwks_file {self._path}: {error}") from None
 
 
@@ -193,7 +193,7 @@ class FetchedKeys(Keys):
             url = self._url or await self._discovered()
             self.take(parse_keys(await self._get(url), has_secrets=False))
             self._problem = ""
-        except KeysUnavailable as error:
+        except (KeysUnavailable, NotLoaded) as error:
             self._problem = str(error)
             log.error("oauth.keys_unavailable", error=str(error), known=len(self))
         finally:
@@ -213,8 +213,8 @@ class FetchedKeys(Keys):
         return url
 
     async def _get(self, url: str) -> bytes:
-        from aiohttp import ClientError, ClientSession, ClientTimeout
-
+        with loading(CODE, "users"):
+            from aiohttp import ClientError, ClientSession, ClientTimeout
         try:
             async with (
                 ClientSession(timeout=ClientTimeout(total=FETCH_S)) as session,
@@ -256,10 +256,10 @@ class KeyRefresh:
 def parse_keys(data: bytes, has_secrets: bool) -> list[VerifyingKey]:
     """Return the usable keys of a set; others are named in the log and left out.
 
-    Raises KeysUnavailable: it is no key set, or none of its keys can be used.
+    Raises KeysUnavailable: it is no key set, or none of its keys can be used. Raises NotLoaded.
     """
-    from joserfc.errors import SecurityWarning
-
+    with loading(CODE, "users"):
+        from joserfc.errors import SecurityWarning
     # It warns of short keys, which are left out here, and of the name EdDSA, which issuers say.
     warnings.simplefilter("ignore", SecurityWarning)
     if len(data) > LARGEST:
@@ -280,10 +280,10 @@ def parse_keys(data: bytes, has_secrets: bool) -> list[VerifyingKey]:
 
 
 def _parsed(entry: object, has_secrets: bool) -> VerifyingKey:
-    """Raises KeysUnavailable."""
-    from joserfc.errors import JoseError
-    from joserfc.jwk import import_key
-
+    """Raises KeysUnavailable, NotLoaded."""
+    with loading(CODE, "users"):
+        from joserfc.errors import JoseError
+        from joserfc.jwk import import_key
     if not isinstance(entry, dict):
         raise KeysUnavailable("no JSON object")
     kind = entry.get("kty")

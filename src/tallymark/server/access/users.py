@@ -36,6 +36,7 @@ from tallymark.server.access.user import (
     NO_PASSWORD,
     NOBODY,
     Permission,
+    TokenRefused,
     TokenUser,
     User,
     UsersError,
@@ -44,6 +45,7 @@ from tallymark.server.access.user import (
     make_user,
 )
 from tallymark.server.config.kinds import is_loopback
+from tallymark.server.loading import NotLoaded
 from tallymark.server.logs import log_of
 
 if TYPE_CHECKING:
@@ -221,6 +223,8 @@ class Users:
             return GUEST_USER if guest else None
         if name == GUEST and password == GUEST and not is_loopback(peer):
             return None
+        if not _is_utf8(name + password):
+            return None
         user = users.get(name, NOBODY)
 
         async def accepts() -> bool:
@@ -234,18 +238,18 @@ class Users:
 
     async def _check_token(self, tokens: Tokens, token: str, peer: str) -> User | None:
         """Return a token's user. Its signature is checked at once: nobody guesses one, so that
-        nobody needs to wait."""
-        from tallymark.server.access.user import TokenRefused
-
+        nobody needs to wait. Raises UsersError: none can be checked."""
         try:
             return await tokens.check(token)
         except TokenRefused as error:
             token_refused(peer, str(error))
             return None
+        except NotLoaded as error:
+            raise UsersError(str(error)) from error
 
     async def renew(self, before: User | None, secret: str, peer: str) -> User | None:
         """Return the user of a token that takes the place of an earlier one; None: it is worth
-        nothing, or another user's [rabbitmq]."""
+        nothing, or another user's [rabbitmq]. Raises UsersError."""
         tokens = self.tokens
         if tokens is None or not isinstance(before, TokenUser):
             return None
@@ -315,6 +319,16 @@ def _tell_problems(users: dict[str, User]) -> None:
                 check_permission(vhost, permission)
             except UsersError as error:
                 log.warning("permission.without_effect", user=user.name, reason=str(error))
+
+
+def _is_utf8(text: str) -> bool:
+    """Return whether a text came as UTF-8, as every user's name and password are. Tables of AMQP
+    0-9-1 and headers of HTTP have other bytes as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def is_token(text: str) -> bool:

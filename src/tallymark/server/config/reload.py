@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.policies import without_effect
-from tallymark.server import logs, supervisor
+from tallymark.server import logs, shovels, supervisor
 from tallymark.server.access.tls import Certificates, TlsRefused
 from tallymark.server.config.policies import ConfiguredPolicy
 from tallymark.server.config.settings import DECLARED, Config, ConfigError
+from tallymark.server.loading import NotLoaded, failed_to_load
 from tallymark.server.logs import AUDIT, log_of
 from tallymark.server.node import Node
 
@@ -46,7 +47,13 @@ def reload(node: Node) -> Reloaded:
         new = node.read_config()
         _check(node.broker, new)
         certificates = Certificates(node.config)
-    except (ConfigError, BrokerError, TlsRefused) as error:
+        if new.shovels:
+            shovels.load()
+    except ImportError as error:
+        failure = failed_to_load("the configuration", "server", error)
+        log.error("config.refused", reason=str(failure))
+        raise ReloadRefused(str(failure)) from error
+    except (ConfigError, BrokerError, TlsRefused, NotLoaded) as error:
         log.error("config.refused", reason=str(error))
         raise ReloadRefused(str(error)) from error
     return _take(node, new, certificates)

@@ -505,8 +505,12 @@ def _check_url(url: str) -> None:
             "journal is on PostgreSQL and psycopg is not installed: "
             "pip install 'tallymark[postgresql]'"
         )
-    from tallymark.journal.postgresql.connection import parameters
-
+    try:
+        from tallymark.journal.postgresql.connection import parameters
+    except ImportError as error:
+        raise ConfigError(
+            f"journal is on PostgreSQL and psycopg cannot be loaded: {error}"
+        ) from error
     try:
         parameters(url)
     except ValueError as error:

@@ -33,7 +33,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tallymark.engine.slow.rules import UNSAID, Rule, Rules, SubscriptionRule
+from tallymark.engine.arguments import LARGEST, LONGEST_MS
+from tallymark.engine.slow.rules import FASTEST, UNSAID, Rule, Rules, SubscriptionRule
 from tallymark.server.config.kinds import Kind, Wrong, duration, integer, size
 from tallymark.server.slow.policies import slow_policies
 
@@ -48,15 +49,16 @@ UNITS: Final = {
 DELAY: Final = 10
 TIMEUNIT: Final = "seconds"
 SHORTEST_S: Final = 0.01
+LONGEST_S: Final = LONGEST_MS / 1000
 
 WHEN: Final = ("delay", "timeunit")
 RULE: Final = ("depth", "message_age", "message_count", "rate", "policy", "options")
 SECTIONS: Final = ("topics", "queues", "subscriptions")
 
 _DEPTH: Final = size(0)
-_AGE: Final = duration(0, 3650 * 86_400_000)
-_COUNT: Final = integer(0, 1 << 62)
-_DELAY: Final = integer(1, 1 << 62)
+_AGE: Final = duration(0, LONGEST_MS)
+_COUNT: Final = integer(0, LARGEST)
+_DELAY: Final = integer(1, LARGEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +102,11 @@ def _period(value: Mapping[str, Any]) -> float:
     if not isinstance(unit, str) or unit.casefold() not in UNITS:
         raise Wrong(f"timeunit is {unit!r}, expected one of {', '.join(UNITS)}, in any case")
     seconds: float = delay * UNITS[unit.casefold()]
-    if seconds < SHORTEST_S:
-        raise Wrong(f"delay is {delay} {unit}, expected {SHORTEST_S * 1000:.0f} ms or more")
+    if not SHORTEST_S <= seconds <= LONGEST_S:
+        raise Wrong(
+            f"delay is {delay} {unit}, expected {SHORTEST_S * 1000:.0f} ms to "
+            f"{LONGEST_S / UNITS['days']:.0f} days, ten years"
+        )
     return seconds
 
 
@@ -173,8 +178,8 @@ def _rule(table: Mapping[str, Any], what: str, general: Rule | None) -> Rule:
 
 
 def _rate(value: object, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e18:
-        raise Wrong(f"{what}rate is {value!r}, expected 0 or more messages per second")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= FASTEST:
+        raise Wrong(f"{what}rate is {value!r}, expected 0 to {FASTEST} messages per second")
     return float(value)
 
 

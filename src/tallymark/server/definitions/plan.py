@@ -38,7 +38,7 @@ from tallymark.engine.exchange import (
     make_exchange,
 )
 from tallymark.engine.policies import Policy, policy_fields, policy_from, without_effect
-from tallymark.engine.quotas import OF_USERS, OF_VHOSTS
+from tallymark.engine.quotas import OF_USERS, OF_VHOSTS, check_limit
 from tallymark.engine.topology import PREDECLARED
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.access.user import (
@@ -51,6 +51,7 @@ from tallymark.server.access.user import (
     tagged,
     tags_from,
 )
+from tallymark.server.management.requests import shown_of
 from tallymark.server.management.vhosts import UNDEFINED
 
 SHA256: Final = "rabbit_password_hashing_sha256"
@@ -208,7 +209,8 @@ class _Reader:
         for number, entry in enumerate(entries):
             what = f"{section}[{number}]"
             if not isinstance(entry, dict):
-                self.plan.problems.append(f"{what} is {entry!r}, expected an object")
+                found = shown_of(section, entry)
+                self.plan.problems.append(f"{what} is {found}, expected an object")
                 continue
             if "name" in entry:
                 what += f" '{entry['name']}'"
@@ -302,7 +304,7 @@ class _Reader:
             self._pass_over(f"parameter '{name}' of {component} in vhost '{vhost}'{where}")
 
     def _limits(self, of: str, given: Entry, known: tuple[str, ...]) -> dict[str, int]:
-        """Raises Wrong."""
+        """Raises Wrong, PreconditionFailed."""
         found: dict[str, int] = {}
         for name, value in given.items():
             if name not in known:
@@ -310,6 +312,7 @@ class _Reader:
             elif isinstance(value, bool) or not isinstance(value, int):
                 raise Wrong(f"limit {name} is {value!r}, expected a whole number")
             else:
+                check_limit(name, value)
                 found[name] = value
         return found
 
@@ -485,7 +488,7 @@ def _get(entry: Entry, name: str, kind: type[T], default: object = _NOTHING) -> 
     if not isinstance(found, kind):
         if found is None:
             raise Wrong(f"{name} is missing")
-        raise Wrong(f"{name} is {found!r}, expected {WORDS[kind]}")
+        raise Wrong(f"{name} is {shown_of(name, found)}, expected {WORDS[kind]}")
     return found
 
 

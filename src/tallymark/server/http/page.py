@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from tallymark.server.http.requests import HttpContext
+from tallymark.server.loading import loading
 
 if TYPE_CHECKING:
     from tallymark.server.page.site import Site
@@ -42,7 +43,7 @@ class PageRoutes:
         app.router.add_post(OTHERS, self._answer)
 
     async def refused(self, request: web.Request, status: int, reason: str) -> web.Response:
-        """Return what a browser is shown of a refusal."""
+        """Return what a browser is shown of a refusal. Raises NotLoaded."""
         return await (await self._loaded()).refused(request, status, reason)
 
     def close(self) -> None:
@@ -51,15 +52,18 @@ class PageRoutes:
             self._site.close()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        """Show the page."""
+        """Show the page. Raises NotLoaded."""
         if not is_for_page(request):
             raise web.HTTPNotFound
         return await (await self._loaded()).answer(request)
 
     async def _loaded(self) -> Site:
-        await asyncio.to_thread(import_module, CODE)
+        """Return the page. Raises NotLoaded."""
         if self._site is None:
-            from tallymark.server.page.site import Site
+            with loading("the page", "http"):
+                await asyncio.to_thread(import_module, CODE)
+                from tallymark.server.page.site import Site
 
-            self._site = Site(self._http)
+                if self._site is None:  # others may have waited as well
+                    self._site = Site(self._http)
         return self._site

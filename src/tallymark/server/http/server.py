@@ -8,6 +8,7 @@ The page for browsers (page.py) asks by itself who it is.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Sequence
 from typing import Final
@@ -38,6 +39,7 @@ from tallymark.server.http.login import log_in
 from tallymark.server.http.page import BELOW, PageRoutes, is_for_page
 from tallymark.server.http.paths import allowed_methods, answer_with_slash
 from tallymark.server.http.requests import OPEN, USER, USERS, HttpContext, Refused, answer
+from tallymark.server.loading import NotLoaded
 from tallymark.server.logs import log_of
 from tallymark.server.node import Node
 from tallymark.server.turns import JournalFailed
@@ -61,6 +63,8 @@ RABBITMQ_CHALLENGE: Final = 'Basic realm="RabbitMQ Management", charset="UTF-8"'
 IDENTITY: Final = "identity"
 LAPSED: Final = "the lease was not renewed in time: another broker may lead"
 MAX_REQUEST: Final = 1 << 20
+MOST_LOGGED: Final = 1000
+"""Letters of a reason in the log; the answer has all of it."""
 
 log = log_of("http")
 
@@ -204,6 +208,8 @@ class HttpServer:
             return await self._refuse(request, status, word, str(error))
         except JournalFailed as error:
             return await self._refuse(request, 503, "stopping", str(error))
+        except NotLoaded as error:
+            return await self._refuse(request, 503, "not_loaded", str(error))
         except web.HTTPException as error:
             word = error.reason.lower().replace(" ", "_")
             refusal = await self._refuse(
@@ -229,14 +235,15 @@ class HttpServer:
         if error == "access_refused" and not request.path.startswith(OWN):
             status, error = 401, "not_authorised"
         log.info("request.refused", method=request.method, path=request.path, status=status,
-                 error=reason, peer=request.remote)  # fmt: skip
+                 error=reason[:MOST_LOGGED], peer=request.remote)  # fmt: skip
         if status in (401, 403) and USER in request:
             audit.request_refused(
                 "HTTP", request.remote or "", request[USER].name, request.method, request.path,
-                reason,
+                reason[:MOST_LOGGED],
             )  # fmt: skip
         if is_for_page(request):
-            return await self._page.refused(request, status, reason)
+            with contextlib.suppress(NotLoaded):  # a browser is told as a program is
+                return await self._page.refused(request, status, reason)
         refusal = answer({"error": error, "reason": reason}, status)
         if USER not in request:
             refusal.headers["WWW-Authenticate"] = RABBITMQ_CHALLENGE

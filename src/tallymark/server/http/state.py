@@ -24,6 +24,7 @@ from tallymark.server.http.requests import (
     require_administrator,
     user_of,
 )
+from tallymark.server.loading import loading
 from tallymark.server.logs import CATEGORIES, LEVELS
 from tallymark.server.places import place_of
 
@@ -197,15 +198,18 @@ class State:
         return answer({"position": position, "queues": rows})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        """Show all metrics for Prometheus, those of queues added up."""
-        from tallymark.server.metrics.exposition import CONTENT_TYPE, render
+        """Show all metrics for Prometheus, those of queues added up. Raises NotLoaded."""
+        with loading("the metrics", "http"):
+            from tallymark.server.metrics.exposition import CONTENT_TYPE, render
 
         body = await render(self._node, lambda: self._http.part(request))
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     async def _metrics_per_object(self, request: web.Request) -> web.Response:
-        """Show all metrics for Prometheus, those of queues for each that the user may see."""
-        from tallymark.server.metrics.exposition import CONTENT_TYPE, render_per_object
+        """Show all metrics for Prometheus, those of queues for each that the user may see. Raises
+        NotLoaded."""
+        with loading("the metrics", "http"):
+            from tallymark.server.metrics.exposition import CONTENT_TYPE, render_per_object
 
         user = user_of(request)
         body = await render_per_object(

@@ -15,12 +15,11 @@ import asyncio
 import contextlib
 import json
 import socket
-import traceback
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from tallymark.server.listening import Address, address_of
-from tallymark.server.logs import log_of
+from tallymark.server.loading import failed_to_load, reason_of
 
 if TYPE_CHECKING:
     from tallymark.server.access.tls import Tls
@@ -43,17 +42,14 @@ RETRY_S: Final = 1.0
 REQUEST_MAX: Final = 65536
 """Bytes read of a request that is refused: the kernel resets a connection that is closed with
 bytes unread, and the answer would be lost."""
-REASON: Final = (
-    "the code of the HTTP interface cannot be loaded, see the log; after an upgrade of the "
-    "package the broker has to be restarted"
+CODE: Final = "the HTTP interface"
+BODY: Final = json.dumps(
+    {"error": "not_loaded", "message": "NOT_LOADED", "reason": reason_of(CODE)}
 )
-BODY: Final = json.dumps({"error": "not_loaded", "message": "NOT_LOADED", "reason": REASON})
 REFUSAL: Final = (
     "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
     f"Content-Length: {len(BODY)}\r\nConnection: close\r\n\r\n{BODY}"
 ).encode("ascii")
-
-log = log_of("http")
 
 
 Sockets = tuple[list[socket.socket], list[socket.socket], "Tls | None"]
@@ -134,8 +130,7 @@ class Web:
             await asyncio.to_thread(_load)
             self._server = self._made()
         except Exception as error:  # whatever code raises that is not of this broker's version
-            trace = "".join(traceback.format_exception(error))
-            log.error("http.not_loaded", error=repr(error), reason=REASON, trace=trace)
+            failed_to_load(CODE, "http", error)
             self._refuse_all()
             self._retry = self._node.loop.call_later(RETRY_S, self._watch)
             return

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from tallymark.engine.quotas import OF_USERS, OF_VHOSTS, Limits
+from tallymark.engine.quotas import OF_USERS, OF_VHOSTS, Limits, check_limit
 from tallymark.server.access.user import sees
 from tallymark.server.http.requests import Refused, require_administrator, user_of
 from tallymark.server.logs import log_of
@@ -72,11 +72,16 @@ class LimitRoutes(Routes):
 
 
 async def _limit(request: web.Request, names: tuple[str, ...]) -> tuple[str, int | None]:
-    """Return the limit that the path names, and its new value; None: none. Raises Refused 400."""
+    """Return the limit that the path names, and its new value; None: none. Raises Refused 400,
+    PreconditionFailed."""
     name = request.match_info["name"]
     if name not in names:
         raise Refused(400, "bad_request", f"limit {name!r}, expected {' or '.join(names)}")
-    return name, (await fields_of(request)).number("value") if request.method == "PUT" else None
+    if request.method != "PUT":
+        return name, None
+    value = (await fields_of(request)).number("value")
+    check_limit(name, value)
+    return name, value
 
 
 def _put(limits: Limits, of: str, name: str, value: int | None) -> None:

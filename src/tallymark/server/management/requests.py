@@ -55,6 +55,15 @@ ORDER: Final = ("vhost", "name", "source", "destination", "routing_key", "proper
 MISSING: Final = object()
 DIGITS: Final = 20
 """Digits that a number sent as text may have."""
+SECRET: Final = ("password", "password_hash", "payload", "users")
+"""Names of values that neither an answer nor the log shows: passwords, bodies, and what may hold
+one."""
+KINDS: Final[dict[type, str]] = {
+    str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list",
+    dict: "an object",
+}  # fmt: skip
+MOST_SHOWN: Final = 200
+"""Letters of a value in the text about it."""
 
 log = log_of("users")
 
@@ -129,7 +138,16 @@ class Fields:
     def wrong(self, name: str, expected: str) -> Refused:
         if name not in self.value:
             return Refused(400, "bad_request", f"{name} is missing, expected {expected}")
-        return Refused(400, "bad_request", f"{name} is {self.value[name]!r}, expected {expected}")
+        found = shown_of(name, self.value[name])
+        return Refused(400, "bad_request", f"{name} is {found}, expected {expected}")
+
+
+def shown_of(name: str, value: object) -> str:
+    """Return what a text about a wrong value shows of it: its kind alone if it may be secret."""
+    if name in SECRET:
+        return KINDS.get(type(value), "null")
+    text = repr(value)
+    return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "..."
 
 
 async def fields_of(request: web.Request) -> Fields:

@@ -15,6 +15,7 @@ from urllib.parse import urlencode
 
 from tallymark.bridge.nsq.auth import AuthAnswerError, AuthState, decode_answer
 from tallymark.server.clock import now_ms
+from tallymark.server.loading import NotLoaded, loading
 from tallymark.server.logs import log_of
 
 if TYPE_CHECKING:
@@ -77,12 +78,18 @@ class Authorities:
             self._session = None
 
     async def _ask(self, address: str, query: str) -> AuthState:
-        from aiohttp import ClientError
-        from yarl import URL
-
+        try:
+            with loading("the client of auth servers", "nsq"):
+                from aiohttp import ClientError, ClientSession, ClientTimeout
+                from yarl import URL
+        except NotLoaded as error:
+            raise AuthAnswerError(f"cannot be asked: {error}") from error
+        if self._session is None:
+            timeout = ClientTimeout(total=self._request_s, sock_connect=self._connect_s)
+            self._session = ClientSession(timeout=timeout)
         url = f"{address}?{query}" if "://" in address else f"http://{address}/auth?{query}"
         try:
-            async with self._opened().get(
+            async with self._session.get(
                 URL(url, encoded=True), headers={"Accept": ACCEPT}
             ) as response:
                 body = await response.content.read(ANSWER_MAX + 1)
@@ -100,11 +107,3 @@ class Authorities:
         if len(body) > ANSWER_MAX:
             raise AuthAnswerError(f"answer of more than {ANSWER_MAX} bytes")
         return decode_answer(body, now_ms())
-
-    def _opened(self) -> ClientSession:
-        if self._session is None:
-            from aiohttp import ClientSession, ClientTimeout
-
-            timeout = ClientTimeout(total=self._request_s, sock_connect=self._connect_s)
-            self._session = ClientSession(timeout=timeout)
-        return self._session

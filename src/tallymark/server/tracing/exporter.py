@@ -155,9 +155,9 @@ class _Library:
 
     def export(self, batch: list[Span]) -> bool:
         """Send spans; return whether the collector took them."""
-        from opentelemetry.sdk.trace.export import SpanExportResult
-
         try:
+            from opentelemetry.sdk.trace.export import SpanExportResult
+
             result = self.exporter.export([self._made(span) for span in batch])
         except Exception as error:  # of the library, or of what it calls
             log.warning("spans.failed", error=repr(error), spans=len(batch))

@@ -129,6 +129,11 @@ class Reader:
         escapes."""
         return self.take(self.unsigned(1)).decode("utf-8", "surrogateescape")
 
+    def text(self) -> str:
+        """Read a short string for people: U+FFFD replaces bytes that are not UTF-8, such as those
+        of a letter that a peer cut at its 255th byte."""
+        return self.take(self.unsigned(1)).decode("utf-8", "replace")
+
     def long_string(self) -> bytes:
         return self.take(self.unsigned(4))
 

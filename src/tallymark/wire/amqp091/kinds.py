@@ -59,7 +59,8 @@ def shortstr() -> Any:
 
 
 def text() -> Any:
-    """Declare a short string for people, cut to fit where it is too long."""
+    """Declare a short string for people: cut to fit where it is too long, and read whatever its
+    bytes are."""
     return _declared("text")
 
 
@@ -77,8 +78,10 @@ def _declared(kind: str) -> Any:
 
 def read_field(reader: Reader, kind: str) -> object:
     """Decode a field that is no bit. Raises WireError."""
-    if kind == "shortstr" or kind == "text":
+    if kind == "shortstr":
         return reader.short_string()
+    if kind == "text":
+        return reader.text()
     if kind == "table":
         return reader.table()
     if kind == "longstr":

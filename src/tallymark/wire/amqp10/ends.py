@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from tallymark.wire.amqp10.frames import HEAD
 from tallymark.wire.amqp10.limits import FRAME_MIN, Limits
 from tallymark.wire.amqp10.outcomes import DeliveryState, Error
 from tallymark.wire.amqp10.performatives import RCV_FIRST, SND_MIXED, Attach, Begin, Flow
@@ -46,8 +47,9 @@ class ConnectionEnd:
         """Append frames of a session that are known to be small enough."""
         raise NotImplementedError
 
-    def fail_frame_size(self, size: int) -> None:
-        """Close the connection because the peer's maximum frame is too small for our output."""
+    def fail_frame_size(self, size: int, what: str = "a frame") -> None:
+        """Close the connection because the peer's maximum frame is too small for our output.
+        what: names it in the text for the peer."""
         raise NotImplementedError
 
     def emit(self, event: Event) -> None:
@@ -94,6 +96,10 @@ class SessionEnd:
     def write(self, body: bytes) -> None:
         """Append a frame on the session's channel."""
         raise NotImplementedError
+
+    def excess(self, body: bytes) -> int:
+        """Return how many bytes a frame with this body has more than the peer takes."""
+        return HEAD + len(body) - self.connection.max_frame_size
 
     def write_flow(self, flow: Flow) -> None:
         """Set the session's fields in a flow, which opens the window again, and send it."""

@@ -81,7 +81,8 @@ class Lifecycle(ConnectionEnd):
     # Opening and closing
 
     def open(self, open: Open) -> None:
-        """Open, or answer OpenReceived. The limits in `open` are set here. Raises ValueError in a
+        """Open, or answer OpenReceived. The limits in `open` are set here, and its properties are
+        left out where a peer that has said so takes no frame with them. Raises ValueError in a
         wrong state."""
         if self.state in OVER:
             return
@@ -90,6 +91,9 @@ class Lifecycle(ConnectionEnd):
         open.channel_max = limits.channel_max
         open.idle_time_out = limits.idle_time_out_ms or None
         raw = frame(0, open.encode())
+        if self.remote_open is not None and len(raw) > self.max_frame_size:
+            open.properties = None
+            raw = frame(0, open.encode())
         self._send_moves(Input.OPEN)
         self.line.out.append(raw)
         if self.state is State.OPENED:
@@ -153,8 +157,9 @@ class Lifecycle(ConnectionEnd):
         after = SENDING[self.state, Input.CLOSE if error is None else Input.CLOSE_ERROR]
         if after is not State.END:  # that is for _end
             self.state = after
-        if error is not None and len(raw) > self.max_frame_size:
-            raw = frame(0, Close(Error(error.condition)).encode())
+        excess = len(raw) - self.max_frame_size
+        if error is not None and excess > 0:
+            raw = frame(0, Close(error.shortened(excess)).encode())
         self.line.out.append(raw)
         return True
 
@@ -193,10 +198,10 @@ class Lifecycle(ConnectionEnd):
         else:
             self._end(f"{condition}: {text}", False)
 
-    def fail_frame_size(self, size: int) -> None:
+    def fail_frame_size(self, size: int, what: str = "a frame") -> None:
         self._fail(
             errors.FRAME_SIZE_TOO_SMALL,
-            f"a frame of {size} bytes is due, max-frame-size is {self.max_frame_size}",
+            f"{what} of {size} bytes is due, max-frame-size is {self.max_frame_size}",
         )
 
     def _stop_listening(self) -> None:

@@ -6,10 +6,12 @@ a link that is gone does nothing, since the owner may not know of its end yet.
 
 from __future__ import annotations
 
+from typing import Final
+
 from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10.ends import NO_HANDLE, LinkEnd, SessionEnd
 from tallymark.wire.amqp10.events import LinkAttached, LinkDetached, LinkFailed
-from tallymark.wire.amqp10.frames import frame
+from tallymark.wire.amqp10.frames import HEAD
 from tallymark.wire.amqp10.outcomes import Error
 from tallymark.wire.amqp10.performatives import (
     RCV_FIRST,
@@ -22,6 +24,10 @@ from tallymark.wire.amqp10.performatives import (
     Transfer,
 )
 from tallymark.wire.amqp10.states import LINK_RECEIVING, LINK_SENDING, Input, LinkState
+
+
+SAFE_NAME: Final = 100
+"""Letters of a name that any peer's frames have room for."""
 
 
 class Link(LinkEnd):
@@ -65,28 +71,46 @@ class Link(LinkEnd):
         state = LINK_SENDING.get((self.state, Input.ATTACH))
         if state is None:
             raise ValueError(f"attach of a link in state {self.state.value}")
-        attach.name = self.name
-        attach.handle = self.session.free_handle()
-        attach.role = SENDER if self.is_sender else RECEIVER
-        attach.snd_settle_mode = self.snd_settle_mode
-        attach.rcv_settle_mode = self.rcv_settle_mode
-        self._fill(attach)
-        body = attach.encode()  # raises before any change if a value does not fit its field
+        body = self._encoded(attach)  # raises before any change if a value does not fit its field
         if self.state is LinkState.ATTACH_RCVD and not self._fits(attach, body):
             return
         self.handle = self.session.take_handle()
         self.state = state
         self.session.write(body)
 
+    def _encoded(self, attach: Attach) -> bytes:
+        """Set the fields of an attach that are this link's, and encode it."""
+        attach.name = self.name
+        attach.handle = self.session.free_handle()
+        attach.role = SENDER if self.is_sender else RECEIVER
+        attach.snd_settle_mode = self.snd_settle_mode
+        attach.rcv_settle_mode = self.rcv_settle_mode
+        self._fill(attach)
+        return attach.encode()
+
     def _fits(self, attach: Attach, body: bytes) -> bool:
-        """Return whether the peer takes an answer of this size. False: the link was refused. An
-        attach without termini, which refuses one, is sent whatever its size is."""
-        size = len(frame(self.session.channel, body))
-        most = self.session.connection.max_frame_size
-        if size <= most or (attach.source is None and attach.target is None):
+        """Return whether the peer takes an answer of this size. False: the link was refused. One
+        without termini, which refuses it, is known to fit [is_answerable]."""
+        if self.session.excess(body) <= 0 or (attach.source is None and attach.target is None):
             return True
-        text = f"an attach of {size} bytes is due, max-frame-size is {most}"
+        most = self.session.connection.max_frame_size
+        text = f"an attach of {HEAD + len(body)} bytes is due, max-frame-size is {most}"
         self.fail(errors.FRAME_SIZE_TOO_SMALL, text)
+        return False
+
+    def is_answerable(self) -> bool:
+        """Return whether the peer, which asks for the link, takes an answer at all: the smallest
+        one, which refuses the link, has its name. False: the connection has failed."""
+        asked = self.remote_attach
+        if len(self.name) <= SAFE_NAME or asked is None:
+            return True
+        self._take_modes(asked)
+        body = self._encoded(Attach())
+        if self.session.excess(body) <= 0:
+            return True
+        size = len(self.name.encode())
+        what = f"to answer for a link with a name of {size} bytes an attach"
+        self.session.connection.fail_frame_size(HEAD + len(body), what)
         return False
 
     def _fill(self, attach: Attach) -> None:
@@ -143,7 +167,12 @@ class Link(LinkEnd):
         state = LINK_SENDING.get((self.state, moved))
         if state is None:
             return
-        body = Detach(self.handle, self._closes if closed is None else closed, error).encode()
+        said = Detach(self.handle, self._closes if closed is None else closed, error)
+        body = said.encode()
+        excess = self.session.excess(body)
+        if excess > 0 and error is not None:
+            said.error = error.shortened(excess)
+            body = said.encode()
         self._let_go()
         if state is not LinkState.DETACH_SENT:
             self._drop()

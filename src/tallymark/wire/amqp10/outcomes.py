@@ -13,6 +13,10 @@ from tallymark.wire.amqp10.composites import Composite, Fields, Map, Row, regist
 from tallymark.wire.amqp10.sending import ACCEPTED
 
 
+CUT: Final = "..."
+"""End of a description that was cut."""
+
+
 class DeliveryState(Composite):
     """Base of the states in transfers and dispositions; equal when class and fields are."""
 
@@ -25,6 +29,15 @@ class Error(Composite):
     condition: str = ""
     description: str | None = None
     info: Fields | None = None
+
+    def shortened(self, excess: int) -> Error:
+        """Return the error in `excess` bytes less: with less of its description, or with its
+        condition alone where that is not enough."""
+        raw = (self.description or "").encode("utf-8", "replace")
+        left = len(raw) - excess - len(CUT)
+        if left <= 0:
+            return Error(self.condition)
+        return Error(self.condition, raw[:left].decode("utf-8", "ignore") + CUT, self.info)
 
 
 @final
@@ -132,6 +145,16 @@ LAYOUTS: Final[tuple[Row, ...]] = (
     ),
 )
 register(LAYOUTS)
+
+
+def shortened(state: DeliveryState | None, excess: int) -> DeliveryState | None:
+    """Return the state in `excess` bytes less, where the text of an error is what makes it long;
+    any other as it is."""
+    if isinstance(state, Rejected) and state.error is not None:
+        return Rejected(state.error.shortened(excess))
+    if isinstance(state, TransactionalState):
+        return TransactionalState(state.txn_id, shortened(state.outcome, excess))
+    return state
 
 
 def encoded_state(state: DeliveryState | None) -> bytes:

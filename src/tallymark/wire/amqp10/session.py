@@ -103,6 +103,9 @@ class Session(SessionFlow):
         if after is None:
             return
         body = End(error).encode()
+        excess = self.excess(body)
+        if excess > 0 and error is not None:
+            body = End(error.shortened(excess)).encode()
         self.drop()
         self.state = after
         self.write(body)
@@ -229,7 +232,8 @@ class Session(SessionFlow):
         self._links.append(link)
         self._remote[attach.handle] = link
         link.request(attach)
-        self.emit(LinkRequested(link, attach))
+        if link.is_answerable():
+            self.emit(LinkRequested(link, attach))
 
     def _receive_detach(self, detach: Detach) -> None:
         link = self._remote.pop(detach.handle, None)

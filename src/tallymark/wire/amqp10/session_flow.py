@@ -6,6 +6,8 @@ outbox.py.
 
 from __future__ import annotations
 
+from typing import Final
+
 from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10.composites import Fields
 from tallymark.wire.amqp10.ends import ConnectionEnd, LinkEnd, SessionEnd
@@ -16,7 +18,7 @@ from tallymark.wire.amqp10.frames import frame
 from tallymark.wire.amqp10.in_flight import InFlight
 from tallymark.wire.amqp10.numbers import REACH
 from tallymark.wire.amqp10.outbox import Outbox, Settled
-from tallymark.wire.amqp10.outcomes import DeliveryState, encoded_state
+from tallymark.wire.amqp10.outcomes import DeliveryState, encoded_state, shortened
 from tallymark.wire.amqp10.performatives import (
     RECEIVER,
     SENDER,
@@ -28,6 +30,10 @@ from tallymark.wire.amqp10.serial import Serial, add, diff
 from tallymark.wire.amqp10.states import (
     SessionState,
 )
+
+
+AROUND_STATE: Final = 32
+"""Maximum number of bytes of a disposition around its state."""
 
 
 class SessionFlow(SessionEnd):
@@ -169,22 +175,29 @@ class SessionFlow(SessionEnd):
         """Send a disposition about our deliveries, by numbers; it waits for those that have not
         left yet. settled=False tells the receiver that it no longer holds them, and asks for its
         answer [FC-18]."""
-        encoded = encoded_state(state)
+        encoded = self._encoded(state)
         if self.outbox.has_left(last):
             self.write_settled(first, last, encoded, settled)
         else:
             self.outbox.dispatch(Settled(first, last, encoded, settled))
 
     def settle_received(self, first: Serial, last: Serial, state: DeliveryState | None) -> None:
-        self._write_disposition(RECEIVER, first, last, True, encoded_state(state))
+        self._write_disposition(RECEIVER, first, last, True, self._encoded(state))
 
     def settle_second(
         self, link: LinkEnd, first: Serial, last: Serial, state: DeliveryState | None
     ) -> None:
-        encoded = encoded_state(state)
+        encoded = self._encoded(state)
         if self.state is SessionState.MAPPED:
             self.in_flight.add(first, last, link)
             self._write_disposition(RECEIVER, first, last, False, encoded)
+
+    def _encoded(self, state: DeliveryState | None) -> bytes:
+        """Encode a state for a disposition, with less of an error's text if the peer's frames have
+        no room for all of it."""
+        encoded = encoded_state(state)
+        excess = AROUND_STATE + len(encoded) - self.connection.max_frame_size
+        return encoded if excess <= 0 else encoded_state(shortened(state, excess))
 
     def write_settled(self, first: Serial, last: Serial, state: bytes, settled: bool) -> None:
         ids = self.outbox.numbers.ids_of(first, last)

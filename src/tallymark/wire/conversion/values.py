@@ -57,6 +57,8 @@ def to_amqp10(value: object) -> object:
         number = index(cast(int, value))
         if -0x8000_0000 <= number < 0x8000_0000:
             return types.Int(number)  # a separate statement: mypyc makes an expression an int
+        if number >= 1 << 63:  # a timestamp that was stored: the journal has its number alone
+            return types.ULong(number)
         return number
     if kind is fields.Float32:
         return types.Float(cast(float, value))
