@@ -111,6 +111,18 @@ def test_a_queue_shows_what_is_in_it_and_with_whom(
     assert get(broker, "queues/shop/alpha")["messages"] == 0
 
 
+def test_a_consumer_shows_the_arguments_that_its_client_gave(
+    broker: BrokerProcess, client: pika.BlockingConnection
+) -> None:
+    channel = client.channel()
+    given = {"x-priority": 5, "x-consumer-timeout": 60_000, "till": "3"}
+    channel.basic_consume("alpha", lambda *_: None, arguments=given)
+    (consumer,) = get(broker, "consumers/shop")
+    assert consumer["arguments"] == given
+    assert consumer["consumer_timeout"] == 60_000
+    channel.close()
+
+
 def test_a_queue_of_a_connection_says_whose_it_is(
     broker: BrokerProcess, client: pika.BlockingConnection
 ) -> None:

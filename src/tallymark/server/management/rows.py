@@ -131,7 +131,7 @@ def consumer_row(consumer: Consumer) -> dict[str, Any]:
         if consumer.queue.settings.single_active and consumer.queue.active is consumer
         else "up",
         "consumer_timeout": timeout_of(consumer, consumer.queue),
-        "arguments": {"x-priority": consumer.priority} if consumer.priority else {},
+        "arguments": plain(consumer.arguments),
         **({"offset": offset_of(consumer)} if consumer.queue.settings.is_stream else {}),
         "channel_details": {
             "name": channel_name(connection.name, number),
