@@ -187,6 +187,57 @@ def test_a_queue_without_a_type_takes_the_default_of_its_virtual_host(
     assert get(broker, "queues/plain/untyped")["type"] == "classic"
 
 
+def test_descriptions_and_tags_of_virtual_hosts_are_imported_and_exported(
+    broker: BrokerProcess,
+) -> None:
+    """At the places where releases of RabbitMQ have them. What a file does not say stays."""
+    vhosts = [
+        {"name": "old", "description": "of 3.8", "tags": "a, b"},
+        {"name": "new", "metadata": {"description": "of 4.2", "tags": ["c"],
+                                     "protected_from_deletion": True}},
+        {"name": "silent"},
+    ]  # fmt: skip
+    assert imported(broker, {"vhosts": vhosts})["unsupported"] == []
+    assert imported(broker, {"vhosts": [{"name": "new"}]})["unsupported"] == []
+    rows = {row["name"]: row for row in exported(broker)["vhosts"]}
+    for found in (rows, {row["name"]: row for row in get(broker, "vhosts")}):
+        said = {name: (row["description"], row["tags"]) for name, row in found.items()}
+        assert said == {
+            "/": ("", []), "old": ("of 3.8", ["a", "b"]), "new": ("of 4.2", ["c"]),
+            "silent": ("", []),
+        }  # fmt: skip
+        assert found["new"]["metadata"] == {
+            "description": "of 4.2", "tags": ["c"], "protected_from_deletion": True,
+        }  # fmt: skip
+    assert refused(broker, "DELETE", "vhosts/new")[0] == 412
+    other = {"name": "new", "description": "", "tags": [], "protected_from_deletion": False}
+    imported(broker, {"vhosts": [other]})
+    assert get(broker, "vhosts/new")["metadata"] == {"description": "", "tags": []}
+    done(broker, "DELETE", "vhosts/new")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"description": 5}, {"tags": {"a": 1}}, {"metadata": {"tags": [1]}}]
+)
+def test_a_malformed_description_of_a_virtual_host_is_refused(
+    broker: BrokerProcess, wrong: dict[str, Any]
+) -> None:
+    value = {"vhosts": [{"name": "bad", **wrong}]}
+    assert refused(broker, "POST", "definitions", value)[:2] == (400, "bad_request")
+    assert names(get(broker, "vhosts")) == ["/"]
+
+
+def test_a_description_that_is_too_long_is_named_and_the_rest_is_done(
+    broker: BrokerProcess,
+) -> None:
+    value = {"vhosts": [{"name": "wordy", "description": "x" * 5000, "tags": ["a"]}]}
+    assert imported(broker, value)["unsupported"] == [
+        "vhost 'wordy': description of 5000 bytes, expected 4096 at most: neither description nor "
+        "tags are kept"
+    ]
+    assert get(broker, "vhosts/wordy")["tags"] == []
+
+
 def test_limits_in_a_file_replace_those_of_their_user_and_no_others(broker: BrokerProcess) -> None:
     for name in ("ann", "bob", "eve"):
         done(broker, "PUT", f"users/{name}", {"password": name, "tags": ""})
@@ -290,7 +341,7 @@ QUEUE = {"name": "q", "vhost": "/", "durable": True}
             "parameter 's' of shovel in vhost '/': shovels are in the configuration",
         ),
         (only("global_parameters", name="cluster_name", value="c"), "parameter 'cluster_name'"),
-        (only("vhosts", name="/", metadata={"tags": ["t"]}), "vhost '/': tags ['t'] is not kept"),
+        (only("vhosts", name="/", tracing=True), "vhost '/': tracing True is not kept"),
         (only("vhosts", name="/", default_queue_type="odd"), "default_queue_type 'odd'"),
         (
             only("exchanges", name="x", vhost="/", type="x-random", durable=True),

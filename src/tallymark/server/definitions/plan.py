@@ -19,6 +19,7 @@ from tallymark.engine.arguments import (
     QUEUE_ARGUMENTS,
     QUEUE_TYPES,
     QUEUE_WITHOUT_EFFECT,
+    check_description,
     check_lasting,
     check_queue_arguments,
     check_same_arguments,
@@ -27,7 +28,7 @@ from tallymark.engine.arguments import (
     named,
 )
 from tallymark.engine.broker import Broker
-from tallymark.engine.errors import BrokerError
+from tallymark.engine.errors import BrokerError, PreconditionFailed
 from tallymark.engine.exchange import (
     DELAYED,
     DELAYED_TYPE,
@@ -51,7 +52,7 @@ from tallymark.server.access.user import (
     tagged,
     tags_from,
 )
-from tallymark.server.management.vhosts import UNDEFINED
+from tallymark.server.management.vhosts import PROTECTED, UNDEFINED
 
 SHA256: Final = "rabbit_password_hashing_sha256"
 OPERATOR_POLICY: Final = "operator_policy"
@@ -78,6 +79,15 @@ Entry = Mapping[str, Any]
 Name = tuple[str, str]
 """Virtual host and name."""
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """Metadata of a virtual host in a file; None: the file does not say, and it stays."""
+
+    description: str | None
+    tags: tuple[str, ...] | None
+    is_protected: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +118,7 @@ class Plan:
     vhosts: list[str] = field(default_factory=list)
     default_types: dict[str, str] = field(default_factory=dict)
     """Default queue types by virtual host."""
+    metadata: dict[str, Metadata] = field(default_factory=dict)
     users: dict[str, User] = field(default_factory=dict)
     """Users without their permissions; existing users keep theirs."""
     passwords: dict[str, str] = field(default_factory=dict)
@@ -236,14 +247,33 @@ class _Reader:
         check_vhost_name(name)
         self.plan.vhosts.append(name)
         about = {**_get(entry, "metadata", dict, {}), **entry}
-        for key in ("description", "tags", "limits", "tracing"):
+        for key in ("limits", "tracing"):
             if about.get(key):
                 self._pass_over(f"vhost '{name}': {key} {about[key]!r} is not kept")
+        self.plan.metadata[name] = self._metadata(name, about)
         queue_type = about.get("default_queue_type")
         if queue_type in QUEUE_TYPES:
             self.plan.default_types[name] = queue_type
         elif queue_type not in (None, "", UNDEFINED):
             self._pass_over(f"vhost '{name}': default_queue_type {queue_type!r}")
+
+    def _metadata(self, name: str, about: Entry) -> Metadata:
+        """Raises Wrong, UsersError."""
+        description: str | None = None
+        tags: tuple[str, ...] | None = None
+        is_protected: bool | None = None
+        if about.get("description") is not None:
+            description = _get(about, "description", str)
+        if about.get("tags") is not None:
+            tags = tuple(tags_from(about["tags"]))
+        if about.get(PROTECTED) is not None:
+            is_protected = _get(about, PROTECTED, bool)
+        try:
+            check_description(description or "", tags or ())
+        except PreconditionFailed as error:
+            self._pass_over(f"vhost '{name}': {error}: neither description nor tags are kept")
+            return Metadata(None, None, is_protected)
+        return Metadata(description, tags, is_protected)
 
     def _read_user(self, entry: Entry) -> None:
         name = _get(entry, "name", str)
