@@ -37,7 +37,15 @@ from tallymark.server.http.line import HttpListener
 from tallymark.server.http.login import log_in
 from tallymark.server.http.page import BELOW, PageRoutes, is_for_page
 from tallymark.server.http.paths import allowed_methods, answer_with_slash
-from tallymark.server.http.requests import OPEN, USER, USERS, HttpContext, Refused, answer
+from tallymark.server.http.requests import (
+    OPEN,
+    USER,
+    USERS,
+    HttpContext,
+    Refused,
+    answer,
+    told_path,
+)
 from tallymark.server.logs import log_of
 from tallymark.server.node import Node
 from tallymark.server.turns import JournalFailed
@@ -193,7 +201,7 @@ class HttpServer:
             return await self._refuse(request, error.status, error.error, str(error))
         except Turned as error:
             audit.request_turned_away(
-                "HTTP", request.remote or "", request.method, request.path, str(error)
+                "HTTP", request.remote or "", request.method, told_path(request), str(error)
             )
             word = "forbidden" if error.status == FORBIDDEN else "misdirected_request"
             return await self._refuse(request, error.status, word, str(error))
@@ -206,9 +214,8 @@ class HttpServer:
             return await self._refuse(request, 503, "stopping", str(error))
         except web.HTTPException as error:
             word = error.reason.lower().replace(" ", "_")
-            refusal = await self._refuse(
-                request, error.status, word, f"{request.method} {request.path}: {error.reason}"
-            )
+            reason = f"{request.method} {told_path(request)}: {error.reason}"
+            refusal = await self._refuse(request, error.status, word, reason)
             if allowed := allowed_methods(error):
                 refusal.headers["Allow"] = allowed
             return refusal
@@ -228,12 +235,12 @@ class HttpServer:
     ) -> web.Response:
         if error == "access_refused" and not request.path.startswith(OWN):
             status, error = 401, "not_authorised"
-        log.info("request.refused", method=request.method, path=request.path, status=status,
+        log.info("request.refused", method=request.method, path=told_path(request), status=status,
                  error=reason, peer=request.remote)  # fmt: skip
         if status in (401, 403) and USER in request:
             audit.request_refused(
-                "HTTP", request.remote or "", request[USER].name, request.method, request.path,
-                reason,
+                "HTTP", request.remote or "", request[USER].name, request.method,
+                told_path(request), reason,
             )  # fmt: skip
         if is_for_page(request):
             return await self._page.refused(request, status, reason)
