@@ -381,3 +381,11 @@ def test_only_an_administrator_has_passwords_hashed(broker: BrokerProcess) -> No
     for method, path in (("POST", "auth/hash_password"), ("GET", "auth/hash_password/x")):
         assert refused(broker, method, path, body, "mo:mo")[:2] == (401, "not_authorised")
     done(broker, "DELETE", "users/mo")
+
+
+def test_a_refusal_tells_no_more_of_a_value_than_fits_a_line(broker: BrokerProcess) -> None:
+    body = {"password_hash": ["x" * 5000], "tags": ""}
+    _, _, reason = refused(broker, "PUT", "users/long", body)
+    assert reason == "password_hash is a list, expected text"
+    _, _, reason = refused(broker, "PUT", "permissions/%2F/guest", {"configure": ["x" * 5000]})
+    assert reason == f"configure is ['{'x' * 198}..., expected text"

@@ -52,6 +52,7 @@ from tallymark.server.access.user import (
     tagged,
     tags_from,
 )
+from tallymark.server.management.requests import told
 from tallymark.server.management.vhosts import PROTECTED, UNDEFINED
 
 SHA256: Final = "rabbit_password_hashing_sha256"
@@ -515,7 +516,7 @@ def _get(entry: Entry, name: str, kind: type[T], default: object = _NOTHING) -> 
     if not isinstance(found, kind):
         if found is None:
             raise Wrong(f"{name} is missing")
-        raise Wrong(f"{name} is {found!r}, expected {WORDS[kind]}")
+        raise Wrong(f"{name} is {told(name, found)}, expected {WORDS[kind]}")
     return found
 
 

@@ -53,6 +53,10 @@ FORM: Final = "multipart/form-data"
 DEFAULT_EXCHANGE: Final = "amq.default"
 ORDER: Final = ("vhost", "name", "source", "destination", "routing_key", "properties_key", "user")
 MISSING: Final = object()
+SECRETS: Final = ("password", "password_hash", "payload")
+"""Names of fields whose values nobody is told, nor the log: credentials, and bodies of messages."""
+LONGEST: Final = 200
+"""Characters of a value in a refusal, at most."""
 DIGITS: Final = 20
 """Digits that a number sent as text may have."""
 
@@ -129,7 +133,16 @@ class Fields:
     def wrong(self, name: str, expected: str) -> Refused:
         if name not in self.value:
             return Refused(400, "bad_request", f"{name} is missing, expected {expected}")
-        return Refused(400, "bad_request", f"{name} is {self.value[name]!r}, expected {expected}")
+        found = told(name, self.value[name])
+        return Refused(400, "bad_request", f"{name} is {found}, expected {expected}")
+
+
+def told(name: str, value: object) -> str:
+    """Return the value of a field as a refusal tells it, which is in the log, too."""
+    if name in SECRETS:
+        return f"a {type(value).__name__}"
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
 async def fields_of(request: web.Request) -> Fields:
