@@ -258,13 +258,46 @@ def test_the_broker_as_a_whole(broker: BrokerProcess) -> None:
 
 
 def test_health(broker: BrokerProcess) -> None:
-    for check in ("alarms", "local-alarms", "virtual-hosts", "node-is-quorum-critical"):
+    leaders = "quorum-queues-without-elected-leaders"
+    for check in (
+        "alarms", "local-alarms", "virtual-hosts", "node-is-quorum-critical", "is-in-service",
+        "ready-to-serve-clients", "metadata-store/initialized",
+        "metadata-store/initialized/with-data", f"{leaders}/all-vhosts",
+        f"{leaders}/all-vhosts/pattern/%5Eq", f"{leaders}/vhost/%2F",
+        f"{leaders}/vhost/shop/pattern/%5Eq",
+    ):  # fmt: skip
         assert get(broker, f"health/checks/{check}")["status"] == "ok"
     assert get(broker, f"health/checks/port-listener/{broker.amqp_port}")["status"] == "ok"
     assert get(broker, "health/checks/protocol-listener/amqp091")["protocol"] == "amqp"
     for check in ("port-listener/1", "protocol-listener/mqtt"):
         status, _, found = call(broker, "GET", f"health/checks/{check}")
         assert (status, found["status"]) == (503, "failed")
+
+    assert refused(broker, "GET", f"health/checks/{leaders}/vhost/none")[0] == 404
+    assert refused(broker, "GET", f"health/checks/{leaders}/vhost/%2F", user="ann:ann")[0] == 401
+
+
+def test_a_full_broker_fails_the_checks_of_its_limit(tmp_path: Path) -> None:
+    """Who asks comes in beyond it."""
+    with BrokerProcess(tmp_path / "data", max_connections="1") as broker:
+        found = get(broker, "health/checks/below-node-connection-limit")
+        assert found == {"status": "ok", "limit": 1, "connections": 0}
+        with connect(broker):
+            status, _, found = call(broker, "GET", "health/checks/below-node-connection-limit")
+            reason = "node connection limit is reached"
+            assert status == 503
+            assert found == {"status": "failed", "reason": reason, "limit": 1, "connections": 1}
+            status, _, found = call(broker, "GET", "health/checks/ready-to-serve-clients")
+            assert (status, found["reason"]) == (503, "all 1 connections are taken")
+            assert get(broker, "health/checks/is-in-service") == {"status": "ok"}
+
+
+def test_several_protocols_are_checked_together(broker: BrokerProcess) -> None:
+    found = get(broker, "health/checks/protocol-listener/amqp091,%20http,nsq")
+    assert found == {"status": "ok", "protocol": "amqp, http, nsq"}
+    for wanted, missing in (("amqp,mqtt", ["mqtt"]), ("amqps,mqtt,http", ["amqp/ssl", "mqtt"])):
+        status, _, found = call(broker, "GET", f"health/checks/protocol-listener/{wanted}")
+        assert (status, found["missing"]) == (503, missing)
 
 
 @pytest.mark.parametrize("name", ["amqp", "AMQP091", "amqp0-9-1", "amqp10", "amqp1.0", "amqp1_0"])

@@ -48,6 +48,7 @@ from tallymark.server.http.requests import (
 )
 from tallymark.server.logs import log_of
 from tallymark.server.node import Node
+from tallymark.server.readiness import LAPSED, not_ready
 from tallymark.server.turns import JournalFailed
 
 STATUS: Final[dict[type[BrokerError], tuple[int, str]]] = {
@@ -67,7 +68,6 @@ OWN: Final = ("/api/tallymark/", BELOW)
 RABBITMQ_CHALLENGE: Final = 'Basic realm="RabbitMQ Management", charset="UTF-8"'
 """Header that asks for a password, for RabbitMQ's realm: some clients know theirs by it."""
 IDENTITY: Final = "identity"
-LAPSED: Final = "the lease was not renewed in time: another broker may lead"
 MAX_REQUEST: Final = 1 << 20
 
 log = log_of("http")
@@ -166,19 +166,8 @@ class HttpServer:
         return answer({"status": "alarm" if alarms else "ok", "alarms": alarms})
 
     async def _ready(self, request: web.Request) -> web.Response:
-        """Answer with 200 where a new client would be let in. An alarm is no reason against it, as
-        consumers are what ends it; but that of a database that is away, which they do not end."""
-        node = self.node
-        reasons = []
-        if node.failed.done():
-            reasons.append("the journal failed")
-        if not node.is_leading():
-            reasons.append(LAPSED)
-        if not node.doors.has_room():
-            reasons.append(f"all {node.doors.limit} connections are taken")
-        if "database" in node.alarms.active:
-            trouble = node.journal.trouble or "it does not answer"
-            reasons.append(f"nothing is confirmed until the database is back: {trouble}")
+        """Answer with 200 where a new client would be let in."""
+        reasons = not_ready(self.node)
         if reasons:
             return answer({"status": "failed", "reason": "; ".join(reasons)}, 503)
         return answer({"status": "ok"})
