@@ -257,6 +257,18 @@ def test_the_broker_as_a_whole(broker: BrokerProcess) -> None:
     assert refused(broker, "GET", "no-such-thing")[:2] == (404, "not_found")
 
 
+def test_the_version_is_a_text_of_its_own(broker: BrokerProcess) -> None:
+    assert get(broker, "version") == get(broker, "overview")["rabbitmq_version"]
+
+
+def test_queues_in_detail_are_those_of_all_virtual_hosts(broker: BrokerProcess) -> None:
+    columns = "?columns=name,vhost,type,durable,arguments,messages,consumers"
+    assert get(broker, f"queues/detailed{columns}") == get(broker, f"queues{columns}")
+    assert names(get(broker, "queues/detailed", "ann:ann")) == ["Beta", "alpha", "gamma"]
+    page = get(broker, "queues/detailed?page=2&page_size=3&columns=name")
+    assert (page["items"], page["total_count"]) == ([{"name": "gamma"}], 4)
+
+
 def test_health(broker: BrokerProcess) -> None:
     leaders = "quorum-queues-without-elected-leaders"
     for check in (

@@ -56,7 +56,7 @@ class Topology(Routes):
 
     def add_to(self, app: web.Application) -> None:
         router = app.router
-        for path in ("/api/queues", "/api/queues/{vhost}"):
+        for path in ("/api/queues", "/api/queues/detailed", "/api/queues/{vhost}"):
             router.add_get(path, self._queues)
         router.add_get(ONE_QUEUE, self._queue)
         router.add_put(ONE_QUEUE, self._put_queue)
