@@ -85,6 +85,36 @@ def test_a_refused_method_is_told_what_is_allowed(broker: BrokerProcess) -> None
     assert (refusal.value.code, refusal.value.headers["Allow"]) == (405, "GET, HEAD, OPTIONS")
 
 
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("overview", "GET, HEAD, OPTIONS"), ("queues/", "GET, HEAD, OPTIONS"),
+        ("queues/shop/alpha", "DELETE, GET, HEAD, OPTIONS, PUT"),
+        ("queues/shop/alpha/get", "OPTIONS, POST"),
+        ("tallymark/log-levels", "GET, HEAD, OPTIONS, PUT"),
+    ],
+)  # fmt: skip
+def test_who_asks_is_told_what_a_path_takes(
+    broker: BrokerProcess, path: str, allowed: str
+) -> None:
+    status, headers, found = call(broker, "OPTIONS", path)
+    assert (status, headers["allow"], found) == (200, allowed, None)
+    assert "access-control-allow-origin" not in headers
+    assert call(broker, "OPTIONS", path, user="nobody:x")[0] == 401
+    assert call(broker, "OPTIONS", path, Origin="http://example.org")[0] == 403
+
+
+def test_there_is_nothing_to_ask_of_a_path_that_is_none(broker: BrokerProcess) -> None:
+    assert call(broker, "OPTIONS", "nothing")[0] == 404
+
+
+@pytest.mark.parametrize("path", ["overview", "queues", "queues/shop/alpha", "health/checks/alarms"])
+def test_a_head_says_what_a_get_does_without_its_body(broker: BrokerProcess, path: str) -> None:
+    status, headers, found = call(broker, "HEAD", path)
+    assert (status, found, headers["content-type"]) == (200, None, "application/json")
+    assert call(broker, "HEAD", "queues/shop/none")[::2] == (404, None)
+
+
 def test_a_queue_shows_what_is_in_it_and_with_whom(
     broker: BrokerProcess, client: pika.BlockingConnection
 ) -> None:

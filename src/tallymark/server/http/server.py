@@ -202,10 +202,13 @@ class HttpServer:
         except JournalFailed as error:
             return await self._refuse(request, 503, "stopping", str(error))
         except web.HTTPException as error:
+            allowed = allowed_methods(error)
+            if allowed and request.method == "OPTIONS":  # asks for no more than that
+                return web.Response(headers={"Allow": allowed})
             word = error.reason.lower().replace(" ", "_")
             reason = f"{request.method} {told_path(request)}: {error.reason}"
             refusal = await self._refuse(request, error.status, word, reason)
-            if allowed := allowed_methods(error):
+            if allowed:
                 refusal.headers["Allow"] = allowed
             return refusal
 
