@@ -414,6 +414,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         only("queues", name="q", vhost="/", type="quorum", durable=False),
         "invalid property 'non-durable'",
     ),
+    (only("vhosts", name=""), "vhost '', expected a name that is not empty"),
     (only("exchanges", name="x", vhost="/"), "type is missing"),
     (only("exchanges", name="amq.topic", vhost="/", type="fanout"), "inequivalent arg 'type'"),
     (
@@ -526,7 +527,7 @@ def test_what_is_wrong_is_told_and_nothing_is_done(
     before = exported(untouched)
     users = {"name": "added", "password": "x", "tags": ["administrator"]}
     value = {**value, "users": [*value.get("users", []), users]}
-    value["vhosts"] = [{"name": "added"}]
+    value["vhosts"] = [*value.get("vhosts", []), {"name": "added"}]
     status, error, text = refused(untouched, "POST", "definitions", value)
     assert (status, error) == (400, "bad_request")
     assert reason in text
