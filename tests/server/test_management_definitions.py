@@ -281,6 +281,30 @@ def test_definitions_of_one_virtual_host(broker: BrokerProcess) -> None:
     assert refused(broker, "POST", "definitions/nowhere", one)[0] == 404
 
 
+def test_definitions_of_one_virtual_host_describe_it(broker: BrokerProcess) -> None:
+    said = {"description": "of the shop", "tags": ["a"], "default_queue_type": "quorum"}
+    done(broker, "PUT", "vhosts/shop", said)
+    done(broker, "PUT", "vhost-limits/shop/max-queues", {"value": 9})
+    one = get(broker, "definitions/shop")
+    assert one["rabbitmq_definition_format"] == "single_virtual_host"
+    assert (one["original_vhost_name"], one["description"]) == ("shop", "of the shop")
+    assert (one["metadata"], one.pop("limits")) == (said, {"max-queues": 9})
+    for name, more in (("copy", {}), ("other", {"parameters": [], "limits": {"max-queues": 3}})):
+        done(broker, "PUT", f"vhosts/{name}")
+        assert imported(broker, {**one, **more}, f"definitions/{name}")["unsupported"] == []
+        assert get(broker, f"vhosts/{name}")["metadata"] == said
+    assert get(broker, "vhost-limits/copy")[0]["value"] == {"max-queues": 9}
+    assert get(broker, "vhost-limits/other")[0]["value"] == {"max-queues": 3}
+    wrong = {**one, "metadata": {"tags": 5}}
+    assert "tags is 5" in refused(broker, "POST", "definitions/copy", wrong)[2]
+
+
+def test_limits_of_a_virtual_host_may_stand_with_it(broker: BrokerProcess) -> None:
+    vhosts = [{"name": "new", "limits": {"max-queues": 3}}, {"name": "/", "limits": []}]
+    assert imported(broker, {"vhosts": vhosts})["unsupported"] == []
+    assert get(broker, "vhost-limits") == [{"vhost": "new", "value": {"max-queues": 3}}]
+
+
 def test_users_in_definitions_of_one_virtual_host_are_named(broker: BrokerProcess) -> None:
     value = {"users": [{"name": "ann", "password_hash": "", "tags": []}], "queues": [{"name": "q"}]}
     assert imported(broker, value, "definitions/%2F")["unsupported"] == [

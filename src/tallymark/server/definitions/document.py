@@ -81,8 +81,18 @@ def export_all(node: Node, users: Mapping[str, User]) -> dict[str, Any]:
 
 
 def export_vhost(vhost: VirtualHost, limits: Quotas) -> dict[str, Any]:
-    """Return the definitions of one virtual host; its entries do not name it."""
-    return {**_about(), **_sections(vhost, limits)}
+    """Return the definitions of one virtual host, as RabbitMQ 4 has them; its entries do not name
+    it."""
+    return {
+        **_about(),
+        "rabbitmq_definition_format": "single_virtual_host",
+        "original_vhost_name": vhost.name,
+        "explanation": f"Definitions of virtual host '{vhost.name}'",
+        "description": vhost.topology.description,
+        "metadata": metadata_of(vhost),
+        "limits": limits.vhosts.get(vhost.name, {}),
+        **_sections(vhost, limits),
+    }
 
 
 def _vhost(vhost: VirtualHost) -> dict[str, Any]:

@@ -71,6 +71,8 @@ SECTIONS: Final = (
 )  # fmt: skip
 OF_A_VHOST: Final = ("parameters", "policies", "queues", "exchanges", "bindings")
 """Sections of a file that is about one virtual host; its entries do not name it."""
+OF_ONE: Final = ("metadata", "description", "tags", "default_queue_type", "limits")
+"""Keys beside its sections with which a file about one virtual host describes it."""
 OWN: Final = frozenset(name for name, _, _ in PREDECLARED)
 """Exchanges that every virtual host has."""
 SHORT: Final = 255
@@ -187,7 +189,7 @@ class _Reader:
             plan.problems.append("expected a JSON object with users, vhosts, queues, ...")
             return plan
         for section in value:
-            if section in ABOUT:
+            if section in ABOUT or (self._vhost is not None and section in OF_ONE):
                 continue
             if section not in SECTIONS:
                 plan.unsupported.append(f"section '{section}': not known")
@@ -206,6 +208,11 @@ class _Reader:
             "exchanges": self._read_exchange,
             "bindings": self._read_binding,
         }
+        if self._vhost is not None:
+            try:
+                self._read_about(self._vhost, {key: value[key] for key in OF_ONE if key in value})
+            except (Wrong, UsersError) as error:
+                plan.problems.append(str(error))
         for section, read in everything.items():
             if self._vhost is None or section in OF_A_VHOST:
                 self._read_section(section, value.get(section), read)
@@ -247,10 +254,17 @@ class _Reader:
         name = _get(entry, "name", str)
         check_vhost_name(name)
         self.plan.vhosts.append(name)
+        self._read_about(name, entry)
+
+    def _read_about(self, name: str, entry: Entry) -> None:
+        """Read what an entry, or a file about one virtual host, says of it. Raises Wrong,
+        UsersError."""
         about = {**_get(entry, "metadata", dict, {}), **entry}
-        for key in ("limits", "tracing"):
-            if about.get(key):
-                self._pass_over(f"vhost '{name}': {key} {about[key]!r} is not kept")
+        if about.get("tracing"):
+            self._pass_over(f"vhost '{name}': tracing {about['tracing']!r} is not kept")
+        limits = _get(about, "limits", dict, {})
+        if limits:  # empty where RabbitMQ has them as a parameter
+            self.plan.vhost_limits[name] = self._limits(f"vhost '{name}'", limits, OF_VHOSTS)
         self.plan.metadata[name] = self._metadata(name, about)
         queue_type = about.get("default_queue_type")
         if queue_type in QUEUE_TYPES:
