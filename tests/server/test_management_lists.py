@@ -299,6 +299,21 @@ def test_queues_in_detail_are_those_of_all_virtual_hosts(broker: BrokerProcess) 
     assert (page["items"], page["total_count"]) == ([{"name": "gamma"}], 4)
 
 
+def test_queues_without_figures(broker: BrokerProcess) -> None:
+    is_what = ["name", "vhost", "type", "node", "state", "durable", "auto_delete", "exclusive"]
+    counts = ["messages", "messages_ready", "messages_unacknowledged"]
+    for path in ("queues", "queues/shop", "queues/detailed"):
+        brief = get(broker, f"{path}?disable_stats=true")
+        columns = ",".join([*is_what, "arguments"])
+        assert brief == get(broker, f"{path}?columns={columns}")
+        full = get(broker, f"{path}?columns={columns},{','.join(counts)}")
+        assert get(broker, f"{path}?disable_stats=true&enable_queue_totals=true") == full
+    one = get(broker, "queues/shop/alpha?disable_stats=true")
+    assert list(one) == [*is_what, "arguments"]
+    page = get(broker, "queues?disable_stats=true&page=1&name=alpha&columns=name")
+    assert page["items"] == [{"name": "alpha"}]
+
+
 def test_health(broker: BrokerProcess) -> None:
     leaders = "quorum-queues-without-elected-leaders"
     for check in (

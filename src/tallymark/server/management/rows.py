@@ -55,15 +55,9 @@ def queue_counts(queue: Queue) -> dict[str, int]:
     return {name: found[name] for name in PRESENT}
 
 
-def queue_row(node: Node, vhost: VirtualHost, queue: Queue, rates: Rates) -> dict[str, Any]:
-    policy, operator = (
-        vhost.policy_table.of_queue(queue, False),
-        vhost.policy_table.of_queue(queue, True),
-    )
-    exclusive = [consumer.tag for consumer in consumers_of(queue) if consumer.exclusive]
-    active = active_of(queue) if queue.settings.single_active else None
-    of_queue, at_rest = rates.of_queue(queue), rates.at_rest_since(queue)
-    held_bytes = queue.account.acquired_bytes + queue.account.staged_bytes
+def brief_row(queue: Queue, has_totals: bool) -> dict[str, Any]:
+    """Return what a queue is, and if `has_totals` how many messages it has, without any other
+    figure [rabbitmq disable_stats]."""
     row: dict[str, Any] = {
         "name": queue.name,
         "vhost": queue.vhost,
@@ -74,6 +68,21 @@ def queue_row(node: Node, vhost: VirtualHost, queue: Queue, rates: Rates) -> dic
         "auto_delete": queue.auto_delete,
         "exclusive": queue.exclusive_owner != 0,
         "arguments": plain(queue.arguments),
+    }
+    return {**row, **queue_counts(queue)} if has_totals else row
+
+
+def queue_row(node: Node, vhost: VirtualHost, queue: Queue, rates: Rates) -> dict[str, Any]:
+    policy, operator = (
+        vhost.policy_table.of_queue(queue, False),
+        vhost.policy_table.of_queue(queue, True),
+    )
+    exclusive = [consumer.tag for consumer in consumers_of(queue) if consumer.exclusive]
+    active = active_of(queue) if queue.settings.single_active else None
+    of_queue, at_rest = rates.of_queue(queue), rates.at_rest_since(queue)
+    held_bytes = queue.account.acquired_bytes + queue.account.staged_bytes
+    row: dict[str, Any] = {
+        **brief_row(queue, False),
         "policy": None if policy is None else policy.name,
         "operator_policy": None if operator is None else operator.name,
         "effective_policy_definition": plain(merged(policy, operator)),

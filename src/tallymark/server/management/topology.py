@@ -31,6 +31,7 @@ from tallymark.server.management.rows import (
     any_binding_row,
     binding_row,
     bindings_of,
+    brief_row,
     exchange_row,
     implied_row,
     properties_key,
@@ -79,6 +80,10 @@ class Topology(Routes):
 
     async def _queues(self, request: web.Request) -> web.Response:
         found = [(vhost, one) for vhost in self.vhosts(request) for one in vhost.queues.values()]
+        if _is_brief(request):
+            totals = request.query.get("enable_queue_totals") == "true"
+            brief = await self.http.rows(request, found, lambda one: brief_row(one[1], totals))
+            return listed(request, brief)
         rates = Rates(self.node, request, MOST_IN_A_LIST)
         rows = await self.http.rows(request, found, lambda one: queue_row(self.node, *one, rates))
         return listed(request, rows)
@@ -88,6 +93,8 @@ class Topology(Routes):
         return vhost, queue_of(vhost, request.match_info["name"])
 
     async def _queue(self, request: web.Request) -> web.Response:
+        if _is_brief(request):
+            return shown(request, brief_row(self._found_queue(request)[1], False))
         rates = Rates(self.node, request)
         return shown(request, queue_details(self.node, *self._found_queue(request), rates))
 
@@ -215,6 +222,11 @@ class Topology(Routes):
             binding.arguments,
         )  # fmt: skip
         return await self.done(done.lasts)
+
+
+def _is_brief(request: web.Request) -> bool:
+    """Return whether a queue's row is to be without figures, which is cheaper."""
+    return request.query.get("disable_stats") == "true"
 
 
 def _asked(request: web.Request, name: str) -> bool:
