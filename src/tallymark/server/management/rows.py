@@ -115,10 +115,9 @@ def queue_row(node: Node, vhost: VirtualHost, queue: Queue, rates: Rates) -> dic
 
 
 def queue_details(node: Node, vhost: VirtualHost, queue: Queue, rates: Rates) -> dict[str, Any]:
-    """Return the row of one queue asked for by name, with its consumers and figures for which every
-    deferred message is looked at."""
-    consumers = [consumer_row(consumer) for consumer in consumers_of(queue)]
-    row = {**queue_row(node, vhost, queue, rates), "consumer_details": consumers}
+    """Return the row of one queue asked for by name, with figures for which every deferred message
+    is looked at; without its consumers."""
+    row = queue_row(node, vhost, queue, rates)
     if queue.deferrals:
         row["last_delayed_at"] = node.broker.clock.to_wall(queue.deferrals.last_due())
     return row
