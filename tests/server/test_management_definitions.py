@@ -201,7 +201,9 @@ def test_descriptions_and_tags_of_virtual_hosts_are_imported_and_exported(
     assert imported(broker, {"vhosts": [{"name": "new"}]})["unsupported"] == []
     rows = {row["name"]: row for row in exported(broker)["vhosts"]}
     for found in (rows, {row["name"]: row for row in get(broker, "vhosts")}):
-        said = {name: (row["description"], row["tags"]) for name, row in found.items()}
+        said = {
+            name: (row.get("description", ""), row.get("tags", [])) for name, row in found.items()
+        }
         assert said == {
             "/": ("", []), "old": ("of 3.8", ["a", "b"]), "new": ("of 4.2", ["c"]),
             "silent": ("", []),

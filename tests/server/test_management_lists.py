@@ -94,9 +94,7 @@ def test_a_refused_method_is_told_what_is_allowed(broker: BrokerProcess) -> None
         ("tallymark/log-levels", "GET, HEAD, OPTIONS, PUT"),
     ],
 )  # fmt: skip
-def test_who_asks_is_told_what_a_path_takes(
-    broker: BrokerProcess, path: str, allowed: str
-) -> None:
+def test_who_asks_is_told_what_a_path_takes(broker: BrokerProcess, path: str, allowed: str) -> None:
     status, headers, found = call(broker, "OPTIONS", path)
     assert (status, headers["allow"], found) == (200, allowed, None)
     assert "access-control-allow-origin" not in headers
@@ -108,7 +106,9 @@ def test_there_is_nothing_to_ask_of_a_path_that_is_none(broker: BrokerProcess) -
     assert call(broker, "OPTIONS", "nothing")[0] == 404
 
 
-@pytest.mark.parametrize("path", ["overview", "queues", "queues/shop/alpha", "health/checks/alarms"])
+@pytest.mark.parametrize(
+    "path", ["overview", "queues", "queues/shop/alpha", "health/checks/alarms"]
+)
 def test_a_head_says_what_a_get_does_without_its_body(broker: BrokerProcess, path: str) -> None:
     status, headers, found = call(broker, "HEAD", path)
     assert (status, found, headers["content-type"]) == (200, None, "application/json")

@@ -303,7 +303,11 @@ def described(broker: BrokerProcess, name: str) -> tuple[str, list[str]]:
 
 def test_a_virtual_host_keeps_its_description_and_tags_over_a_crash(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
-        body = {"description": "Löhne, monthly", "tags": ["a", " b "], "default_queue_type": "quorum"}
+        body = {
+            "description": "Löhne, monthly",
+            "tags": ["a", " b "],
+            "default_queue_type": "quorum",
+        }
         assert done(broker, "PUT", "vhosts/pay", body) == 201
         assert done(broker, "PUT", "vhosts/%2F", {"tags": "x,y"}) == 204
         broker.kill()

@@ -112,7 +112,7 @@ def optional_text_of(definition: dict[str, object], field: str) -> str:
 def texts_of(definition: dict[str, object], field: str) -> tuple[str, ...]:
     """Return a field that must be a list of texts; empty when it is missing. Raises ValueError."""
     value = definition.get(field, [])
-    if not isinstance(value, list) or not all([isinstance(text, str) for text in value]):
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
         raise ValueError(f"definition field {field!r} is {value!r}, expected a list of texts")
     return tuple([str(text) for text in value])
 

@@ -96,7 +96,8 @@ def export_vhost(vhost: VirtualHost, limits: Quotas) -> dict[str, Any]:
 
 
 def _vhost(vhost: VirtualHost) -> dict[str, Any]:
-    return {"name": vhost.name, **metadata_of(vhost), "metadata": metadata_of(vhost)}
+    said = {name: value for name, value in metadata_of(vhost).items() if value}
+    return {"name": vhost.name, **said, **({"metadata": said} if said else {})}
 
 
 def _about() -> dict[str, Any]:
