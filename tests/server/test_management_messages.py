@@ -182,7 +182,7 @@ def test_whether_it_was_routed(broker: BrokerProcess) -> None:
         ({"properties": "none"}, "properties is 'none', expected an object"),
         ({"payload_encoding": "hex"}, "payload_encoding is 'hex', expected string, base64"),
         ({"payload": "?", "payload_encoding": "base64"}, "expected base64"),
-        ({"payload": 5}, "payload is 5, expected text"),
+        ({"payload": 5}, "payload is a int, expected text"),
         ({"routing_key": "k" * 256}, "at most 255"),
     ],
 )

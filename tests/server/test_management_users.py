@@ -213,7 +213,7 @@ def test_hashes_that_cannot_be_checked_are_refused(
         ("users/new", {"password": "x"}, "tags is missing"),
         ("users/new", {"password": "x", "tags": 5}, "tags is 5, expected a list"),
         ("users/new", {"password": "", "tags": ""}, "expected a password that is not empty"),
-        ("users/new", {"password": 5, "tags": ""}, "password is 5, expected text"),
+        ("users/new", {"password": 5, "tags": ""}, "password is a int, expected text"),
         ("users/a%3Ab", {"password": "x", "tags": ""}, "expected a name without ':'"),
     ],
 )
