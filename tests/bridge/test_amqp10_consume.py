@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tallymark.bridge.permissions import Permissions
+from tallymark.engine.session import consumers_of
 from tallymark.wire.amqp10.events import (
     DispositionReceived,
     DrainFinished,
@@ -652,6 +653,8 @@ def test_priority_is_a_property_of_the_link(rig: Rig) -> None:
     fill(rig, 4)
     peer.pump()
     assert [got.link for got in peer.got] == [high, high, low, low]
+    kept = {one.tag: one.arguments for one in consumers_of(rig.queue("q"))}
+    assert kept == {high.name: {"x-priority": 5}, low.name: {}}
     bad = Attach(
         source=Source(address="q"), target=Target(),
         properties={Symbol("rabbitmq:priority"): "high"},

@@ -114,9 +114,7 @@ def test_management_tells_of_a_number_that_only_a_stored_timestamp_has() -> None
     whoever asked for it."""
     node = Node()
     stored: dict[str, object] = {"x-odd": (1 << 64) - 1}
-    node.broker.registry.declare_queue(
-        node.connection, "stored", True, False, False, stored, False
-    )
+    node.broker.registry.declare_queue(node.connection, "stored", True, False, False, stored, False)
     status, found = node.ask("GET", "/queues/stored", None)
     assert status == 200
     assert isinstance(found, dict)

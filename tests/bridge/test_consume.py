@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tallymark.engine.session import consumers_of
 from tallymark.wire.amqp091.methods import (
     AccessRequest,
     AccessRequestOk,
@@ -271,6 +272,14 @@ def test_higher_priority_is_served_first() -> None:
     peer.ask(BasicConsume("q", "high", arguments={"x-priority": 5}))
     heard = peer.ask(peer.publish() * 3)
     assert [name for name, *_ in delivered(heard)] == ["high", "middle", "low"]
+
+
+def test_a_consumer_keeps_the_arguments_that_its_client_gave() -> None:
+    rig, peer = filled(0)
+    given: dict[str, object] = {"x-priority": 5, "x-consumer-timeout": 60_000, "till": "3"}
+    peer.ask(BasicConsume("q", "c", arguments=given), BasicConsume("q", "plain"))
+    kept = {one.tag: one.arguments for one in consumers_of(rig.broker.vhosts["/"].queues["q"])}
+    assert kept == {"c": given, "plain": {}}
 
 
 # -- consumers whose queue goes

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tallymark.engine.session import consumers_of
 from tallymark.wire.amqp091.fields import Timestamp
 from tallymark.wire.amqp091.methods import (
     BasicAck,
@@ -233,6 +234,13 @@ def test_arguments_of_other_consumers_are_refused(name: str) -> None:
     text = f"invalid arg '{name}' for queue 's' in vhost '/' of queue type rabbit_stream_queue"
     heard = peer.ask(BasicConsume("s", "r", arguments={name: 1}))
     assert closed(heard) == (1, 406, f"PRECONDITION_FAILED - {text}")
+
+
+def test_a_reader_keeps_the_arguments_that_its_client_gave() -> None:
+    rig, peer = stream(b"0")
+    read(peer)
+    (reader,) = consumers_of(rig.broker.vhosts["/"].queues["s"])
+    assert reader.arguments == FIRST
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])

@@ -19,6 +19,7 @@ from tallymark.engine.ledger import Ledger
 from tallymark.engine.queue import Queue
 from tallymark.engine.topology import PREDECLARED
 from tallymark.engine.vhost import VirtualHost
+from tests.support.engine_rig import Rig
 
 ME, OTHER = 1, 2
 
@@ -547,3 +548,43 @@ def test_refused_commands_change_nothing(host: Host) -> None:
     assert host.vhost.generation == generation
     assert host.ledger.rows == []
     assert "x" not in host.vhost.exchanges
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_what_a_virtual_host_says_of_itself_outlives_a_restart(checkpoint: bool) -> None:
+    rig = Rig()
+    registry = rig.broker.registry
+    registry.set_default_queue_type(rig.vhost, "quorum")
+    registry.describe_vhost(rig.vhost, "Löhne", ("a", "b"))
+    registry.protect_vhost(rig.vhost, True)
+    rig.settle_down()
+    if checkpoint:
+        rig.checkpoint()
+    after = rig.restart()
+    kept = after.vhost.topology
+    assert (kept.description, kept.tags, kept.is_protected) == ("Löhne", ("a", "b"), True)
+    assert kept.default_queue_type == "quorum"
+    with pytest.raises(PreconditionFailed, match="it is protected from deletion"):
+        after.broker.registry.delete_vhost("/")
+    after.broker.registry.describe_vhost(after.vhost, "", ())
+    after.broker.registry.protect_vhost(after.vhost, False)
+    after.settle_down()
+    kept = after.restart().vhost.topology
+    assert (kept.description, kept.tags, kept.is_protected) == ("", (), False)
+
+
+@pytest.mark.parametrize(
+    ("description", "tags", "why"),
+    [
+        ("ä" * 2049, (), "description of 4098 bytes, expected 4096 at most"),
+        ("", ("t",) * 65, "65 tags, expected 64 at most"),
+        ("", ("t" * 256,), "tag of 256 bytes, expected 255 at most"),
+    ],
+)
+def test_a_description_that_is_too_long_changes_nothing(
+    description: str, tags: tuple[str, ...], why: str
+) -> None:
+    rig = Rig()
+    with pytest.raises(PreconditionFailed, match=why):
+        rig.broker.registry.describe_vhost(rig.vhost, description, tags)
+    assert (rig.vhost.topology.description, rig.vhost.topology.tags) == ("", ())

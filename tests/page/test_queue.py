@@ -92,6 +92,23 @@ def test_a_look_takes_nothing(broker: BrokerProcess, browser: Browser) -> None:
     assert not get(broker, "queues/%2F/look").get("message_stats", {}).get("ack")
 
 
+def test_a_look_at_a_message_whose_headers_cannot_be_read(
+    broker: BrokerProcess, browser: Browser
+) -> None:
+    page = fill(broker, "deep", 1)
+    headers: dict[str, Any] = {}
+    for _ in range(70):  # not read at publish
+        headers = {"a": headers}
+    with connect(broker) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.basic_publish("", "deep", b"below", pika.BasicProperties(headers=headers))
+    found = browser.get(f"{page}?look=0")
+    assert found.status == 200
+    assert "cannot be read: tables nested deeper than 64" in found.text
+    assert "below" in found.text
+
+
 def test_who_may_not_read_sees_no_message(broker: BrokerProcess) -> None:
     page = fill(broker, "kept", 1)
     watcher = Browser(broker)

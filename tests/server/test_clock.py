@@ -6,6 +6,7 @@ A clock that is set back by an hour, and one that is set a day ahead for a secon
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import socket
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from glob import glob
 from pathlib import Path
+from typing import Any
 
 import pika
 import pytest
@@ -24,6 +26,8 @@ from hypothesis import strategies as st
 import tallymark
 from tallymark.engine.clock import Clock
 from tallymark.server.clock import CLOCKS, MS_NS, READINGS, alignment_ns
+from tallymark.server.node import Node
+from tests.server.inside import with_broker
 from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerProcess
 
@@ -228,6 +232,31 @@ def test_what_was_stored_before_a_jump_is_told_by_the_clock_after_it_behind_a_cr
     until(lambda: channel_stats(broker, "t")["depth"] == 1)
     assert channel_stats(broker, "t")["deferred_count"] == 1
     assert jumps(broker) == (0, 0)
+
+
+async def _asked(ports: dict[str, int], path: str) -> Any:
+    """Return the JSON answer of the NSQ HTTP interface."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", ports["nsq_http_port"])
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
+    answer = await reader.read()
+    writer.close()
+    return json.loads(answer.partition(b"\r\n\r\n")[2])
+
+
+def test_nsqs_start_time_is_told_by_the_clock_after_a_jump(tmp_path: Path) -> None:
+    async def play(ports: dict[str, int], node: Node) -> None:
+        before = (await _asked(ports, "/info"))["start_time"]
+        monotonic_ns, wall_ns, worked_ns = CLOCKS.monotonic_ns, CLOCKS.wall_ns, CLOCKS.worked_ns
+        try:
+            CLOCKS.set(monotonic_ns, lambda: wall_ns() + DAY_S * 1000 * MS_NS, worked_ns)
+            told = (await _asked(ports, "/info"))["start_time"]
+            shown = (await _asked(ports, "/stats?format=json"))["start_time"]
+        finally:
+            CLOCKS.set(monotonic_ns, wall_ns, worked_ns)
+        assert abs(told - before - DAY_S) <= 1
+        assert told == shown
+
+    asyncio.run(with_broker(tmp_path, play))
 
 
 @given(

@@ -29,7 +29,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     [
         "topic-permissions", "users/ann/topic-permissions", "vhosts/%2F/topic-permissions",
         "parameters", "parameters/shovel", "parameters/shovel/%2F", "global-parameters",
-        "federation-links", "federation-links/%2F", "shovels", "extensions",
+        "federation-links", "federation-links/%2F", "shovels", "extensions", "deprecated-features",
+        "deprecated-features/used",
     ],
 )  # fmt: skip
 def test_what_only_plugins_have_is_empty(broker: BrokerProcess, path: str) -> None:
@@ -98,7 +99,8 @@ def test_only_administrators_move_anything(broker: BrokerProcess, path: str) -> 
 
 
 def test_a_web_page_is_told_to_log_in_by_password(broker: BrokerProcess) -> None:
-    assert get(broker, "auth")["enable_uaa"] is False
+    found = get(broker, "auth")
+    assert (found["enable_uaa"], found["oauth_enabled"]) == (False, False)
 
 
 def test_users_that_may_enter_nowhere(broker: BrokerProcess) -> None:

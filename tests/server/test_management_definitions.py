@@ -187,6 +187,59 @@ def test_a_queue_without_a_type_takes_the_default_of_its_virtual_host(
     assert get(broker, "queues/plain/untyped")["type"] == "classic"
 
 
+def test_descriptions_and_tags_of_virtual_hosts_are_imported_and_exported(
+    broker: BrokerProcess,
+) -> None:
+    """At the places where releases of RabbitMQ have them. What a file does not say stays."""
+    vhosts = [
+        {"name": "old", "description": "of 3.8", "tags": "a, b"},
+        {"name": "new", "metadata": {"description": "of 4.2", "tags": ["c"],
+                                     "protected_from_deletion": True}},
+        {"name": "silent"},
+    ]  # fmt: skip
+    assert imported(broker, {"vhosts": vhosts})["unsupported"] == []
+    assert imported(broker, {"vhosts": [{"name": "new"}]})["unsupported"] == []
+    rows = {row["name"]: row for row in exported(broker)["vhosts"]}
+    for found in (rows, {row["name"]: row for row in get(broker, "vhosts")}):
+        said = {
+            name: (row.get("description", ""), row.get("tags", [])) for name, row in found.items()
+        }
+        assert said == {
+            "/": ("", []), "old": ("of 3.8", ["a", "b"]), "new": ("of 4.2", ["c"]),
+            "silent": ("", []),
+        }  # fmt: skip
+        assert found["new"]["metadata"] == {
+            "description": "of 4.2", "tags": ["c"], "protected_from_deletion": True,
+        }  # fmt: skip
+    assert refused(broker, "DELETE", "vhosts/new")[0] == 412
+    other = {"name": "new", "description": "", "tags": [], "protected_from_deletion": False}
+    imported(broker, {"vhosts": [other]})
+    assert get(broker, "vhosts/new")["metadata"] == {"description": "", "tags": []}
+    done(broker, "DELETE", "vhosts/new")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"description": 5}, {"tags": {"a": 1}}, {"metadata": {"tags": [1]}}]
+)
+def test_a_malformed_description_of_a_virtual_host_is_refused(
+    broker: BrokerProcess, wrong: dict[str, Any]
+) -> None:
+    value = {"vhosts": [{"name": "bad", **wrong}]}
+    assert refused(broker, "POST", "definitions", value)[:2] == (400, "bad_request")
+    assert names(get(broker, "vhosts")) == ["/"]
+
+
+def test_a_description_that_is_too_long_is_named_and_the_rest_is_done(
+    broker: BrokerProcess,
+) -> None:
+    value = {"vhosts": [{"name": "wordy", "description": "x" * 5000, "tags": ["a"]}]}
+    assert imported(broker, value)["unsupported"] == [
+        "vhost 'wordy': description of 5000 bytes, expected 4096 at most: neither description nor "
+        "tags are kept"
+    ]
+    assert get(broker, "vhosts/wordy")["tags"] == []
+
+
 def test_limits_in_a_file_replace_those_of_their_user_and_no_others(broker: BrokerProcess) -> None:
     for name in ("ann", "bob", "eve"):
         done(broker, "PUT", f"users/{name}", {"password": name, "tags": ""})
@@ -233,6 +286,30 @@ def test_definitions_of_one_virtual_host(broker: BrokerProcess) -> None:
         assert copy[section] == one[section], section
     assert refused(broker, "GET", "definitions/nowhere")[0] == 404
     assert refused(broker, "POST", "definitions/nowhere", one)[0] == 404
+
+
+def test_definitions_of_one_virtual_host_describe_it(broker: BrokerProcess) -> None:
+    said = {"description": "of the shop", "tags": ["a"], "default_queue_type": "quorum"}
+    done(broker, "PUT", "vhosts/shop", said)
+    done(broker, "PUT", "vhost-limits/shop/max-queues", {"value": 9})
+    one = get(broker, "definitions/shop")
+    assert one["rabbitmq_definition_format"] == "single_virtual_host"
+    assert (one["original_vhost_name"], one["description"]) == ("shop", "of the shop")
+    assert (one["metadata"], one.pop("limits")) == (said, {"max-queues": 9})
+    for name, more in (("copy", {}), ("other", {"parameters": [], "limits": {"max-queues": 3}})):
+        done(broker, "PUT", f"vhosts/{name}")
+        assert imported(broker, {**one, **more}, f"definitions/{name}")["unsupported"] == []
+        assert get(broker, f"vhosts/{name}")["metadata"] == said
+    assert get(broker, "vhost-limits/copy")[0]["value"] == {"max-queues": 9}
+    assert get(broker, "vhost-limits/other")[0]["value"] == {"max-queues": 3}
+    wrong = {**one, "metadata": {"tags": 5}}
+    assert "tags is 5" in refused(broker, "POST", "definitions/copy", wrong)[2]
+
+
+def test_limits_of_a_virtual_host_may_stand_with_it(broker: BrokerProcess) -> None:
+    vhosts = [{"name": "new", "limits": {"max-queues": 3}}, {"name": "/", "limits": []}]
+    assert imported(broker, {"vhosts": vhosts})["unsupported"] == []
+    assert get(broker, "vhost-limits") == [{"vhost": "new", "value": {"max-queues": 3}}]
 
 
 def test_users_in_definitions_of_one_virtual_host_are_named(broker: BrokerProcess) -> None:
@@ -295,7 +372,7 @@ QUEUE = {"name": "q", "vhost": "/", "durable": True}
             "parameter 's' of shovel in vhost '/': shovels are in the configuration",
         ),
         (only("global_parameters", name="cluster_name", value="c"), "parameter 'cluster_name'"),
-        (only("vhosts", name="/", metadata={"tags": ["t"]}), "vhost '/': tags ['t'] is not kept"),
+        (only("vhosts", name="/", tracing=True), "vhost '/': tracing True is not kept"),
         (only("vhosts", name="/", default_queue_type="odd"), "default_queue_type 'odd'"),
         (
             only("exchanges", name="x", vhost="/", type="x-random", durable=True),
@@ -370,6 +447,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         only("queues", name="q", vhost="/", type="quorum", durable=False),
         "invalid property 'non-durable'",
     ),
+    (only("vhosts", name=""), "vhost '', expected a name that is not empty"),
     (only("exchanges", name="x", vhost="/"), "type is missing"),
     (only("exchanges", name="amq.topic", vhost="/", type="fanout"), "inequivalent arg 'type'"),
     (
@@ -482,7 +560,7 @@ def test_what_is_wrong_is_told_and_nothing_is_done(
     before = exported(untouched)
     users = {"name": "added", "password": "x", "tags": ["administrator"]}
     value = {**value, "users": [*value.get("users", []), users]}
-    value["vhosts"] = [{"name": "added"}]
+    value["vhosts"] = [*value.get("vhosts", []), {"name": "added"}]
     status, error, text = refused(untouched, "POST", "definitions", value)
     assert (status, error) == (400, "bad_request")
     assert reason in text

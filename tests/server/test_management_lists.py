@@ -85,6 +85,36 @@ def test_a_refused_method_is_told_what_is_allowed(broker: BrokerProcess) -> None
     assert (refusal.value.code, refusal.value.headers["Allow"]) == (405, "GET, HEAD, OPTIONS")
 
 
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("overview", "GET, HEAD, OPTIONS"), ("queues/", "GET, HEAD, OPTIONS"),
+        ("queues/shop/alpha", "DELETE, GET, HEAD, OPTIONS, PUT"),
+        ("queues/shop/alpha/get", "OPTIONS, POST"),
+        ("tallymark/log-levels", "GET, HEAD, OPTIONS, PUT"),
+    ],
+)  # fmt: skip
+def test_who_asks_is_told_what_a_path_takes(broker: BrokerProcess, path: str, allowed: str) -> None:
+    status, headers, found = call(broker, "OPTIONS", path)
+    assert (status, headers["allow"], found) == (200, allowed, None)
+    assert "access-control-allow-origin" not in headers
+    assert call(broker, "OPTIONS", path, user="nobody:x")[0] == 401
+    assert call(broker, "OPTIONS", path, Origin="http://example.org")[0] == 403
+
+
+def test_there_is_nothing_to_ask_of_a_path_that_is_none(broker: BrokerProcess) -> None:
+    assert call(broker, "OPTIONS", "nothing")[0] == 404
+
+
+@pytest.mark.parametrize(
+    "path", ["overview", "queues", "queues/shop/alpha", "health/checks/alarms"]
+)
+def test_a_head_says_what_a_get_does_without_its_body(broker: BrokerProcess, path: str) -> None:
+    status, headers, found = call(broker, "HEAD", path)
+    assert (status, found, headers["content-type"]) == (200, None, "application/json")
+    assert call(broker, "HEAD", "queues/shop/none")[::2] == (404, None)
+
+
 def test_a_queue_shows_what_is_in_it_and_with_whom(
     broker: BrokerProcess, client: pika.BlockingConnection
 ) -> None:
@@ -109,6 +139,18 @@ def test_a_queue_shows_what_is_in_it_and_with_whom(
     channel.close()
     done(broker, "DELETE", "queues/shop/alpha/contents")
     assert get(broker, "queues/shop/alpha")["messages"] == 0
+
+
+def test_a_consumer_shows_the_arguments_that_its_client_gave(
+    broker: BrokerProcess, client: pika.BlockingConnection
+) -> None:
+    channel = client.channel()
+    given = {"x-priority": 5, "x-consumer-timeout": 60_000, "till": "3"}
+    channel.basic_consume("alpha", lambda *_: None, arguments=given)
+    (consumer,) = get(broker, "consumers/shop")
+    assert consumer["arguments"] == given
+    assert consumer["consumer_timeout"] == 60_000
+    channel.close()
 
 
 def test_a_queue_of_a_connection_says_whose_it_is(
@@ -245,14 +287,74 @@ def test_the_broker_as_a_whole(broker: BrokerProcess) -> None:
     assert refused(broker, "GET", "no-such-thing")[:2] == (404, "not_found")
 
 
+def test_the_version_is_a_text_of_its_own(broker: BrokerProcess) -> None:
+    assert get(broker, "version") == get(broker, "overview")["rabbitmq_version"]
+
+
+def test_queues_in_detail_are_those_of_all_virtual_hosts(broker: BrokerProcess) -> None:
+    columns = "?columns=name,vhost,type,durable,arguments,messages,consumers"
+    assert get(broker, f"queues/detailed{columns}") == get(broker, f"queues{columns}")
+    assert names(get(broker, "queues/detailed", "ann:ann")) == ["Beta", "alpha", "gamma"]
+    page = get(broker, "queues/detailed?page=2&page_size=3&columns=name")
+    assert (page["items"], page["total_count"]) == ([{"name": "gamma"}], 4)
+
+
+def test_queues_without_figures(broker: BrokerProcess) -> None:
+    is_what = ["name", "vhost", "type", "node", "state", "durable", "auto_delete", "exclusive"]
+    counts = ["messages", "messages_ready", "messages_unacknowledged"]
+    for path in ("queues", "queues/shop", "queues/detailed"):
+        brief = get(broker, f"{path}?disable_stats=true")
+        columns = ",".join([*is_what, "arguments"])
+        assert brief == get(broker, f"{path}?columns={columns}")
+        full = get(broker, f"{path}?columns={columns},{','.join(counts)}")
+        assert get(broker, f"{path}?disable_stats=true&enable_queue_totals=true") == full
+    one = get(broker, "queues/shop/alpha?disable_stats=true")
+    assert list(one) == [*is_what, "arguments"]
+    page = get(broker, "queues?disable_stats=true&page=1&name=alpha&columns=name")
+    assert page["items"] == [{"name": "alpha"}]
+
+
 def test_health(broker: BrokerProcess) -> None:
-    for check in ("alarms", "local-alarms", "virtual-hosts", "node-is-quorum-critical"):
+    leaders = "quorum-queues-without-elected-leaders"
+    for check in (
+        "alarms", "local-alarms", "virtual-hosts", "node-is-quorum-critical", "is-in-service",
+        "ready-to-serve-clients", "metadata-store/initialized",
+        "metadata-store/initialized/with-data", f"{leaders}/all-vhosts",
+        f"{leaders}/all-vhosts/pattern/%5Eq", f"{leaders}/vhost/%2F",
+        f"{leaders}/vhost/shop/pattern/%5Eq",
+    ):  # fmt: skip
         assert get(broker, f"health/checks/{check}")["status"] == "ok"
     assert get(broker, f"health/checks/port-listener/{broker.amqp_port}")["status"] == "ok"
     assert get(broker, "health/checks/protocol-listener/amqp091")["protocol"] == "amqp"
     for check in ("port-listener/1", "protocol-listener/mqtt"):
         status, _, found = call(broker, "GET", f"health/checks/{check}")
         assert (status, found["status"]) == (503, "failed")
+
+    assert refused(broker, "GET", f"health/checks/{leaders}/vhost/none")[0] == 404
+    assert refused(broker, "GET", f"health/checks/{leaders}/vhost/%2F", user="ann:ann")[0] == 401
+
+
+def test_a_full_broker_fails_the_checks_of_its_limit(tmp_path: Path) -> None:
+    """Who asks comes in beyond it."""
+    with BrokerProcess(tmp_path / "data", max_connections="1") as broker:
+        found = get(broker, "health/checks/below-node-connection-limit")
+        assert found == {"status": "ok", "limit": 1, "connections": 0}
+        with connect(broker):
+            status, _, found = call(broker, "GET", "health/checks/below-node-connection-limit")
+            reason = "node connection limit is reached"
+            assert status == 503
+            assert found == {"status": "failed", "reason": reason, "limit": 1, "connections": 1}
+            status, _, found = call(broker, "GET", "health/checks/ready-to-serve-clients")
+            assert (status, found["reason"]) == (503, "all 1 connections are taken")
+            assert get(broker, "health/checks/is-in-service") == {"status": "ok"}
+
+
+def test_several_protocols_are_checked_together(broker: BrokerProcess) -> None:
+    found = get(broker, "health/checks/protocol-listener/amqp091,%20http,nsq")
+    assert found == {"status": "ok", "protocol": "amqp, http, nsq"}
+    for wanted, missing in (("amqp,mqtt", ["mqtt"]), ("amqps,mqtt,http", ["amqp/ssl", "mqtt"])):
+        status, _, found = call(broker, "GET", f"health/checks/protocol-listener/{wanted}")
+        assert (status, found["missing"]) == (503, missing)
 
 
 @pytest.mark.parametrize("name", ["amqp", "AMQP091", "amqp0-9-1", "amqp10", "amqp1.0", "amqp1_0"])

@@ -281,3 +281,36 @@ def test_a_request_leaves_no_connection_behind(broker: BrokerProcess) -> None:
             {"count": 1, "ackmode": "ack_requeue_false", "encoding": "auto"})  # fmt: skip
     assert broker.http("GET", "/api/tallymark/overview")[1]["sessions"] == 0
     assert get(broker, "connections") == []
+
+
+def test_a_message_whose_headers_cannot_be_read_keeps_no_other_from_being_got(
+    broker: BrokerProcess,
+) -> None:
+    """What is nested in headers is not read at publish."""
+    deep: dict[str, Any] = {}
+    for _ in range(70):
+        deep = {"a": deep}
+    with connect(broker) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        for headers in ({"n": 1}, deep, {"n": 2}):
+            properties = pika.BasicProperties(headers=headers, message_id="m")
+            channel.basic_publish("", "q", b"x", properties)
+    found = take(broker)
+    assert [one["payload"] for one in found] == ["x"] * 3
+    assert [one["properties"].get("headers") for one in found] == [{"n": 1}, None, {"n": 2}]
+    assert [one["properties"]["message_id"] for one in found] == ["m"] * 3
+    assert [one.get("unreadable_headers") for one in found] == [
+        None, "tables nested deeper than 64", None,
+    ]  # fmt: skip
+    assert take(broker) == []
+
+
+@pytest.mark.parametrize("depth", [70, 600, 900])
+def test_headers_that_no_reader_could_read_are_refused(broker: BrokerProcess, depth: int) -> None:
+    headers = '{"a":' * depth + "1" + "}" * depth
+    rest = '"routing_key":"q","payload":"","payload_encoding":"string"'
+    body = f'{{{rest},"properties":{{"headers":{headers}}}}}'.encode()
+    path = "exchanges/%2F/amq.default/publish"
+    assert refused(broker, "POST", path, body)[:2] == (400, "bad_request")
+    assert take(broker) == []

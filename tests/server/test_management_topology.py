@@ -9,7 +9,7 @@ from urllib.parse import quote, urljoin
 
 import pytest
 
-from tests.server.management import FULL, call, connect, done, get, names, refused
+from tests.server.management import FULL, call, connect, done, get, is_gone, names, refused
 from tests.support.process import BrokerProcess
 
 
@@ -291,3 +291,72 @@ def test_virtual_hosts_come_and_go_with_all_that_is_in_them(tmp_path: Path) -> N
         done(broker, "PUT", "vhosts/temp")
         assert get(broker, "queues/temp") == []
         assert refused(broker, "GET", "permissions/temp/bob")[0] == 404
+
+
+def described(broker: BrokerProcess, name: str) -> tuple[str, list[str]]:
+    """Description and tags, which are at two places of the row."""
+    row = get(broker, f"vhosts/{name}")
+    found = row["description"], row["tags"]
+    assert (row["metadata"]["description"], row["metadata"]["tags"]) == found
+    return found
+
+
+def test_a_virtual_host_keeps_its_description_and_tags_over_a_crash(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        body = {
+            "description": "Löhne, monthly",
+            "tags": ["a", " b "],
+            "default_queue_type": "quorum",
+        }
+        assert done(broker, "PUT", "vhosts/pay", body) == 201
+        assert done(broker, "PUT", "vhosts/%2F", {"tags": "x,y"}) == 204
+        broker.kill()
+        broker.restart()
+        assert described(broker, "pay") == ("Löhne, monthly", ["a", "b"])
+        assert described(broker, "%2F") == ("", ["x", "y"])
+        assert get(broker, "vhosts/pay")["default_queue_type"] == "quorum"
+        done(broker, "PUT", "vhosts/pay")  # what a body does not have stays
+        done(broker, "PUT", "vhosts/pay", {"tags": ["c"]})
+        assert described(broker, "pay") == ("Löhne, monthly", ["c"])
+        done(broker, "PUT", "vhosts/pay", {"description": None, "tags": None})
+        assert described(broker, "pay") == ("", [])
+        assert get(broker, "vhosts/pay")["default_queue_type"] == "quorum"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"description": 5}, {"description": ["a"]}, {"description": "x" * 4097}, {"tags": 5},
+        {"tags": [1]}, {"tags": {}}, {"tags": ["x" * 256]}, {"tags": [str(n) for n in range(65)]},
+    ],
+)  # fmt: skip
+def test_a_description_that_is_none_makes_no_virtual_host(
+    broker: BrokerProcess, body: dict[str, object]
+) -> None:
+    assert refused(broker, "PUT", "vhosts/none", body)[:2] == (400, "bad_request")
+    assert call(broker, "GET", "vhosts/none")[0] == 404
+
+
+def test_a_protected_virtual_host_stays(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        done(broker, "PUT", "vhosts/safe")
+        done(broker, "PUT", "queues/safe/q", {"durable": True})
+        done(broker, "PUT", "users/bob", {"password": "bob", "tags": ""})
+        done(broker, "PUT", "permissions/safe/bob", FULL)
+        protection = "vhosts/safe/deletion/protection"
+        assert refused(broker, "POST", protection, user="bob:bob")[0] == 401
+        assert done(broker, "POST", protection) == 204
+        broker.kill()
+        broker.restart()
+        row = get(broker, "vhosts/safe")
+        assert row["protected_from_deletion"] is row["metadata"]["protected_from_deletion"] is True
+        with connect(broker, "bob", virtual_host="safe") as connection:
+            status, error, reason = refused(broker, "DELETE", "vhosts/safe")
+            assert (status, error) == (412, "precondition_failed")
+            assert reason == "refusing to delete vhost 'safe': it is protected from deletion"
+            assert not is_gone(connection)
+        assert get(broker, "permissions/safe/bob")["read"] == ".*"
+        assert done(broker, "DELETE", protection) == 204
+        assert get(broker, "vhosts/safe")["protected_from_deletion"] is False
+        assert done(broker, "DELETE", "vhosts/safe") == 204
+        assert refused(broker, "POST", protection)[0] == 404

@@ -347,3 +347,45 @@ def test_a_virtual_host_that_ends_while_a_body_comes_gets_no_permission(tmp_path
             assert until_closed(late).startswith(b"HTTP/1.1 404 ")
         done(broker, "PUT", "vhosts/short", {})
         assert refused(broker, "GET", "permissions/short/bob")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "auth/hash_password", {"password": "s/ü secret"}),
+        ("GET", "auth/hash_password/s%2F%C3%BC%20secret", None),
+    ],
+)
+def test_a_password_is_hashed_for_a_user(
+    broker: BrokerProcess, method: str, path: str, body: object
+) -> None:
+    status, _, found = call(broker, method, path, body)
+    assert status == 200
+    assert call(broker, method, path, body)[2] != found  # with a salt of its own
+    done(broker, "PUT", "users/hashed", {"password_hash": found["ok"], "tags": ""})
+    user = hashed_user("hashed", found["ok"], SHA256)
+    assert user.accepts("s/ü secret")
+    assert not user.accepts("s/ü secre")
+    assert refused(broker, method, path, body, "hashed:x")[0] == 401
+    done(broker, "DELETE", "users/hashed")
+
+
+@pytest.mark.parametrize("body", [None, {}, {"password": ""}, {"password": 5}, {"password": None}])
+def test_a_password_that_is_none_is_not_hashed(broker: BrokerProcess, body: object) -> None:
+    assert refused(broker, "POST", "auth/hash_password", body)[:2] == (400, "bad_request")
+
+
+def test_only_an_administrator_has_passwords_hashed(broker: BrokerProcess) -> None:
+    done(broker, "PUT", "users/mo", {"password": "mo", "tags": "monitoring"})
+    body = {"password": "x"}
+    for method, path in (("POST", "auth/hash_password"), ("GET", "auth/hash_password/x")):
+        assert refused(broker, method, path, body, "mo:mo")[:2] == (401, "not_authorised")
+    done(broker, "DELETE", "users/mo")
+
+
+def test_a_refusal_tells_no_more_of_a_value_than_fits_a_line(broker: BrokerProcess) -> None:
+    body = {"password_hash": ["x" * 5000], "tags": ""}
+    _, _, reason = refused(broker, "PUT", "users/long", body)
+    assert reason == "password_hash is a list, expected text"
+    _, _, reason = refused(broker, "PUT", "permissions/%2F/guest", {"configure": ["x" * 5000]})
+    assert reason == f"configure is ['{'x' * 198}..., expected text"

@@ -6,10 +6,13 @@ import asyncio
 import itertools
 import json
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from bench.lean import PERSISTENT, method, publish, short
+from tallymark.server.management import connections
 from tallymark.server.node import Node
 from tallymark.server.parts import PART
 from tests.server.inside import with_broker
@@ -84,6 +87,8 @@ async def steps_until(node: Node, tasks: list[asyncio.Task[tuple[int, str]]]) ->
     [
         "/metrics/per-object",
         "/api/queues",
+        "/api/queues/%2F/q000",
+        "/api/exchanges/%2F/amq.default/bindings/source",
         "/api/bindings",
         "/api/consumers",
         "/api/vhosts",
@@ -96,7 +101,8 @@ def test_a_long_answer_is_made_in_parts_one_in_a_round(tmp_path: Path, path: str
 
     async def play(ports: dict[str, int], node: Node) -> None:
         await declared(ports, QUEUES)
-        consumer = await consumed(ports, QUEUES) if "consumers" in path else None
+        has_consumers = "consumers" in path or path.endswith("q000")
+        consumer = await consumed(ports, QUEUES) if has_consumers else None
         before = node.parts.made
         tasks = [asyncio.create_task(ask(ports, path)) for _ in range(ASKERS)]
         steps = await steps_until(node, tasks)
@@ -110,6 +116,69 @@ def test_a_long_answer_is_made_in_parts_one_in_a_round(tmp_path: Path, path: str
             assert all(f'"q{number:03}"' in text for number in range(QUEUES))
         if consumer is not None:
             consumer.hang_up()
+
+    asyncio.run(with_broker(tmp_path, play))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/queues/%2F/q000/bindings",
+        "/api/exchanges/%2F/amq.topic/bindings/source",
+        "/api/exchanges/%2F/x/bindings/destination",
+        "/api/bindings/%2F/e/amq.topic/q/q000",
+        "/api/bindings/%2F/e/amq.topic/e/x",
+        "/api/bindings/%2F/e/amq.topic/q/q000/k249",
+    ],
+)
+def test_the_bindings_of_one_thing_are_shown_in_parts(tmp_path: Path, path: str) -> None:
+    kind, name = ("exchange", "x") if "/x" in path else ("queue", "q000")
+    bindings = [
+        {"vhost": "/", "source": "amq.topic", "destination_type": kind, "destination": name,
+         "routing_key": f"k{n:03}", "arguments": {}}
+        for n in range(QUEUES)
+    ]  # fmt: skip
+    exchange = {"name": "x", "vhost": "/", "type": "fanout", "durable": True}
+
+    async def play(ports: dict[str, int], node: Node) -> None:
+        await declared(ports, 1)
+        value = {"exchanges": [exchange], "bindings": bindings}
+        assert (await ask(ports, "/api/definitions", "POST", value))[0] == 204
+        before = node.parts.made
+        task = asyncio.create_task(ask(ports, path))
+        assert max(await steps_until(node, [task])) == 1
+        assert node.parts.made - before == QUEUES // PART
+        status, text = task.result()
+        assert status == 200
+        assert '"k249"' in text
+
+    asyncio.run(with_broker(tmp_path, play))
+
+
+def test_a_channel_is_looked_for_at_its_own_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at = []
+
+    def counting(client: connections.Listed) -> list[dict[str, Any]]:
+        looked_at.append(client.peer)
+        return rows(client)
+
+    rows = connections.channel_rows_of
+    monkeypatch.setattr(connections, "channel_rows_of", counting)
+
+    async def play(ports: dict[str, int], node: Node) -> None:
+        await declared(ports, 1)
+        workers = [await consumed(ports, 1) for _ in range(3)]
+        peer = next(iter(node.clients)).peer
+        status, text = await ask(ports, f"/api/channels/{quote(peer, safe='')}%20(1)")
+        assert (status, json.loads(text)["name"]) == (200, f"{peer} (1)")
+        assert [one["consumer_tag"] for one in json.loads(text)["consumer_details"]] == ["q000"]
+        assert looked_at == [peer]
+        assert (await ask(ports, "/api/channels/none"))[0] == 404
+        assert looked_at == [peer]
+        for worker in workers:
+            worker.hang_up()
 
     asyncio.run(with_broker(tmp_path, play))
 

@@ -64,6 +64,18 @@ def log_in_everywhere(broker: BrokerProcess, password: str, is_right: bool) -> N
     assert (status == 200) is is_right
     # What no client should send: in a path, a query, a broken header, a broken frame.
     call(broker, "GET", "queues/%2F/q?password=x", Authorization=f"Bearer {password}")
+    # To be hashed, in a path: allowed, not allowed, no path of ours, and by a page of others.
+    for path, user in (("", "guest:guest"), ("", f"ann:{password}"), ("/x", "guest:guest")):
+        call(broker, "GET", f"auth/hash_password/{password}{path}", user=user)
+    call(broker, "GET", f"auth/hash_password/{password}", Origin="http://example.org")
+    # As what no password and no body of a message is.
+    ann = {"name": "ann", "password": [password], "tags": ""}
+    assert call(broker, "PUT", "users/ann", ann)[0] == 400
+    assert call(broker, "POST", "definitions", {"users": [ann]})[0] == 400
+    message = {"routing_key": "", "properties": {}, "payload_encoding": "base64"}
+    for payload in (password, [password]):
+        body = {**message, "payload": payload}
+        assert call(broker, "POST", "exchanges/%2F/amq.default/publish", body)[0] == 400
     with socket.create_connection(("127.0.0.1", broker.amqp_port), timeout=PATIENCE_S) as raw:
         raw.sendall(b"AMQP\0\0\x09\x01" + b"\x01\0\0\0\0\0\xff" + password.encode())
         raw.shutdown(socket.SHUT_WR)

@@ -40,7 +40,9 @@ REMEMBERED: Final = 4096
 
 def check_vhost_name(name: str) -> None:
     """Check the name of a virtual host that is to be made. Raises PreconditionFailed: permissions
-    in it would be permissions in all."""
+    in it would be permissions in all, or it is empty, and no path names it."""
+    if not name:
+        raise PreconditionFailed("vhost '', expected a name that is not empty")
     if name == ANY_VHOST:
         raise PreconditionFailed(f"vhost '{name}', expected a name: permissions take it for all")
 

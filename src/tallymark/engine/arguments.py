@@ -39,6 +39,11 @@ POSITIVE_TIME: Final[str] = f"1 to {LONGEST_MS} milliseconds, ten years"
 LARGEST: Final = (1 << 63) - 1
 """Largest number that is no time: that of a table's longest integer."""
 MAX_HOPS: Final = 255
+LARGEST_DESCRIPTION: Final = 4096
+"""Bytes of a virtual host's description, at most."""
+MOST_TAGS: Final = 64
+LONGEST_TAG: Final = 255
+"""Bytes of a virtual host's tag, at most."""
 QUEUE_TYPES: Final = ("classic", "quorum", "stream")
 STREAM: Final = "stream"
 """Queue type that retains its messages for any number of readers."""
@@ -506,6 +511,22 @@ def check_default_type(type: str) -> None:
         raise PreconditionFailed(
             f"unsupported queue type '{type}', expected one of {', '.join(QUEUE_TYPES)}"
         )
+
+
+def check_description(description: str, tags: tuple[str, ...]) -> None:
+    """Check that a virtual host's description and tags are of a size to be kept. Raises:
+    PreconditionFailed."""
+    size = len(description.encode("utf-8", "surrogatepass"))
+    if size > LARGEST_DESCRIPTION:
+        raise PreconditionFailed(
+            f"description of {size} bytes, expected {LARGEST_DESCRIPTION} at most"
+        )
+    if len(tags) > MOST_TAGS:
+        raise PreconditionFailed(f"{len(tags)} tags, expected {MOST_TAGS} at most")
+    for tag in tags:
+        size = len(tag.encode("utf-8", "surrogatepass"))
+        if size > LONGEST_TAG:
+            raise PreconditionFailed(f"tag of {size} bytes, expected {LONGEST_TAG} at most")
 
 
 def check_consumer_arguments(what: str, arguments: dict[str, object]) -> None:

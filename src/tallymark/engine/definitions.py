@@ -1,6 +1,7 @@
 """Topology as JSON: what DEFINITION records hold, one object per change.
 
-    {"op": "vhost", "vhost": v}        "default_queue_type": t where there is one
+    {"op": "vhost", "vhost": v}        where there is one: "default_queue_type": t,
+                                       "description": d, "tags": [...]; "protected": true
     {"op": "exchange", "vhost": v, "name": n, "type": t, "durable": true, "auto_delete": b,
      "internal": b, "arguments": {...}}
     {"op": "queue", "vhost": v, "id": i, "name": n, "durable": true, "auto_delete": b,
@@ -108,12 +109,32 @@ def optional_text_of(definition: dict[str, object], field: str) -> str:
     return text_of(definition, field) if field in definition else ""
 
 
-def vhost_definition(vhost: str, default_queue_type: str = "") -> bytes:
+def texts_of(definition: dict[str, object], field: str) -> tuple[str, ...]:
+    """Return a field that must be a list of texts; empty when it is missing. Raises ValueError."""
+    value = definition.get(field, [])
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise ValueError(f"definition field {field!r} is {value!r}, expected a list of texts")
+    return tuple([str(text) for text in value])
+
+
+def vhost_definition(
+    vhost: str,
+    default_queue_type: str = "",
+    description: str = "",
+    tags: tuple[str, ...] = (),
+    is_protected: bool = False,
+) -> bytes:
     """Return the definition of a virtual host. It is written before everything in the virtual host,
-    and again when the default queue type changes."""
+    and again when one of these changes."""
     definition: dict[str, object] = {"op": VHOST, "vhost": vhost}
     if default_queue_type:
         definition["default_queue_type"] = default_queue_type
+    if description:
+        definition["description"] = description
+    if tags:
+        definition["tags"] = list(tags)
+    if is_protected:
+        definition["protected"] = True
     return encode(definition)
 
 

@@ -10,7 +10,7 @@ from typing import final
 from tallymark.engine import definitions
 from tallymark.engine.account import ACQUIRED, MOVING, SETTLED
 from tallymark.engine.admission import Admission
-from tallymark.engine.arguments import check_default_type
+from tallymark.engine.arguments import check_default_type, check_description
 from tallymark.engine.consumers import Consumers
 from tallymark.engine.delivery import Dispatcher
 from tallymark.engine.effects import Cancelled, Signal
@@ -240,8 +240,12 @@ class Registry:
         return vhost
 
     def delete_vhost(self, name: str) -> None:
-        """End a virtual host with all that is in it; nobody is connected to it. Raises NotFound."""
+        """End a virtual host with all that is in it; nobody is connected to it.
+
+        Raises: NotFound, PreconditionFailed (it is protected).
+        """
         vhost = self._state.vhost(name)
+        vhost.check_deletable()
         deleter = Connection(self._state.owner_ids(), name, "", "")
         while vhost.queues:  # the backlog of an NSQ topic is made anew while there are channels
             for queue in list(vhost.queues.values()):
@@ -269,7 +273,25 @@ class Registry:
         check_default_type(type)
         if vhost.topology.default_queue_type != type:
             vhost.topology.default_queue_type = type
-            self._ledger.emit(definition_record(definitions.vhost_definition(vhost.name, type)))
+            self._ledger.emit(definition_record(vhost.topology.own_definition()))
+
+    def describe_vhost(self, vhost: VirtualHost, description: str, tags: tuple[str, ...]) -> None:
+        """Set what a virtual host says of itself to people.
+
+        Raises: PreconditionFailed (too long).
+        """
+        check_description(description, tags)
+        topology = vhost.topology
+        if topology.description != description or topology.tags != tags:
+            topology.description = description
+            topology.tags = tags
+            self._ledger.emit(definition_record(topology.own_definition()))
+
+    def protect_vhost(self, vhost: VirtualHost, is_protected: bool) -> None:
+        """Protect a virtual host from deletion, or no longer. [rabbitmq deletion protection]"""
+        if vhost.topology.is_protected != is_protected:
+            vhost.topology.is_protected = is_protected
+            self._ledger.emit(definition_record(vhost.topology.own_definition()))
 
     def declare_queue(
         self,

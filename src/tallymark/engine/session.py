@@ -226,6 +226,9 @@ class Consumer(QueueConsumer):
         self.told = 0
         """Value of `progress` at the last ledger record about it."""
         self.active = True
+        self.arguments: dict[str, object] = {}
+        """Arguments that the client gave, for lists; what they mean to the engine is in the fields
+        above. [amqp-0.9.1 basic.consume]"""
         self.handle: object = None
         """Object of the bridge; the engine only passes it through."""
 

@@ -340,6 +340,11 @@ class Topology:
         """Name of the virtual host."""
         self.default_queue_type = ""
         """Type of queues whose declaration names none; "": classic. Changed by Registry only."""
+        self.description = ""
+        self.tags: tuple[str, ...] = ()
+        """Words for people; as the description, without effect. Changed by Registry only."""
+        self.is_protected = False
+        """True if the virtual host may not be deleted. Changed by Registry only."""
         self.exchanges: dict[str, Exchange] = {}
         self.queues: dict[str, Queue] = {}
         self.inbound: dict[int, dict[Binding, None]] = {}
@@ -438,6 +443,12 @@ class Topology:
 
     # -- definitions
 
+    def own_definition(self) -> bytes:
+        """Return the virtual host's own definition."""
+        return definitions.vhost_definition(
+            self.name, self.default_queue_type, self.description, self.tags, self.is_protected
+        )
+
     def definitions(self) -> list[bytes]:
         """Return everything that survives a restart, as definitions that rebuild it if applied in
         order to a new topology. The first one is the virtual host's own."""
@@ -458,7 +469,7 @@ class Topology:
             if one.durable
         ]
         return [
-            definitions.vhost_definition(self.name, self.default_queue_type),
+            self.own_definition(),
             *self.policies.definitions(self.name),
             *[definitions.encode(one) for one in found],
         ]
@@ -505,6 +516,9 @@ class Topology:
             self.changed()
         elif op == definitions.VHOST:
             self.default_queue_type = definitions.optional_text_of(definition, "default_queue_type")
+            self.description = definitions.optional_text_of(definition, "description")
+            self.tags = definitions.texts_of(definition, "tags")
+            self.is_protected = definitions.flag_of(definition, "protected")
         elif op != definitions.DELETE_VHOST:
             raise ValueError(f"definition op {op!r}: written by a newer version?")
 

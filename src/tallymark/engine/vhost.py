@@ -434,6 +434,13 @@ class VirtualHost:
 
     # -- rules
 
+    def check_deletable(self) -> None:
+        """Raises PreconditionFailed: the virtual host is protected from deletion."""
+        if self.topology.is_protected:
+            raise PreconditionFailed(
+                f"refusing to delete vhost '{self.name}': it is protected from deletion"
+            )
+
     def _refuse_default(self, exchange: str) -> None:
         if exchange == "":
             raise AccessRefused("operation not permitted on the default exchange")

@@ -41,10 +41,15 @@ class Doors:
     def __len__(self) -> int:
         return len(self._open)
 
+    @property
+    def clients(self) -> int:
+        """Number of open connections that are not of HTTP."""
+        return len(self._open) - self._http
+
     def has_room(self) -> bool:
         """Return whether a new client would be let in, once the requests of HTTP that are under way
         have their answers."""
-        return len(self._open) - self._http < self.limit
+        return self.clients < self.limit
 
     def enter(self, line: Line, is_http: bool = False) -> bool:
         """Count a new connection, unless a place was passed on to it. False: there is no room, and

@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallymark.wire.amqp091.errors import WireError
-from tallymark.wire.amqp091.fields import WireInt
+from tallymark.wire.amqp091.fields import DEPTH_MAX, WireInt
 from tallymark.wire.amqp091.kernel import MALFORMED, PERSISTENT, SPECIAL
 from tallymark.wire.amqp091.properties import (
     Properties,
     classify,
     decode_properties,
+    decode_readable,
     encode_properties,
 )
 from tests.wire.amqp091.test_fields import tables
@@ -105,6 +106,24 @@ def test_a_table_that_cannot_be_walked_is_for_the_decoder_to_judge() -> None:
     assert classify(broken) == SPECIAL
     with pytest.raises(WireError):
         decode_properties(broken)
+
+
+def test_headers_that_are_no_table_inside_leave_the_rest_readable() -> None:
+    """The length of each field says where the next one is."""
+    headers: dict[str, object] = {}
+    for _ in range(DEPTH_MAX + 1):
+        headers = {"a": headers}
+    raw = encode_properties(Properties("t", headers=headers, priority=1, message_id="m"))
+    found, why = decode_readable(raw)
+    assert found == Properties("t", priority=1, message_id="m")
+    assert why == f"tables nested deeper than {DEPTH_MAX}"
+    with pytest.raises(WireError):
+        decode_readable(b"\x80\x03\0")
+
+
+@given(properties)
+def test_properties_that_can_be_read_are_all_there(original: Properties) -> None:
+    assert decode_readable(encode_properties(original)) == (original, "")
 
 
 @pytest.mark.parametrize("flags", [b"\0\x01", b"\0\x02", b"\x80\x03\0"])

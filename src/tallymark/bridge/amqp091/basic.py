@@ -110,6 +110,7 @@ def consume(channel: Channel, method: BasicConsume) -> None:
         consumer_priority(method.arguments),
         method.arguments,
     )
+    consumer.arguments = method.arguments
     consumer.handle = Recipient(channel, tag)
     if not method.no_wait:
         channel.send(BasicConsumeOk(tag))

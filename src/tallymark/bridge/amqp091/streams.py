@@ -64,6 +64,7 @@ def read_stream(channel: Channel, method: BasicConsume, queue: Queue, tag: str) 
     broker = client.broker
     filter = _filter(method.arguments, broker.clock, what)
     consumer = broker.consuming.read(channel.session, queue, tag, start, False, filter)
+    consumer.arguments = method.arguments
     consumer.handle = StreamRecipient(channel, tag)
     if not method.no_wait:
         channel.send(BasicConsumeOk(tag))

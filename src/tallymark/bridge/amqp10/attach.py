@@ -255,6 +255,7 @@ def _attach_queue(
             session.engine, queue, tag, settled, exclusive, consumer_priority(arguments),
             arguments, filter,
         )  # fmt: skip
+    consumer.arguments = arguments
     consumer.on_timeout = RELEASES
     broker.consuming.grant(consumer, 0, False)
     default = source.default_outcome if outcome_of(source.default_outcome) else Released()

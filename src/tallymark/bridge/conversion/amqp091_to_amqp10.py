@@ -32,9 +32,8 @@ from typing import Final, final
 
 from tallymark.bridge.conversion.cells import Cells, data_head
 from tallymark.engine.message import Slice
-from tallymark.wire.amqp091.errors import WireError
 from tallymark.wire.amqp091.frames import joined
-from tallymark.wire.amqp091.properties import decode_properties, table_at
+from tallymark.wire.amqp091.properties import decode_readable
 from tallymark.wire.amqp10.codec import encode
 from tallymark.wire.amqp10.encoded import is_body
 from tallymark.wire.amqp10.front import LONGEST_TTL_MS, Entry, Front, entry
@@ -124,10 +123,7 @@ class Converter:
 def convert(section: bytes) -> Converted:
     """Convert a property section. A table that cannot be decoded is left out, as its content is not
     checked at publish."""
-    try:
-        properties = decode_properties(section)
-    except WireError:
-        properties = decode_properties(_without_headers(section))
+    properties, _ = decode_readable(section)
     bare, entries = _encoded(split(properties))
     priority = -1 if properties.priority is None else properties.priority
     ttl_ms = _ttl(properties.expiration, entries)
@@ -145,12 +141,6 @@ def sections_of(section: bytes) -> tuple[Front, bytes]:
     properties; for messages of type `amqp-1.0`, those with AMQP 1.0 bodies."""
     made = convert(section)
     return made.front, made.bare
-
-
-def _without_headers(section: bytes) -> bytes:
-    at = table_at(section, 0)
-    after = at + 4 + int.from_bytes(section[at : at + 4], "big")
-    return bytes((section[0] & 0xDF,)) + section[1:at] + section[after:]
 
 
 def _ttl(expiration: str | None, entries: list[Entry]) -> int:

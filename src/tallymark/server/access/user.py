@@ -176,6 +176,13 @@ def check_permission(vhost: str, permission: Permission) -> None:
             raise UsersError(f"permission {problem}, in vhost {vhost!r}")
 
 
+def rabbitmq_hash(password: str) -> str:
+    """Return a hash of a password as RabbitMQ makes it, with a fresh salt; `hashed_user` takes
+    it."""
+    salt = secrets.token_bytes(RABBITMQ_SALT)
+    return base64.b64encode(salt + hashlib.sha256(salt + password.encode()).digest()).decode()
+
+
 def hashed_user(name: str, password_hash: str, algorithm: str) -> User:
     """A user without rights, with a hash as `exported` shows it; an empty hash: no password.
 

@@ -31,7 +31,7 @@ from tallymark.server.http.state import plain
 from tallymark.server.logs import log_of
 from tallymark.server.management.rows import binding_row
 from tallymark.server.management.users import permission_rows, user_row
-from tallymark.server.management.vhosts import make_vhost
+from tallymark.server.management.vhosts import make_vhost, metadata_of
 from tallymark.server.node import Node
 
 ADMINISTRATION: Final = "definitions"
@@ -81,16 +81,23 @@ def export_all(node: Node, users: Mapping[str, User]) -> dict[str, Any]:
 
 
 def export_vhost(vhost: VirtualHost, limits: Quotas) -> dict[str, Any]:
-    """Return the definitions of one virtual host; its entries do not name it."""
-    return {**_about(), **_sections(vhost, limits)}
+    """Return the definitions of one virtual host, as RabbitMQ 4 has them; its entries do not name
+    it."""
+    return {
+        **_about(),
+        "rabbitmq_definition_format": "single_virtual_host",
+        "original_vhost_name": vhost.name,
+        "explanation": f"Definitions of virtual host '{vhost.name}'",
+        "description": vhost.topology.description,
+        "metadata": metadata_of(vhost),
+        "limits": limits.vhosts.get(vhost.name, {}),
+        **_sections(vhost, limits),
+    }
 
 
 def _vhost(vhost: VirtualHost) -> dict[str, Any]:
-    row: dict[str, Any] = {"name": vhost.name}
-    if vhost.topology.default_queue_type:
-        row["default_queue_type"] = vhost.topology.default_queue_type
-        row["metadata"] = {"default_queue_type": vhost.topology.default_queue_type}
-    return row
+    said = {name: value for name, value in metadata_of(vhost).items() if value}
+    return {"name": vhost.name, **said, **({"metadata": said} if said else {})}
 
 
 def _about() -> dict[str, Any]:
@@ -249,6 +256,14 @@ def _apply(node: Node, plan: Plan) -> list[str]:
             make_vhost(node, name)
     for name, type in plan.default_types.items():
         broker.registry.set_default_queue_type(broker.vhost(name), type)
+    for name, said in plan.metadata.items():
+        vhost = broker.vhost(name)
+        there = vhost.topology
+        description = there.description if said.description is None else said.description
+        tags = there.tags if said.tags is None else said.tags
+        broker.registry.describe_vhost(vhost, description, tags)
+        if said.is_protected is not None:
+            broker.registry.protect_vhost(vhost, said.is_protected)
     for vhost_name, policy, operator in plan.policies:
         attempt(f"policy '{policy.name}'", broker.registry.set_policy, vhost_name, policy, operator)
     for queue in plan.queues.values():

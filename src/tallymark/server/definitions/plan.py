@@ -19,6 +19,7 @@ from tallymark.engine.arguments import (
     QUEUE_ARGUMENTS,
     QUEUE_TYPES,
     QUEUE_WITHOUT_EFFECT,
+    check_description,
     check_lasting,
     check_queue_arguments,
     check_same_arguments,
@@ -27,7 +28,7 @@ from tallymark.engine.arguments import (
     named,
 )
 from tallymark.engine.broker import Broker
-from tallymark.engine.errors import BrokerError
+from tallymark.engine.errors import BrokerError, PreconditionFailed
 from tallymark.engine.exchange import (
     DELAYED,
     DELAYED_TYPE,
@@ -52,7 +53,7 @@ from tallymark.server.access.user import (
     tags_from,
 )
 from tallymark.server.management.requests import shown_of
-from tallymark.server.management.vhosts import UNDEFINED
+from tallymark.server.management.vhosts import PROTECTED, UNDEFINED
 
 SHA256: Final = "rabbit_password_hashing_sha256"
 OPERATOR_POLICY: Final = "operator_policy"
@@ -70,6 +71,8 @@ SECTIONS: Final = (
 )  # fmt: skip
 OF_A_VHOST: Final = ("parameters", "policies", "queues", "exchanges", "bindings")
 """Sections of a file that is about one virtual host; its entries do not name it."""
+OF_ONE: Final = ("metadata", "description", "tags", "default_queue_type", "limits")
+"""Keys beside its sections with which a file about one virtual host describes it."""
 OWN: Final = frozenset(name for name, _, _ in PREDECLARED)
 """Exchanges that every virtual host has."""
 SHORT: Final = 255
@@ -79,6 +82,15 @@ Entry = Mapping[str, Any]
 Name = tuple[str, str]
 """Virtual host and name."""
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """Metadata of a virtual host in a file; None: the file does not say, and it stays."""
+
+    description: str | None
+    tags: tuple[str, ...] | None
+    is_protected: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +121,7 @@ class Plan:
     vhosts: list[str] = field(default_factory=list)
     default_types: dict[str, str] = field(default_factory=dict)
     """Default queue types by virtual host."""
+    metadata: dict[str, Metadata] = field(default_factory=dict)
     users: dict[str, User] = field(default_factory=dict)
     """Users without their permissions; existing users keep theirs."""
     passwords: dict[str, str] = field(default_factory=dict)
@@ -176,7 +189,7 @@ class _Reader:
             plan.problems.append("expected a JSON object with users, vhosts, queues, ...")
             return plan
         for section in value:
-            if section in ABOUT:
+            if section in ABOUT or (self._vhost is not None and section in OF_ONE):
                 continue
             if section not in SECTIONS:
                 plan.unsupported.append(f"section '{section}': not known")
@@ -195,6 +208,11 @@ class _Reader:
             "exchanges": self._read_exchange,
             "bindings": self._read_binding,
         }
+        if self._vhost is not None:
+            try:
+                self._read_about(self._vhost, {key: value[key] for key in OF_ONE if key in value})
+            except (Wrong, UsersError) as error:
+                plan.problems.append(str(error))
         for section, read in everything.items():
             if self._vhost is None or section in OF_A_VHOST:
                 self._read_section(section, value.get(section), read)
@@ -237,15 +255,41 @@ class _Reader:
         name = _get(entry, "name", str)
         check_vhost_name(name)
         self.plan.vhosts.append(name)
+        self._read_about(name, entry)
+
+    def _read_about(self, name: str, entry: Entry) -> None:
+        """Read what an entry, or a file about one virtual host, says of it. Raises Wrong,
+        UsersError."""
         about = {**_get(entry, "metadata", dict, {}), **entry}
-        for key in ("description", "tags", "limits", "tracing"):
-            if about.get(key):
-                self._pass_over(f"vhost '{name}': {key} {about[key]!r} is not kept")
+        if about.get("tracing"):
+            self._pass_over(f"vhost '{name}': tracing {about['tracing']!r} is not kept")
+        limits = _get(about, "limits", dict, {})
+        if limits:  # empty where RabbitMQ has them as a parameter
+            self.plan.vhost_limits[name] = self._limits(f"vhost '{name}'", limits, OF_VHOSTS)
+        self.plan.metadata[name] = self._metadata(name, about)
         queue_type = about.get("default_queue_type")
         if queue_type in QUEUE_TYPES:
             self.plan.default_types[name] = queue_type
         elif queue_type not in (None, "", UNDEFINED):
             self._pass_over(f"vhost '{name}': default_queue_type {queue_type!r}")
+
+    def _metadata(self, name: str, about: Entry) -> Metadata:
+        """Raises Wrong, UsersError."""
+        description: str | None = None
+        tags: tuple[str, ...] | None = None
+        is_protected: bool | None = None
+        if about.get("description") is not None:
+            description = _get(about, "description", str)
+        if about.get("tags") is not None:
+            tags = tuple(tags_from(about["tags"]))
+        if about.get(PROTECTED) is not None:
+            is_protected = _get(about, PROTECTED, bool)
+        try:
+            check_description(description or "", tags or ())
+        except PreconditionFailed as error:
+            self._pass_over(f"vhost '{name}': {error}: neither description nor tags are kept")
+            return Metadata(None, None, is_protected)
+        return Metadata(description, tags, is_protected)
 
     def _read_user(self, entry: Entry) -> None:
         name = _get(entry, "name", str)

@@ -8,7 +8,7 @@ from tallymark.server.access import audit
 from tallymark.server.access.user import UsersError
 from tallymark.server.access.users import Users
 from tallymark.server.http.guard import credentials
-from tallymark.server.http.requests import USER, Refused
+from tallymark.server.http.requests import USER, Refused, told_path
 from tallymark.server.logs import log_of
 
 log = log_of("http")
@@ -29,4 +29,4 @@ async def log_in(request: web.Request, users: Users) -> None:
         audit.login_refused("HTTP", request.remote or "", name, scheme)
         raise Refused(401, "not_authorized", "user name and password do not match")
     request[USER] = user
-    log.debug("request", method=request.method, path=request.path, user=user.name)
+    log.debug("request", method=request.method, path=told_path(request), user=user.name)

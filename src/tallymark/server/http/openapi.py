@@ -23,7 +23,8 @@ WORDS: Final = {"kind": ("q", "e"), "end": ("source", "destination")}
 """Names in paths that stand for one of a few words."""
 SPANS: Final = ("lengths", "msg_rates", "data_rates")
 QUERY: Final = (
-    "columns", "sort", "sort_reverse", "page", "page_size", "name", "use_regex",
+    "columns", "sort", "sort_reverse", "page", "page_size", "name", "use_regex", "disable_stats",
+    "enable_queue_totals",
     *(f"{span}_{end}" for span in SPANS for end in ("age", "incr")),
 )  # fmt: skip
 """Parameters of what RabbitMQ's interface lists; anything else passes them over."""

@@ -26,6 +26,8 @@ USER: Final = web.RequestKey("user", User)
 USERS: Final = web.AppKey("users", Users)
 OPEN: Final = ("/healthz", "/readyz")
 """Paths that need no login: a probe has none."""
+HASHING: Final = "/api/auth/hash_password/"
+"""Path behind which a client writes a password [rabbitmq]."""
 MOST_DIGITS: Final = 30
 """Digits of a number in a query string; Python itself refuses to read thousands of them."""
 Body = TypeVar("Body")
@@ -76,6 +78,12 @@ def number_in(request: web.Request, name: str, default: int | None = None) -> in
             f"{name} has {len(text)} digits, expected a whole number of at most {MOST_DIGITS}",
         )
     return int(text)
+
+
+def told_path(request: web.BaseRequest) -> str:
+    """Return the path as logs and refusals tell it: without a password that is a part of it."""
+    before, hashing, _ = request.path.partition(HASHING)
+    return f"{before}{hashing}..." if hashing else request.path
 
 
 def user_of(request: web.Request) -> User:

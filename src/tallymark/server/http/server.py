@@ -38,10 +38,19 @@ from tallymark.server.http.line import HttpListener
 from tallymark.server.http.login import log_in
 from tallymark.server.http.page import BELOW, PageRoutes, is_for_page
 from tallymark.server.http.paths import allowed_methods, answer_with_slash
-from tallymark.server.http.requests import OPEN, USER, USERS, HttpContext, Refused, answer
+from tallymark.server.http.requests import (
+    OPEN,
+    USER,
+    USERS,
+    HttpContext,
+    Refused,
+    answer,
+    told_path,
+)
 from tallymark.server.loading import NotLoaded
 from tallymark.server.logs import log_of
 from tallymark.server.node import Node
+from tallymark.server.readiness import LAPSED, not_ready
 from tallymark.server.turns import JournalFailed
 
 STATUS: Final[dict[type[BrokerError], tuple[int, str]]] = {
@@ -61,7 +70,6 @@ OWN: Final = ("/api/tallymark/", BELOW)
 RABBITMQ_CHALLENGE: Final = 'Basic realm="RabbitMQ Management", charset="UTF-8"'
 """Header that asks for a password, for RabbitMQ's realm: some clients know theirs by it."""
 IDENTITY: Final = "identity"
-LAPSED: Final = "the lease was not renewed in time: another broker may lead"
 MAX_REQUEST: Final = 1 << 20
 MOST_LOGGED: Final = 1000
 """Letters of a reason in the log; the answer has all of it."""
@@ -162,19 +170,8 @@ class HttpServer:
         return answer({"status": "alarm" if alarms else "ok", "alarms": alarms})
 
     async def _ready(self, request: web.Request) -> web.Response:
-        """Answer with 200 where a new client would be let in. An alarm is no reason against it, as
-        consumers are what ends it; but that of a database that is away, which they do not end."""
-        node = self.node
-        reasons = []
-        if node.failed.done():
-            reasons.append("the journal failed")
-        if not node.is_leading():
-            reasons.append(LAPSED)
-        if not node.doors.has_room():
-            reasons.append(f"all {node.doors.limit} connections are taken")
-        if "database" in node.alarms.active:
-            trouble = node.journal.trouble or "it does not answer"
-            reasons.append(f"nothing is confirmed until the database is back: {trouble}")
+        """Answer with 200 where a new client would be let in."""
+        reasons = not_ready(self.node)
         if reasons:
             return answer({"status": "failed", "reason": "; ".join(reasons)}, 503)
         return answer({"status": "ok"})
@@ -197,7 +194,7 @@ class HttpServer:
             return await self._refuse(request, error.status, error.error, str(error))
         except Turned as error:
             audit.request_turned_away(
-                "HTTP", request.remote or "", request.method, request.path, str(error)
+                "HTTP", request.remote or "", request.method, told_path(request), str(error)
             )
             word = "forbidden" if error.status == FORBIDDEN else "misdirected_request"
             return await self._refuse(request, error.status, word, str(error))
@@ -211,11 +208,13 @@ class HttpServer:
         except NotLoaded as error:
             return await self._refuse(request, 503, "not_loaded", str(error))
         except web.HTTPException as error:
+            allowed = allowed_methods(error)
+            if allowed and request.method == "OPTIONS":  # asks for no more than that
+                return web.Response(headers={"Allow": allowed})
             word = error.reason.lower().replace(" ", "_")
-            refusal = await self._refuse(
-                request, error.status, word, f"{request.method} {request.path}: {error.reason}"
-            )
-            if allowed := allowed_methods(error):
+            reason = f"{request.method} {told_path(request)}: {error.reason}"
+            refusal = await self._refuse(request, error.status, word, reason)
+            if allowed:
                 refusal.headers["Allow"] = allowed
             return refusal
 
@@ -234,11 +233,12 @@ class HttpServer:
     ) -> web.Response:
         if error == "access_refused" and not request.path.startswith(OWN):
             status, error = 401, "not_authorised"
-        log.info("request.refused", method=request.method, path=request.path, status=status,
+        log.info("request.refused", method=request.method, path=told_path(request), status=status,
                  error=reason[:MOST_LOGGED], peer=request.remote)  # fmt: skip
         if status in (401, 403) and USER in request:
             audit.request_refused(
-                "HTTP", request.remote or "", request[USER].name, request.method, request.path,
+                "HTTP", request.remote or "", request[USER].name, request.method,
+                told_path(request),
                 reason[:MOST_LOGGED],
             )  # fmt: skip
         if is_for_page(request):

@@ -31,9 +31,11 @@ from tallymark.shovels.plan import AMQP, is_091, scheme_of
 EMPTY: Final = (
     "topic-permissions", "users/{user}/topic-permissions", "vhosts/{vhost}/topic-permissions",
     "parameters", "parameters/{component}", "parameters/{component}/{vhost}",
-    "global-parameters", "federation-links", "federation-links/{vhost}",
+    "global-parameters", "federation-links", "federation-links/{vhost}", "deprecated-features",
+    "deprecated-features/used",
 )  # fmt: skip
-"""Lists that RabbitMQ has and this broker has not: they have no rows here."""
+"""Lists that RabbitMQ has and this broker has not: they have no rows here. What RabbitMQ deprecates
+stays here."""
 PARAMETER: Final = "/api/parameters/{component}/{vhost}/{name}"
 NOTHING: Final = (
     "/api/topic-permissions/{vhost}/{user}", PARAMETER, "/api/global-parameters/{name}",
@@ -90,8 +92,10 @@ class Cluster(Routes):
         raise Refused(400, "bad_request", f"Validation failed: component {component} not found")
 
     async def _auth(self, request: web.Request) -> web.Response:
-        """Tell web pages that there is no server to log in at."""
-        return answer({"enable_uaa": False, "uaa_client_id": "", "uaa_location": ""})
+        """Tell web pages, of RabbitMQ before 3.11 and after, that there is no server to log in
+        at."""
+        uaa = {"enable_uaa": False, "uaa_client_id": "", "uaa_location": ""}
+        return answer({"oauth_enabled": False, **uaa})
 
     async def _extensions(self, request: web.Request) -> web.Response:
         """Return an empty list: there is no web page to extend."""

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 from aiohttp import web
 
 from tallymark.engine.errors import AccessRefused, NotFound
-from tallymark.engine.session import consumers_of
+from tallymark.engine.session import Consumer, consumers_of
 from tallymark.server.access.user import sees_everything
 from tallymark.server.amqp import AmqpClient
 from tallymark.server.client import Client
@@ -44,6 +44,12 @@ def row_of(client: Listed, rates: Rates) -> dict[str, Any]:
 
 def channel_rows_of(client: Listed) -> list[dict[str, Any]]:
     return nsq_channel_rows(client) if isinstance(client, NsqClient) else channel_rows(client)
+
+
+def _held(client: Client) -> list[Consumer]:
+    """Return the consumers of a connection, of all its channels."""
+    sessions = [] if client.bridge.connection is None else client.bridge.connection.sessions
+    return [consumer for session in sessions for consumer in session.consumers.values()]
 
 
 class Connections(Routes):
@@ -154,20 +160,17 @@ class Connections(Routes):
     async def _channel(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
         for client in self.seen(request):
+            if not name.startswith(client.peer):  # as those of all its channels do
+                continue
             for row in channel_rows_of(client):
                 if row["name"] == name:
-                    return shown(request, {**row, "consumer_details": self._held(client, row)})
+                    held = await self.http.rows(request, _held(client), consumer_row)
+                    number = row["number"]
+                    row["consumer_details"] = [
+                        one for one in held if one["channel_details"]["number"] == number
+                    ]
+                    return shown(request, row)
         raise NotFound(f"no channel '{name}'")
-
-    def _held(self, client: Client, row: dict[str, Any]) -> list[dict[str, Any]]:
-        """The consumers of a channel."""
-        connection = client.bridge.connection
-        rows = [
-            consumer_row(consumer)
-            for session in (connection.sessions if connection is not None else [])
-            for consumer in session.consumers.values()
-        ]
-        return [one for one in rows if one["channel_details"]["number"] == row["number"]]
 
     async def _consumers(self, request: web.Request) -> web.Response:
         found = [

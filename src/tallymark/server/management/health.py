@@ -14,8 +14,15 @@ from tallymark.server.http.requests import Refused, answer
 from tallymark.server.management.overview import listeners
 from tallymark.server.management.requests import Routes, is_number
 from tallymark.server.node import node_name
+from tallymark.server.readiness import not_ready, out_of_service
 
-SINGLE: Final = ("virtual-hosts", "node-is-mirror-sync-critical", "node-is-quorum-critical")
+LEADERS: Final = "quorum-queues-without-elected-leaders"
+SINGLE: Final = (
+    "virtual-hosts", "node-is-mirror-sync-critical", "node-is-quorum-critical",
+    "metadata-store/initialized", "metadata-store/initialized/with-data",
+    f"{LEADERS}/all-vhosts", f"{LEADERS}/all-vhosts/pattern/{{pattern}}",
+    f"{LEADERS}/vhost/{{vhost}}", f"{LEADERS}/vhost/{{vhost}}/pattern/{{pattern}}",
+)  # fmt: skip
 """Health checks that only a cluster, or a virtual host that failed by itself, can fail."""
 ALARMS: Final = ("alarms", "local-alarms")
 DAY_S: Final = 86_400
@@ -46,6 +53,9 @@ class Health(Routes):
             router.add_get(f"/api/health/checks/{name}", self._alarms)
         for name in SINGLE:
             router.add_get(f"/api/health/checks/{name}", self._healthy)
+        router.add_get("/api/health/checks/is-in-service", self._in_service)
+        router.add_get("/api/health/checks/below-node-connection-limit", self._below_limit)
+        router.add_get("/api/health/checks/ready-to-serve-clients", self._ready)
         router.add_get("/api/health/checks/port-listener/{port}", self._port_listener)
         router.add_get("/api/health/checks/protocol-listener/{protocol}", self._protocol_listener)
         router.add_get(
@@ -68,7 +78,26 @@ class Health(Routes):
         return await self._alarms(request)
 
     async def _healthy(self, request: web.Request) -> web.Response:
+        if "vhost" in request.match_info:
+            self.vhost(request)
         return answer({"status": "ok", "reason": "single node cluster"})
+
+    async def _in_service(self, request: web.Request) -> web.Response:
+        """Fail where clients would not be served, whether they are let in or not."""
+        return _verdict("; ".join(out_of_service(self.node)))
+
+    async def _below_limit(self, request: web.Request) -> web.Response:
+        """Fail where no client is let in any more. Connections of HTTP do not count."""
+        doors = self.node.doors
+        reason = "" if doors.has_room() else "node connection limit is reached"
+        return _verdict(reason, limit=doors.limit, connections=doors.clients)
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        """Fail where a new client of AMQP would not be let in, or not be served."""
+        reasons = not_ready(self.node)
+        if not self.http.amqp and not self.http.amqps:
+            reasons.append("no active listeners for AMQP/AMQPS")
+        return _verdict("; ".join(reasons))
 
     async def _port_listener(self, request: web.Request) -> web.Response:
         asked = request.match_info["port"]
@@ -83,19 +112,18 @@ class Health(Routes):
         )
 
     async def _protocol_listener(self, request: web.Request) -> web.Response:
-        asked = request.match_info["protocol"].lower()
-        protocol = LISTENERS.get(asked, asked)
+        """Fail where there is no listener for one of the protocols, which commas part. Of a single
+        one the answer says `missing` as a text, as RabbitMQ did before it took several."""
+        asked = [one.strip() for one in request.match_info["protocol"].lower().split(",")]
+        wanted = [LISTENERS.get(one, one) for one in asked]
         protocols = sorted({protocol for protocol, _, _ in listeners(self.http)})
-        if protocol in protocols:
-            return answer({"status": "ok", "protocol": protocol})
-        return answer(
-            {
-                "status": "failed",
-                "reason": "No active listener",
-                "missing": protocol,
-                "protocols": protocols,
-            },
-            503,
+        missing = [one for one in wanted if one not in protocols]
+        if not missing:
+            return answer({"status": "ok", "protocol": ", ".join(wanted)})
+        return _verdict(
+            "No active listener",
+            missing=missing[0] if len(wanted) == 1 else missing,
+            protocols=protocols,
         )
 
     async def _certificates(self, request: web.Request) -> web.Response:
@@ -126,3 +154,10 @@ class Health(Routes):
             if int(expiry.timestamp()) <= last:
                 found.append({**row, "certfile_expires_on": expiry.isoformat()})
         return found
+
+
+def _verdict(reason: str, **more: object) -> web.Response:
+    """Return the answer of a check that fails for a reason; "": it does not."""
+    if reason:
+        return answer({"status": "failed", "reason": reason, **more}, 503)
+    return answer({"status": "ok", **more})

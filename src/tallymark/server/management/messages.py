@@ -24,12 +24,18 @@ from tallymark.server.management.requests import Fields, Routes, fields_of
 from tallymark.server.management.topology import ONE_EXCHANGE, ONE_QUEUE, exchange_name
 from tallymark.server.parts import PART
 from tallymark.units import Tag
+from tallymark.wire.amqp091.errors import WireError
 from tallymark.wire.amqp091.frames import METHOD, content_frames, frame, frame_length, joined
 from tallymark.wire.amqp091.layouts import encode_method
 from tallymark.wire.amqp091.methods import (
     BasicPublish,
 )
-from tallymark.wire.amqp091.properties import Properties, decode_properties, encode_properties
+from tallymark.wire.amqp091.properties import (
+    Properties,
+    decode_properties,
+    decode_readable,
+    encode_properties,
+)
 
 Row = TypeVar("Row")
 
@@ -174,7 +180,7 @@ class Got:
         self.body = joined(content, header, len(content))
 
     def shown(self, encoding: str, cut: int) -> dict[str, Any]:
-        properties = decode_properties(self.properties)
+        properties, trouble = decode_readable(self.properties)
         body = self.body[:cut]
         text = _text(body) if encoding == "auto" else None
         return {
@@ -190,6 +196,7 @@ class Got:
             },
             "payload": base64.b64encode(body).decode() if text is None else text,
             "payload_encoding": "base64" if text is None else "string",
+            **({"unreadable_headers": trouble} if trouble else {}),
         }
 
 
@@ -238,6 +245,8 @@ def _section(fields: Fields) -> bytes:
         if name in given:
             setattr(properties, name, given.number(name))
     try:
-        return encode_properties(properties)
-    except (ValueError, TypeError) as error:
+        section = encode_properties(properties)
+        decode_properties(section)  # refuses what is nested too deep to be read again
+    except (ValueError, TypeError, RecursionError, WireError) as error:
         raise Refused(400, "bad_request", f"properties: {error}") from error
+    return section

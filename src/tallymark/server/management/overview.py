@@ -36,6 +36,7 @@ class Overview(Routes):
     def add_to(self, app: web.Application) -> None:
         router = app.router
         router.add_get("/api/overview", self._overview)
+        router.add_get("/api/version", self._version)
         router.add_get("/api/cluster-name", self._cluster_name)
         router.add_get("/api/nodes", self._nodes)
         router.add_get("/api/nodes/{name}", self._node)
@@ -92,6 +93,10 @@ class Overview(Routes):
                 for host, port in self.http.addresses
             ],
         }
+
+    async def _version(self, request: web.Request) -> web.Response:
+        """Return the version of the RabbitMQ that is followed, as a text."""
+        return answer(VERSION)
 
     async def _cluster_name(self, request: web.Request) -> web.Response:
         return answer({"name": node_name()})

@@ -40,6 +40,7 @@ from tallymark.server.http.requests import (
     user_of,
 )
 from tallymark.server.logs import log_of
+from tallymark.server.management.columns import Columns
 from tallymark.server.node import Node
 from tallymark.server.parts import cut
 from tallymark.server.samples import MESSAGES, counts_of
@@ -340,7 +341,7 @@ def listed(request: web.Request, rows: Iterable[dict[str, Any]]) -> web.Response
     """Rows as the request wants them: `sort`, `sort_reverse`, `name` and `use_regex`, `page` and
     `page_size`, `columns`; by virtual host and name where nothing else is asked for. Raises Refused
     400."""
-    query = request.query
+    query, columns = request.query, _columns(request)
     found = sorted(rows, key=_ordinary)
     if query.get("sort"):
         path = query["sort"].split(".")
@@ -348,7 +349,7 @@ def listed(request: web.Request, rows: Iterable[dict[str, Any]]) -> web.Response
     if query.get("sort_reverse") == "true":
         found.reverse()
     if "page" not in query:
-        return answer([_columns(request, row) for row in found])
+        return answer([columns.of(row) for row in found])
     page, size = _page(query.get("page", ""), query.get("page_size", str(PAGE_SIZE)))
     total = len(found)
     if query.get("name"):
@@ -365,7 +366,7 @@ def listed(request: web.Request, rows: Iterable[dict[str, Any]]) -> web.Response
         {
             "filtered_count": len(found),
             "item_count": len(items),
-            "items": [_columns(request, row) for row in items],
+            "items": [columns.of(row) for row in items],
             "page": page,
             "page_count": pages,
             "page_size": size,
@@ -376,7 +377,11 @@ def listed(request: web.Request, rows: Iterable[dict[str, Any]]) -> web.Response
 
 def shown(request: web.Request, row: dict[str, Any]) -> web.Response:
     """One thing, in the `columns` the request wants."""
-    return answer(_columns(request, row))
+    return answer(_columns(request).of(row))
+
+
+def _columns(request: web.Request) -> Columns:
+    return Columns(request.query.get("columns", ""))
 
 
 def _ordinary(row: dict[str, Any]) -> tuple[str, ...]:
@@ -408,27 +413,6 @@ def _filter(name: str, is_pattern: bool) -> Callable[[str], bool]:
         raise Refused(
             400, "bad_request", f"Pagination parameters are invalid: name {error}"
         ) from error
-
-
-def _columns(request: web.Request, row: dict[str, Any]) -> dict[str, Any]:
-    """Return the columns asked for, `a.b` for a field of a field; missing ones are omitted."""
-    wanted = request.query.get("columns")
-    if not wanted:
-        return row
-    cut: dict[str, Any] = {}
-    for column in wanted.split(","):
-        path = column.split(".")
-        value = _at(row, path)
-        if value is MISSING:
-            continue
-        inner = cut
-        for step in path[:-1]:
-            inner = inner.setdefault(step, {})
-            if not isinstance(inner, dict):
-                break
-        else:
-            inner[path[-1]] = value
-    return cut
 
 
 def _at(row: dict[str, Any], path: list[str]) -> Any:

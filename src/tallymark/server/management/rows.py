@@ -55,15 +55,9 @@ def queue_counts(queue: Queue) -> dict[str, int]:
     return {name: found[name] for name in PRESENT}
 
 
-def queue_row(node: Node, vhost: VirtualHost, queue: Queue, rates: Rates) -> dict[str, Any]:
-    policy, operator = (
-        vhost.policy_table.of_queue(queue, False),
-        vhost.policy_table.of_queue(queue, True),
-    )
-    exclusive = [consumer.tag for consumer in consumers_of(queue) if consumer.exclusive]
-    active = active_of(queue) if queue.settings.single_active else None
-    of_queue, at_rest = rates.of_queue(queue), rates.at_rest_since(queue)
-    held_bytes = queue.account.acquired_bytes + queue.account.staged_bytes
+def brief_row(queue: Queue, has_totals: bool) -> dict[str, Any]:
+    """Return what a queue is, and if `has_totals` how many messages it has, without any other
+    figure [rabbitmq disable_stats]."""
     row: dict[str, Any] = {
         "name": queue.name,
         "vhost": queue.vhost,
@@ -74,6 +68,21 @@ def queue_row(node: Node, vhost: VirtualHost, queue: Queue, rates: Rates) -> dic
         "auto_delete": queue.auto_delete,
         "exclusive": queue.exclusive_owner != 0,
         "arguments": plain(queue.arguments),
+    }
+    return {**row, **queue_counts(queue)} if has_totals else row
+
+
+def queue_row(node: Node, vhost: VirtualHost, queue: Queue, rates: Rates) -> dict[str, Any]:
+    policy, operator = (
+        vhost.policy_table.of_queue(queue, False),
+        vhost.policy_table.of_queue(queue, True),
+    )
+    exclusive = [consumer.tag for consumer in consumers_of(queue) if consumer.exclusive]
+    active = active_of(queue) if queue.settings.single_active else None
+    of_queue, at_rest = rates.of_queue(queue), rates.at_rest_since(queue)
+    held_bytes = queue.account.acquired_bytes + queue.account.staged_bytes
+    row: dict[str, Any] = {
+        **brief_row(queue, False),
         "policy": None if policy is None else policy.name,
         "operator_policy": None if operator is None else operator.name,
         "effective_policy_definition": plain(merged(policy, operator)),
@@ -106,10 +115,9 @@ def queue_row(node: Node, vhost: VirtualHost, queue: Queue, rates: Rates) -> dic
 
 
 def queue_details(node: Node, vhost: VirtualHost, queue: Queue, rates: Rates) -> dict[str, Any]:
-    """Return the row of one queue asked for by name, with its consumers and figures for which every
-    deferred message is looked at."""
-    consumers = [consumer_row(consumer) for consumer in consumers_of(queue)]
-    row = {**queue_row(node, vhost, queue, rates), "consumer_details": consumers}
+    """Return the row of one queue asked for by name, with figures for which every deferred message
+    is looked at; without its consumers."""
+    row = queue_row(node, vhost, queue, rates)
     if queue.deferrals:
         row["last_delayed_at"] = node.broker.clock.to_wall(queue.deferrals.last_due())
     return row
@@ -131,7 +139,7 @@ def consumer_row(consumer: Consumer) -> dict[str, Any]:
         if consumer.queue.settings.single_active and consumer.queue.active is consumer
         else "up",
         "consumer_timeout": timeout_of(consumer, consumer.queue),
-        "arguments": {"x-priority": consumer.priority} if consumer.priority else {},
+        "arguments": plain(consumer.arguments),
         **({"offset": offset_of(consumer)} if consumer.queue.settings.is_stream else {}),
         "channel_details": {
             "name": channel_name(connection.name, number),

@@ -6,8 +6,9 @@ in the same words; an answer to a change of what is durable means that it is on 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote, unquote, unquote_plus
 
 from aiohttp import web
@@ -17,6 +18,7 @@ from tallymark.bridge.permissions import EXCHANGE, QUEUE
 from tallymark.engine.errors import NotFound
 from tallymark.engine.exchange import Binding, Exchange
 from tallymark.engine.queue import Queue
+from tallymark.engine.session import consumers_of
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.http.requests import Refused
 from tallymark.server.management.rates import MOST_IN_A_LIST, Rates
@@ -31,6 +33,8 @@ from tallymark.server.management.rows import (
     any_binding_row,
     binding_row,
     bindings_of,
+    brief_row,
+    consumer_row,
     exchange_row,
     implied_row,
     properties_key,
@@ -40,6 +44,10 @@ from tallymark.server.management.rows import (
 
 KEPT: Final = "surrogateescape"
 """Error handler with which keys that are not UTF-8 are quoted."""
+READINGS: Final[tuple[Callable[[str], str], ...]] = (
+    str, partial(unquote, errors=KEPT), partial(unquote_plus, errors=KEPT),
+)  # fmt: skip
+"""Readings of a properties key as a path may have it, the best first."""
 ONE_QUEUE = "/api/queues/{vhost}/{name}"
 ONE_EXCHANGE = "/api/exchanges/{vhost}/{name}"
 BETWEEN = "/api/bindings/{vhost}/e/{source}/{kind:[qe]}/{destination}"
@@ -56,7 +64,7 @@ class Topology(Routes):
 
     def add_to(self, app: web.Application) -> None:
         router = app.router
-        for path in ("/api/queues", "/api/queues/{vhost}"):
+        for path in ("/api/queues", "/api/queues/detailed", "/api/queues/{vhost}"):
             router.add_get(path, self._queues)
         router.add_get(ONE_QUEUE, self._queue)
         router.add_put(ONE_QUEUE, self._put_queue)
@@ -79,6 +87,10 @@ class Topology(Routes):
 
     async def _queues(self, request: web.Request) -> web.Response:
         found = [(vhost, one) for vhost in self.vhosts(request) for one in vhost.queues.values()]
+        if _is_brief(request):
+            totals = request.query.get("enable_queue_totals") == "true"
+            brief = await self.http.rows(request, found, lambda one: brief_row(one[1], totals))
+            return listed(request, brief)
         rates = Rates(self.node, request, MOST_IN_A_LIST)
         rows = await self.http.rows(request, found, lambda one: queue_row(self.node, *one, rates))
         return listed(request, rows)
@@ -88,8 +100,12 @@ class Topology(Routes):
         return vhost, queue_of(vhost, request.match_info["name"])
 
     async def _queue(self, request: web.Request) -> web.Response:
-        rates = Rates(self.node, request)
-        return shown(request, queue_details(self.node, *self._found_queue(request), rates))
+        if _is_brief(request):
+            return shown(request, brief_row(self._found_queue(request)[1], False))
+        vhost, queue = self._found_queue(request)
+        row = queue_details(self.node, vhost, queue, Rates(self.node, request))
+        row["consumer_details"] = await self.http.rows(request, consumers_of(queue), consumer_row)
+        return shown(request, row)
 
     async def _put_queue(self, request: web.Request) -> web.Response:
         fields = await fields_of(request)
@@ -108,9 +124,8 @@ class Topology(Routes):
 
     async def _bindings_of_queue(self, request: web.Request) -> web.Response:
         vhost, queue = self._found_queue(request)
-        inbound = vhost.topology.inbound.get(queue.id, ())
-        rows = [implied_row(queue), *(binding_row(vhost.name, one) for one in inbound)]
-        return listed(request, rows)
+        rows = await self._rows(request, vhost.topology.inbound.get(queue.id, ()))
+        return listed(request, [implied_row(queue), *rows])
 
     # -- exchanges
 
@@ -143,15 +158,20 @@ class Topology(Routes):
     async def _bindings_of(self, request: web.Request) -> web.Response:
         vhost, exchange = self._found_exchange(request)
         as_source = request.match_info["end"] == "source"
-        rows = [
-            binding_row(vhost.name, binding)
-            for binding in (exchange.bindings.values() if as_source else exchange.inbound)
-        ]
         if as_source and exchange.name == "":
-            rows = [implied_row(queue) for queue in vhost.queues.values()]
-        return listed(request, rows)
+            implied = await self.http.rows(request, vhost.queues.values(), implied_row)
+            return listed(request, implied)
+        bindings = exchange.bindings.values() if as_source else exchange.inbound
+        return listed(request, await self._rows(request, bindings))
 
     # -- bindings
+
+    async def _rows(
+        self, request: web.Request, bindings: Iterable[Binding]
+    ) -> list[dict[str, Any]]:
+        """Return the rows of bindings in the virtual host that the path names, made in parts."""
+        vhost = request.match_info["vhost"]
+        return await self.http.rows(request, bindings, lambda one: binding_row(vhost, one))
 
     async def _bindings(self, request: web.Request) -> web.Response:
         found = [one for vhost in self.vhosts(request) for one in bindings_of(vhost)]
@@ -172,28 +192,34 @@ class Topology(Routes):
         return [b for b in source.bindings.values() if destination in (b.queue, b.exchange)]
 
     async def _bindings_between(self, request: web.Request) -> web.Response:
-        vhost, source, destination = self._ends(request)
+        _, source, destination = self._ends(request)
         if source.name == "" and isinstance(destination, Queue):
             return listed(request, [implied_row(destination)])
-        return listed(request, (binding_row(vhost.name, one) for one in self._between(request)))
+        return listed(request, await self._rows(request, self._between(request)))
 
-    def _found_binding(self, request: web.Request) -> Binding:
+    async def _found_binding(self, request: web.Request) -> Binding:
         """The path has the properties key as it is shown, which is quoted, or, as RabbitMQ takes it
         too, with its quotes taken off. Raises NotFound."""
         wanted = request.match_info["properties"]
-        found = [(properties_key(b.key, b.arguments), b) for b in self._between(request)]
-        for read in (str, partial(unquote, errors=KEPT), partial(unquote_plus, errors=KEPT)):
-            for key, binding in found:
-                if read(key) == wanted:
-                    return binding
-        raise NotFound(f"no binding {wanted!r} between the two")
+
+        def reading(binding: Binding) -> tuple[int, Binding]:
+            """Return by which reading of its key the binding is wanted; by none: len(READINGS)."""
+            key = properties_key(binding.key, binding.arguments)
+            fits = (n for n, read in enumerate(READINGS) if read(key) == wanted)
+            return next(fits, len(READINGS)), binding
+
+        found = await self.http.rows(request, self._between(request), reading)
+        best, binding = min(found, key=lambda one: one[0], default=(len(READINGS), None))
+        if binding is None or best == len(READINGS):
+            raise NotFound(f"no binding {wanted!r} between the two")
+        return binding
 
     async def _binding(self, request: web.Request) -> web.Response:
         _, source, destination = self._ends(request)
         if source.name == "" and isinstance(destination, Queue):
             return shown(request, implied_row(destination))
         vhost = request.match_info["vhost"]
-        return shown(request, binding_row(vhost, self._found_binding(request)))
+        return shown(request, binding_row(vhost, await self._found_binding(request)))
 
     async def _bind(self, request: web.Request) -> web.Response:
         fields = await fields_of(request)
@@ -209,12 +235,17 @@ class Topology(Routes):
         return bound
 
     async def _unbind(self, request: web.Request) -> web.Response:
-        binding = self._found_binding(request)
+        binding = await self._found_binding(request)
         done = self.operations(request).unbind(
             binding.source.name, binding.kind(), binding.destination(), binding.key,
             binding.arguments,
         )  # fmt: skip
         return await self.done(done.lasts)
+
+
+def _is_brief(request: web.Request) -> bool:
+    """Return whether a queue's row is to be without figures, which is cheaper."""
+    return request.query.get("disable_stats") == "true"
 
 
 def _asked(request: web.Request, name: str) -> bool:

@@ -24,10 +24,11 @@ from tallymark.server.access.user import (
     hashed_user,
     in_place_of,
     make_user,
+    rabbitmq_hash,
     tagged,
     tags_from,
 )
-from tallymark.server.http.requests import answer, require_administrator, user_of
+from tallymark.server.http.requests import HASHING, answer, require_administrator, user_of
 from tallymark.server.management.requests import (
     Fields,
     Routes,
@@ -74,11 +75,14 @@ def _forget(users: dict[str, User], names: list[str]) -> None:
 
 
 class UsersAndPermissions(Routes):
-    """Routes under /api/users and /api/permissions, and those of /api/vhosts that concern users."""
+    """Routes under /api/users and /api/permissions, those of /api/vhosts that concern users, and
+    /api/auth/hash_password."""
 
     def add_to(self, app: web.Application) -> None:
         router = app.router
         router.add_get("/api/whoami", self._whoami)
+        router.add_get(HASHING + "{password}", self._hash_in_path)
+        router.add_post(HASHING.rstrip("/"), self._hash)
         router.add_get("/api/users", self._list)
         router.add_get("/api/users/without-permissions", self._without_permissions)
         router.add_post("/api/users/bulk-delete", self._delete_some)
@@ -163,6 +167,21 @@ class UsersAndPermissions(Routes):
 
         await self.change_users(request, lambda users: _forget(users, names))
         return web.Response(status=204)
+
+    async def _hash(self, request: web.Request) -> web.Response:
+        """Hash a password, for `password_hash` of a user."""
+        require_administrator(request)
+        fields = await fields_of(request)
+        password = fields.text("password")
+        if not password:
+            raise fields.wrong("password", "a text that is not empty")
+        return answer({"ok": rabbitmq_hash(password)})
+
+    async def _hash_in_path(self, request: web.Request) -> web.Response:
+        """Hash a password that is in the path. Proxies may log it, and shells keep it: POST is
+        better."""
+        require_administrator(request)
+        return answer({"ok": rabbitmq_hash(request.match_info["password"])})
 
     # -- permissions
 

@@ -12,18 +12,27 @@ import msgspec
 from aiohttp import web
 
 from tallymark.bridge.permissions import check_vhost_name
-from tallymark.engine.arguments import check_default_type
+from tallymark.engine.arguments import check_default_type, check_description
+from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.vhost import VirtualHost
-from tallymark.server.access.user import Permission, TokenUser, User, permission_in
-from tallymark.server.http.requests import require_administrator, user_of
+from tallymark.server.access.user import Permission, TokenUser, User, permission_in, tags_from
+from tallymark.server.http.requests import Refused, require_administrator, user_of
 from tallymark.server.management.rates import LENGTHS, MOST_IN_A_LIST, MSG_RATES, Rates
-from tallymark.server.management.requests import Routes, fields_of, listed, shown
+from tallymark.server.management.requests import (
+    Fields,
+    Routes,
+    fields_of,
+    listed,
+    refused_by_users,
+    shown,
+)
 from tallymark.server.node import Node, node_name
 from tallymark.server.places import place_of
 from tallymark.server.samples import MOVED, PRESENT
 
 DEFAULT_TYPE: Final = ("default_queue_type", "defaultqueuetype")
 """Field names under which clients send the type of queues whose declaration names none."""
+PROTECTED: Final = "protected_from_deletion"
 UNDEFINED: Final = "undefined"
 """Text that RabbitMQ shows for the default queue type of a virtual host that has none."""
 ONE: Final = "/api/vhosts/{vhost}"
@@ -48,13 +57,25 @@ def close_connections(node: Node, name: str) -> None:
 def delete_vhost(node: Node, name: str) -> None:
     """End a virtual host with all that is in it; connections to it are closed.
 
-    Raises NotFound.
+    Raises NotFound, PreconditionFailed.
     """
     broker = node.broker
-    broker.vhost(name)  # there must be one
+    broker.vhost(name).check_deletable()
     close_connections(node, name)
     broker.registry.delete_vhost(name)
     node.limits.forget(broker.vhosts)
+
+
+def metadata_of(vhost: VirtualHost) -> dict[str, Any]:
+    """Return what is kept of a virtual host beside its name, as RabbitMQ shows it: the default
+    queue type and the protection only where there is one."""
+    topology = vhost.topology
+    found: dict[str, Any] = {"description": topology.description, "tags": list(topology.tags)}
+    if topology.default_queue_type:
+        found["default_queue_type"] = topology.default_queue_type
+    if topology.is_protected:
+        found[PROTECTED] = True
+    return found
 
 
 def vhost_row(vhost: VirtualHost, sums: dict[str, int], rates: Rates) -> dict[str, Any]:
@@ -62,16 +83,13 @@ def vhost_row(vhost: VirtualHost, sums: dict[str, int], rates: Rates) -> dict[st
     of_vhost = rates.of_vhosts([vhost.name])
     row: dict[str, Any] = {
         "name": vhost.name,
-        "description": "",
-        "tags": [],
-        "metadata": {"description": "", "tags": []},
+        **metadata_of(vhost),
+        "metadata": metadata_of(vhost),
+        PROTECTED: vhost.topology.is_protected,
         "tracing": False,
         "cluster_state": {node_name(): "running"},
         **of_vhost.counted({name: sums[name] for name in PRESENT}, LENGTHS),
     }
-    if vhost.topology.default_queue_type:
-        row["default_queue_type"] = vhost.topology.default_queue_type
-        row["metadata"]["default_queue_type"] = vhost.topology.default_queue_type
     if sums["publish"]:
         counts = {name: sums[name] for name in MOVED}
         row["message_stats"] = of_vhost.counted(counts, MSG_RATES)
@@ -86,6 +104,8 @@ class VirtualHosts(Routes):
         app.router.add_get(ONE, self._get)
         app.router.add_put(ONE, self._put)
         app.router.add_delete(ONE, self._delete)
+        app.router.add_post(ONE + "/deletion/protection", self._protect)
+        app.router.add_delete(ONE + "/deletion/protection", self._protect)
 
     async def _list(self, request: web.Request) -> web.Response:
         rates = Rates(self.node, request, MOST_IN_A_LIST)
@@ -100,8 +120,9 @@ class VirtualHosts(Routes):
         return vhost_row(vhost, await self.sums(request, vhost.queues.values()), rates)
 
     async def _put(self, request: web.Request) -> web.Response:
-        """Create a virtual host, and give its creator all permissions there, as RabbitMQ does. The
-        default queue type may be changed."""
+        """Create a virtual host, and give its creator all permissions there, as RabbitMQ does; or
+        change its description, its tags and its default queue type. What the body does not have
+        stays as it is."""
         require_administrator(request)
         name, user = request.match_info["vhost"], user_of(request)
         fields = await fields_of(request)
@@ -110,12 +131,18 @@ class VirtualHosts(Routes):
         if type == UNDEFINED:
             type = None
         check_default_type(type or "")
-        is_new = name not in broker.vhosts
+        there = broker.vhosts.get(name)
+        description = _description(fields, "" if there is None else there.topology.description)
+        tags = _tags(fields, () if there is None else there.topology.tags)
+        check_description(description, tags)
+        is_new = there is None
         if is_new:
             check_vhost_name(name)
             make_vhost(self.node, name)
+        vhost = broker.vhost(name)
+        broker.registry.describe_vhost(vhost, description, tags)
         if type is not None:
-            broker.registry.set_default_queue_type(broker.vhost(name), type)
+            broker.registry.set_default_queue_type(vhost, type)
         in_file = not isinstance(user, TokenUser)  # a token's rights are its own
         if is_new and in_file and permission_in(user, name) is None:
             await self._permit(request, user, name)
@@ -136,7 +163,10 @@ class VirtualHosts(Routes):
         also where they cannot be stored: then it stays."""
         require_administrator(request)
         name = request.match_info["vhost"]
-        self.node.broker.vhost(name)  # there must be one
+        try:
+            self.node.broker.vhost(name).check_deletable()
+        except PreconditionFailed as error:
+            raise Refused(412, "precondition_failed", str(error)) from error
         await self.node.users.settled()
         if any(name in user.vhosts for user in self.users().values()):
             close_connections(self.node, name)  # for this reason, not for want of permissions
@@ -144,6 +174,30 @@ class VirtualHosts(Routes):
         delete_vhost(self.node, name)
         await self.node.durable()
         return web.Response(status=204)
+
+    async def _protect(self, request: web.Request) -> web.Response:
+        """Protect a virtual host from deletion, or with DELETE no longer."""
+        require_administrator(request)
+        vhost = self.node.broker.vhost(request.match_info["vhost"])
+        self.node.broker.registry.protect_vhost(vhost, request.method == "POST")
+        await self.node.durable()
+        return web.Response(status=204)
+
+
+def _description(fields: Fields, there: str) -> str:
+    """Return the description that a body asks for; null is none. there: the one that stays where it
+    asks for none."""
+    if "description" in fields:
+        return fields.text("description")
+    return "" if "description" in fields.value else there
+
+
+def _tags(fields: Fields, there: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the tags that a body asks for, as `_description`."""
+    if "tags" in fields:
+        with refused_by_users():
+            return tuple(tags_from(fields.value["tags"]))
+    return () if "tags" in fields.value else there
 
 
 def _forget(users: dict[str, User], vhost: str) -> None:

@@ -78,6 +78,8 @@ class BrokerRoutes:
 
     async def _info(self, request: web.Request) -> web.Response:
         limits, about = self._http.limits, self._lookupd.announced
+        self._http.now()  # what the clock has been set by since the last turn
+        started = self._node.broker.clock.to_wall(self._node.started_ms)
         return answer(
             {
                 "version": limits.version,
@@ -85,7 +87,7 @@ class BrokerRoutes:
                 "hostname": about.hostname,
                 "http_port": self._http.addresses[0][1] if self._http.addresses else 0,
                 "tcp_port": self._http.tcp_addresses[0][1],
-                "start_time": self._node.started_ms // 1000,
+                "start_time": started // 1000,
                 "max_heartbeat_interval": limits.max_heartbeat_interval_ms * 1_000_000,
                 "max_output_buffer_size": limits.max_output_buffer_size,
                 "max_output_buffer_timeout": limits.max_output_buffer_timeout_ms * 1_000_000,

@@ -111,6 +111,21 @@ def decode_properties(section: bytes) -> Properties:
     return properties
 
 
+def decode_readable(section: bytes) -> tuple[Properties, str]:
+    """Decode a property section whose headers may be no table: what is nested in them is not
+    checked at publish. Return the properties, without such headers, and what is wrong with these;
+    "": nothing. Raises WireError 502 if the section itself is malformed."""
+    try:
+        return decode_properties(section), ""
+    except WireError as error:
+        if not section[0] & HEADERS >> 8:
+            raise
+        at = table_at(section, 0)
+        after = at + 4 + int.from_bytes(section[at : at + 4], "big")
+        rest = bytes((section[0] & ~(HEADERS >> 8) & 0xFF,)) + section[1:at] + section[after:]
+        return decode_properties(rest), error.text
+
+
 def encode_properties(properties: Properties) -> bytes:
     """Encode a property section. Raises ValueError or TypeError for a value that cannot be
     encoded."""

@@ -25,7 +25,6 @@ from tallymark.wire.amqp10.performatives import (
 )
 from tallymark.wire.amqp10.states import LINK_RECEIVING, LINK_SENDING, Input, LinkState
 
-
 SAFE_NAME: Final = 100
 """Letters of a name that any peer's frames have room for."""
 

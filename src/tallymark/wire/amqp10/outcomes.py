@@ -12,7 +12,6 @@ from tallymark.wire.amqp10.codec import encode
 from tallymark.wire.amqp10.composites import Composite, Fields, Map, Row, register
 from tallymark.wire.amqp10.sending import ACCEPTED
 
-
 CUT: Final = "..."
 """End of a description that was cut."""
 

@@ -31,7 +31,6 @@ from tallymark.wire.amqp10.states import (
     SessionState,
 )
 
-
 AROUND_STATE: Final = 32
 """Maximum number of bytes of a disposition around its state."""
 
