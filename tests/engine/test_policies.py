@@ -285,7 +285,7 @@ def nested(levels: int) -> dict[str, object]:
 @pytest.mark.parametrize("key", ["ha-params", "slow-consumer-options"])
 def test_what_cannot_be_stored_is_refused_before_anything_changes(host: Host, key: str) -> None:
     """A value without an effect, or of another package, has no check of its own. One that was too
-    deep was in effect, and not in the journal, or kept a later start from reading it."""
+    deep was in effect, and not in the journal."""
     base: dict[str, object] = {"slow-consumer-policy": "notify"}
     host.set(Policy("p", "", {**base, key: nested(64)}))
     kept = host.vhost.policies["p"].definition
