@@ -248,7 +248,12 @@ def test_nsqs_start_time_is_told_by_the_clock_after_a_jump(tmp_path: Path) -> No
         before = (await _asked(ports, "/info"))["start_time"]
         monotonic_ns, wall_ns, worked_ns = CLOCKS.monotonic_ns, CLOCKS.wall_ns, CLOCKS.worked_ns
         try:
-            CLOCKS.set(monotonic_ns, lambda: wall_ns() + DAY_S * 1000 * MS_NS, worked_ns)
+            # A jump within the millisecond of the last reading is seen in the next one.
+            CLOCKS.set(
+                lambda: monotonic_ns() + 10 * MS_NS,
+                lambda: wall_ns() + (DAY_S * 1000 + 10) * MS_NS,
+                worked_ns,
+            )
             told = (await _asked(ports, "/info"))["start_time"]
             shown = (await _asked(ports, "/stats?format=json"))["start_time"]
         finally:
