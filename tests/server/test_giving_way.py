@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.lean import ACK, TRANSIENT, publish, settle, short
+from bench.lean import ACK, PERSISTENT, TRANSIENT, publish, settle, short
 from bench.stepped import Peer, SteppedBroker
 from tallymark.server.giving_way import (
     AT_WORK_NS,
@@ -109,17 +109,17 @@ def broker(tmp_path: Path) -> Iterator[SteppedBroker]:
         yield broker
 
 
-def source_of(broker: SteppedBroker) -> tuple[Peer, list[str]]:
-    """Return a publisher, and a list of when it is not read and when it is again."""
+def source_of(broker: SteppedBroker, *, durable: bool = False) -> tuple[Peer, list[str]]:
+    """Return a publisher to a queue, and a list of when it is not read and when it is again."""
     source, seen = broker.amqp().enter(), list[str]()
     source.pipe.pause_reading = lambda: seen.append("waits")  # type: ignore[method-assign]
     source.pipe.resume_reading = lambda: seen.append("is read")  # type: ignore[method-assign]
-    source.call((50, 10), b"\0\0" + short("q") + bytes([0]) + bytes(4))
+    source.call((50, 10), b"\0\0" + short("q") + bytes([2 * durable]) + bytes(4))
     return source, seen
 
 
-def sink_of(broker: SteppedBroker) -> Peer:
-    sink = broker.amqp().enter(prefetch=1)
+def sink_of(broker: SteppedBroker, prefetch: int = 1) -> Peer:
+    sink = broker.amqp().enter(prefetch=prefetch)
     sink.call((60, 20), b"\0\0" + short("q") + short("q") + bytes([0]) + bytes(4))
     return sink
 
@@ -141,6 +141,23 @@ def test_waits_while_acknowledgements_come(broker: SteppedBroker) -> None:
         assert seen == ["waits"], tag
     broker.step()
     assert seen == ["waits", "is read"], "no acknowledgement came any more"
+
+
+@pytest.mark.parametrize(
+    ("prefetch", "found"), [(2 * LEAST, []), (LEAST, []), (LEAST - 1, ["waits"])]
+)
+def test_does_not_wait_for_what_consumers_have_credit_for(
+    broker: SteppedBroker, prefetch: int, found: list[str]
+) -> None:
+    """What is ready and wanted waits for the disk, not for a consumer."""
+    source, seen = source_of(broker, durable=True)
+    sink_of(broker, prefetch)
+    stored = publish(1, "", "q", PERSISTENT, b"x") * LEAST
+    source._client.data_received(stored)
+    source._client.data_received(stored)
+    [queue] = broker.node.broker.queues.values()
+    assert queue.ready == 2 * LEAST, "the disk has answered for none"
+    assert seen == found
 
 
 def test_does_not_wait_for_consumers_that_stand_still(broker: SteppedBroker) -> None:

@@ -4,6 +4,8 @@ One read of a publisher can bring hundreds of messages, one of a consumer with a
 single settlement. Where both were read in turn, the backlog would grow for as long as the loop is
 busy, and every message would wait behind it. So a publisher whose read found its queue with a
 backlog gives way: it is read again once as many messages have left the queue as that read added.
+A backlog is what is ready beyond the credit of the queue's consumers. The rest waits for the disk
+or for a turn: a publisher that gave way to it would only stand idle meanwhile.
 
 That is for consumers which the broker keeps waiting, not for those which are slow themselves: a
 queue is there to be filled faster than it is emptied. So a round of the loop in which no message
@@ -79,7 +81,9 @@ def next_retry_s(found: int, retry_s: float) -> float:
 def is_ahead(queue: Queue, entered: int) -> bool:
     """Return whether a read that added so many messages found a backlog that consumers work on.
     What they hold says nothing: all of it may just have been settled."""
-    return entered >= LEAST and queue.ready > entered and bool(queue.consumers)
+    if entered < LEAST or queue.ready <= entered or not queue.consumers:
+        return False
+    return queue.ready - entered > queue.demand()  # the dearer question, and so the last
 
 
 @final
