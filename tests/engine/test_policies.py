@@ -517,6 +517,24 @@ def test_only_queues_whose_settings_really_changed_are_told(host: Host) -> None:
     assert host.vhost.queues["tight"].settings is settings
 
 
+def test_a_policy_asks_nothing_of_queues_that_it_does_not_fit(host: Host) -> None:
+    """Hundreds of policies are set in one go, each of a few among thousands of queues."""
+    other = host.queue("other")
+    other.arguments["x-max-length"] = 7  # nobody changes arguments: who looks at them shows it
+    host.queue("mail.in")
+    assert host.set(Policy("mail", "^mail", {"max-length": 2})) == ["mail.in"]
+    assert host.set(Policy("mail", "^mail", {"max-length": 1}), operator=True) == ["mail.in"]
+    assert host.delete("mail", operator=True) == ["mail.in"]
+    assert host.set(Policy("mail", "other", {"max-length": 9})) == ["other", "mail.in"]
+
+
+def test_a_policy_with_another_pattern_leaves_what_it_fitted_before(host: Host) -> None:
+    before, after = host.queue("before"), host.queue("after")
+    host.set(Policy("p", "before", {"max-length": 1}))
+    assert host.set(Policy("p", "after", {"max-length": 1})) == ["before", "after"]
+    assert (before.settings.max_length, after.settings.max_length) == (-1, 1)
+
+
 def test_the_same_policy_again_changes_nothing_and_leaves_no_record(host: Host) -> None:
     host.set(length("p", 5))
     written, generation = len(host.ledger.rows), host.vhost.generation

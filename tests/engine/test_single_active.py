@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tallymark.engine.errors import AccessRefused
 from tallymark.engine.session import ACCEPTED
 from tests.support.engine_rig import Delivery, Rig
 from tests.support.engine_steps import finish, manual
@@ -28,6 +29,16 @@ def test_only_the_first_is_served_even_when_it_takes_no_more() -> None:
     assert who(finish(rig)) == [("first", 1)]
     rig.broker.settlement.settle(one, 1, 1, ACCEPTED)
     assert who(finish(rig)) == [("first", 2)]
+
+
+def test_nobody_consumes_exclusively_since_the_next_could_not_wait_in_line() -> None:
+    rig = single()
+    session, queue = rig.session(), rig.vhost.queues["q"]
+    with pytest.raises(AccessRefused, match="queue 'q' in vhost '/' in exclusive use"):
+        rig.broker.consuming.consume(session, queue, "alone", False, True, 0, {})
+    rig.consume(session, "q", "first")
+    rig.send("q", 1)
+    assert who(finish(rig)) == [("first", 1)]
 
 
 def test_a_consumer_without_priority_waits_behind_one_that_came_before() -> None:

@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from tallymark.engine.session import ACCEPTED, FAILED, REJECTED
+from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RELEASES
 from tallymark.whatif.changes import Change, ChangeRefused, changes_of
 from tallymark.whatif.comparison import differences, faithfulness_text, verdict
 from tallymark.whatif.fates import Fates
@@ -144,6 +144,44 @@ def test_what_was_delivered_shows_what_the_disk_had() -> None:
     recording.late_ms = 1 << 40
     outcome = World(recording).run()
     assert outcome.fates[ORDERS].ended_ms == recording.fates[ORDERS].ended_ms
+
+
+def settled_on_send() -> Recording:
+    """A stretch of time in which a message came every 100 ms to a receiver of AMQP 1.0 that takes
+    messages settled, and asks for one more each time."""
+    log = BlockLog()
+    rig = Rig(log)
+    rig.tick_ms = 0
+    rig.declare("orders")
+    rig.settle_down()
+    publisher, session = rig.session(), rig.session()
+    consumer = rig.consume(session, "orders", "link", no_ack=True)
+    consumer.on_timeout = RELEASES
+    grant = rig.broker.consuming.grant
+    grant(consumer, 2, False)
+    for number in range(1, 21):
+        rig.publish(publisher, "orders", [number])
+        rig.settle_down()
+        rig.advance(50)
+        grant(consumer, 2, False)
+        rig.settle_down()
+        rig.advance(50)
+    rig.broker.clients.close_session(session, False)
+    rig.settle_down()
+    return recorded(log)
+
+
+def test_a_receiver_of_settled_messages_is_given_what_it_was_given() -> None:
+    recording = settled_on_send()
+    assert accounts(recording)["orders"] == {"entered": 20, "settled": 20}
+    again, was = World(recording).run().fates[ORDERS], recording.fates[ORDERS]
+    assert again.account() == was.account()
+    assert again.ended_ms == was.ended_ms
+
+
+def test_a_receiver_of_settled_messages_goes_on_asking_in_another_world() -> None:
+    account = played(settled_on_send(), queue=[{"name": "orders", "max-length": 1000}])["orders"]
+    assert account == {"entered": 20, "settled": 20}
 
 
 @pytest.mark.parametrize("given_ms", [0, 5000], ids=["when it was", "later"])

@@ -47,15 +47,15 @@ class Consumers:
     ) -> Consumer:
         """Make a consumer, and give it its place among the queue's: after all of its priority.
 
-        Raises: NotAllowed (a tag in use), AccessRefused (exclusive use).
+        Raises: NotAllowed (a tag in use), AccessRefused (exclusive use, also where one consumer is
+        active and the others wait for their turn).
         """
         if tag in session.consumers:
             raise NotAllowed(f"attempt to reuse consumer tag '{tag}'")
         self._upkeep.use(queue)
         consumers = consumers_of(queue)
-        if (consumers and (exclusive or consumers[0].exclusive)) or (
-            exclusive and queue.subscriptions
-        ):
+        shares = bool(consumers or queue.subscriptions or queue.settings.single_active)
+        if (exclusive and shares) or (consumers and consumers[0].exclusive):
             raise AccessRefused(f"queue '{queue.name}' in vhost '{queue.vhost}' in exclusive use")
         consumer = Consumer(
             self._state.owner_ids(),

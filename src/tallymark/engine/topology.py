@@ -64,6 +64,13 @@ PREDECLARED: Final = (
 deleted."""
 
 
+def kind_of(queue: Queue) -> str:
+    """Return what kind of thing a queue is to policies."""
+    if queue.settings.is_stream:
+        return STREAMS
+    return QUORUM_QUEUES if queue.settings.is_quorum else CLASSIC_QUEUES
+
+
 @final
 class PolicyTable:
     """Applies policies to the queues and exchanges of a virtual host, which owns their tables."""
@@ -79,22 +86,19 @@ class PolicyTable:
     def table(self, operator: bool) -> dict[str, Policy]:
         return self.operator if operator else self.user
 
-    def put(self, policy: Policy, operator: bool) -> bool:
-        """Set a policy under its name; False if it equals the existing one."""
+    def put(self, policy: Policy, operator: bool) -> list[Policy]:
+        """Set a policy under its name; return what changed by it: the policy, and the one that it
+        replaces. Nothing does if that is equal."""
         table = self.table(operator)
         current = table.get(policy.name)
         if current is not None and canonical(current.value()) == canonical(policy.value()):
-            return False
+            return []
         table[policy.name] = policy
-        return True
+        return [policy] if current is None else [current, policy]
 
     def of_queue(self, queue: Queue, operator: bool) -> Policy | None:
         """Return the policy in effect for a queue."""
-        settings = queue.settings
-        kind = STREAMS if settings.is_stream else CLASSIC_QUEUES
-        if settings.is_quorum:
-            kind = QUORUM_QUEUES
-        return in_effect(self.table(operator), kind, queue.name)
+        return in_effect(self.table(operator), kind_of(queue), queue.name)
 
     def of_exchange(self, exchange: Exchange) -> Policy | None:
         """Return the policy in effect for an exchange. Operator policies do not apply to
@@ -132,12 +136,22 @@ class PolicyTable:
                 alternate = policy.definition.get(ALTERNATE_EXCHANGE)
         exchange.alternate = alternate if isinstance(alternate, str) else None
 
-    def update_all(self) -> list[Queue]:
-        """Recompute all settings after a change of policies; return the queues whose settings
-        changed. O(queues x policies)."""
+    def update(self, changed: list[Policy]) -> list[Queue]:
+        """Recompute the settings of what one of these policies fits, which came, went, or replaced
+        each other: nothing else can have changed. Returns the queues whose settings changed.
+
+        O(queues + queues that one fits x policies): definitions bring hundreds of policies.
+        """
         for exchange in self._exchanges.values():
-            self.update_exchange(exchange)
-        return [queue for queue in self._queues.values() if self.update_queue(queue)]
+            if any(policy.fits(EXCHANGES, exchange.name) for policy in changed):
+                self.update_exchange(exchange)
+        found = []
+        for queue in self._queues.values():
+            kind = kind_of(queue)
+            fits = any(policy.fits(kind, queue.name) for policy in changed)
+            if fits and self.update_queue(queue):
+                found.append(queue)
+        return found
 
     def problems(self) -> list[tuple[str, str]]:
         """Return names and error texts of policies that fit nothing because their patterns are
@@ -162,7 +176,8 @@ class PolicyTable:
         op = definitions.text_of(definition, "op")
         name = definitions.text_of(definition, "name")
         if op in (definitions.DELETE_POLICY, definitions.DELETE_OPERATOR_POLICY):
-            self.table(op == definitions.DELETE_OPERATOR_POLICY).pop(name, None)
+            gone = self.table(op == definitions.DELETE_OPERATOR_POLICY).pop(name, None)
+            changed = [] if gone is None else [gone]
         else:
             try:
                 policy = Policy(
@@ -177,8 +192,8 @@ class PolicyTable:
                 raise ValueError(
                     f"policy {name!r}: {error}: written by a newer version?"
                 ) from error
-            self.table(op == definitions.OPERATOR_POLICY)[name] = policy
-        self.update_all()
+            changed = self.put(policy, op == definitions.OPERATOR_POLICY)
+        self.update(changed)
 
 
 @final

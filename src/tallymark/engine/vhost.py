@@ -413,9 +413,10 @@ class VirtualHost:
         """
         check_definition(policy.definition, operator)
         definition = definitions.of_policy(self.name, policy, operator)
-        if self.policy_table.put(policy, operator):
+        changed = self.policy_table.put(policy, operator)
+        if changed:
             self._record(definition)
-            self._policies_changed()
+            self._policies_changed(changed)
 
     def delete_policy(self, name: str, operator: bool) -> None:
         """Delete a policy, effective at once. Raises NotFound."""
@@ -424,12 +425,12 @@ class VirtualHost:
             raise NotFound(
                 f"no {named('operator policy' if operator else 'policy', name, self.name)}"
             )
-        del table[name]
+        gone = table.pop(name)
         self._record(definitions.of_policy_deletion(self.name, name, operator))
-        self._policies_changed()
+        self._policies_changed([gone])
 
-    def _policies_changed(self) -> None:
-        self.updated_queues.extend(self.policy_table.update_all())
+    def _policies_changed(self, changed: list[Policy]) -> None:
+        self.updated_queues.extend(self.policy_table.update(changed))
         self.topology.changed()
 
     # -- rules

@@ -122,6 +122,7 @@ class Crowd:
         place = self._of[consumer.id]
         if consumer.no_ack:
             self.delivered[place.queue] = self.delivered.get(place.queue, 0) + len(piece)
+            self._ask_later(place)
         else:
             self._hand(place, piece, first_tag)
 

@@ -152,7 +152,7 @@ class Reader:
         self._pasts: dict[int, Past] = {}
         self._terms: dict[int, Terms] = {}
         self._last_ms: dict[int, int] = {}
-        """Time at which each consumer settled last."""
+        """Time at which each consumer settled last, or was given a settled message."""
         self._last: dict[int, tuple[int, int, int]] = {}
         """Time and order at which each settled last, and order of that block."""
         self._answered: dict[int, list[int]] = {}
@@ -379,8 +379,8 @@ class Reader:
         kind, reason = row[KIND], row[REASON]
         first, count = row[FIRST], row[COUNT]
         if kind == records.SETTLED:
-            if reason == records.SETTLED_ON_SEND and row[OWNER] not in self._terms:
-                self._input(TAKE, Taken(past.name, row[OWNER], count, False))
+            if reason == records.SETTLED_ON_SEND:
+                self._settled_on_send(past, row)
             elif reason == records.SETTLED_BY_TRANSFER:
                 targets = self._moved.pop(row[QUEUE], None)
                 if targets:
@@ -400,6 +400,15 @@ class Reader:
                 self._crash(False)
         self._answer(past, row, answer, 0)
         past.fates.end(first, count, row[TIME], fate_of(kind, reason))
+
+    def _settled_on_send(self, past: Past, row: Row) -> None:
+        """Note that messages were delivered of which no answer comes."""
+        owner = row[OWNER]
+        if owner not in self._terms:
+            self._input(TAKE, Taken(past.name, owner, row[COUNT], False))
+        elif self._terms[owner].is_link:
+            self._grant(past, row)
+            self._last_ms[owner] = row[TIME]
 
     def _pending(self, row: Row) -> None:
         past = self._pasts.get(row[QUEUE])
