@@ -324,6 +324,34 @@ def test_streams_by_list_and_a_table_of_several(broker: BrokerProcess) -> None:
         assert sorted(names.values()) == ([3, 6] if "streams" in which else [3, 4])
 
 
+@pytest.mark.parametrize("way", ["stream", "streams"])
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_checkpoint_beyond_the_end_of_its_stream_is_refused(
+    broker: BrokerProcess, way: str, ends: bool
+) -> None:
+    """So it is after a backup was restored: what comes next has offsets that were read before."""
+    name = f"older.{way}.{ends}"
+    declare(broker, name, **{"x-queue-type": "stream"})
+    publish(broker, name, 0, 3, declares=False)
+    given = {way: name, "subscription": "", "startingOffsets": "earliest"}
+    first = reader(broker, **given)
+    start, found = taken(first, first.initialOffset())
+    assert found == {name: 3}
+    first.stop()
+    beyond = json.loads(json.dumps(start).replace('"offset": 3', '"offset": 5'))
+    second = reader(broker, **given)
+    if ends:
+        second.prepareForTriggerAvailableNow()
+    with pytest.raises(ValueError, match=f"at offset 5 of stream '{name}', which ends at 3"):
+        taken(second, beyond)
+    second.stop()
+    third = reader(broker, **given)
+    assert taken(third, start) == (start, {})
+    publish(broker, name, 3, 4, declares=False)
+    assert taken(third, start)[1] == {name: 4}
+    third.stop()
+
+
 def test_a_table_reads_the_offsets_that_filters_allow(broker: BrokerProcess) -> None:
     declare(broker, "log.filtered", **{"x-queue-type": "stream"})
     publish(broker, "log.filtered", 0, 10, declares=False)

@@ -131,6 +131,8 @@ class StreamTail(Tail):
         self._options = options
         self._planner = _Planner(options)
         self._id = 0
+        self._reached = 0
+        """Offset that the stream has come to, as far as this reader knows."""
         self._initial: int | None = None
         """Answer of initialOffset."""
         self._began: int | None = None
@@ -148,6 +150,7 @@ class StreamTail(Tail):
         self._find()
         if self._initial is None:
             self._initial = self._planner.place(self._options.starting or "at=next")
+            self._reached = max(self._reached, self._initial)
         return self._offset(self._initial, self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -200,6 +203,7 @@ class StreamTail(Tail):
         if self._target is not None:
             end = min(end, self._target)
         self._planned = max(end, begin)
+        self._reached = max(self._reached, self._planned)
         return self._planned
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -254,7 +258,8 @@ class StreamTail(Tail):
 
     def _find(self) -> None:
         if not self._id:
-            self._id = int(self._planner.stat()["id"])
+            stat = self._planner.stat()
+            self._id, self._reached = int(stat["id"]), int(stat["next"])
 
     def _range(self, begin: int, max_rows: int, max_bytes: int, wait_ms: int) -> dict[str, Any]:
         while True:
@@ -293,7 +298,17 @@ class StreamTail(Tail):
                 f"the checkpoint is of stream {name!r} with id {id}, which is now {self._id}: it "
                 "was deleted and made again. Begin with a new checkpoint"
             )
-        return int(offset["offset"])
+        place = int(offset["offset"])
+        if place > self._reached:
+            # What is published from there on would be taken for messages that were read.
+            raise ValueError(
+                f"the checkpoint stands at offset {place} of stream {name!r}, which ends at "
+                f"{self._reached}: the broker goes on from an older state, such as a restored "
+                "backup, and its next messages have offsets that were read before. Begin with a "
+                "new checkpoint (or start again, where a broker that stands by has answered, "
+                "behind its leader)"
+            )
+        return place
 
 
 class StreamTable(DataSourceReader):
