@@ -29,7 +29,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from tallymark.spark.admission import Admission, shares
-from tallymark.spark.client import Fenced
+from tallymark.spark.client import BrokerRefused, Fenced
 from tallymark.spark.land import follow, land
 from tallymark.spark.options import SourceOptions
 from tallymark.spark.several import SeveralStreams
@@ -288,6 +288,33 @@ def test_what_is_taken_out_of_the_list_is_settled_and_not_asked_again(
     assert (list(after["queues"]), found) == (["out.a"], {"out.a": 1})
     assert (stat(broker, "out.b", "s")["floor"], stat(broker, "out.b", "s")["leased"]) == (2, 0)
     one.stop()
+
+
+@pytest.mark.parametrize("gone", ["queue", "subscription"])
+def test_what_is_taken_out_of_the_list_may_be_deleted_before_the_next_run(
+    broker: BrokerProcess, gone: str
+) -> None:
+    """There is nothing to settle in it any more, and nothing of it was lost to this query."""
+    for name in (f"left.{gone}.a", f"left.{gone}.b"):
+        publish(broker, name, 0, 2)
+    both = reader(broker, subscribe=f"left.{gone}.a,left.{gone}.b")
+    end, _ = taken(both, both.initialOffset())
+    assert both.latestOffset(end, both.getDefaultReadLimit()) == end
+    both.stop()
+    path = f"/api/queues/%2F/left.{gone}.b"
+    if gone == "subscription":
+        path = f"/api/tallymark/subscriptions/%2F/left.{gone}.b/s"
+    assert broker.http("DELETE", path)[0] in (200, 204)
+    publish(broker, f"left.{gone}.a", 2, 1)
+    one = reader(broker, subscribe=f"left.{gone}.a")
+    after, found = taken(one, end)
+    assert (list(after["queues"]), found) == ([f"left.{gone}.a"], {f"left.{gone}.a": 1})
+    assert stat(broker, f"left.{gone}.b", "s") == {}, "and it is not made again"
+    one.stop()
+    again = reader(broker, subscribe=f"left.{gone}.a,left.{gone}.b")
+    with pytest.raises((BrokerRefused, ValueError), match=r"no queue|made again"):
+        taken(again, end)
+    again.stop()
 
 
 def test_a_second_query_fences_every_queue(broker: BrokerProcess) -> None:

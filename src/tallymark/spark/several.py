@@ -7,8 +7,8 @@ two settlements leaves the second to the next start, which settles what the chec
 committed before it asks for more.
 
 Which queues a batch has stands in its offset. The options only say from which queues more is asked
-for: what was taken out of the list is settled, and not asked again; what is new begins at its
-subscription's settled floor.
+for: what was taken out of the list is settled, where it is still there, and not asked again; what
+is new begins at its subscription's settled floor.
 """
 
 from __future__ import annotations
@@ -64,6 +64,13 @@ class _Named:
             for address in self._by_address
             for name in (self._matching(address) if options.pattern else options.names)
         ]
+
+    def has(self, key: str) -> bool:
+        """Return whether the options name this one, whether or not it is there."""
+        name = self.split(key)[1]
+        if self._options.pattern:
+            return re.fullmatch(self._options.pattern, name) is not None
+        return name in self._options.names
 
     def options_of(self, key: str) -> SourceOptions:
         """Raises ValueError: the key is of a broker that the options do not name."""
@@ -211,7 +218,8 @@ class SeveralStreams(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         """Settle `end` on each queue; called one batch later, or never."""
         for key, offset in self._parts(end).items():
-            self._unless_deleted(key, partial(self._reader(key).commit, offset))
+            if not self._is_over(key, offset):
+                self._unless_deleted(key, partial(self._reader(key).commit, offset))
 
     def stop(self) -> None:
         for reader in self._readers.values():
@@ -235,10 +243,24 @@ class SeveralStreams(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Settle each; return their numbers, without those that were deleted."""
         found = {}
         for key, offset in offsets.items():
+            if self._is_over(key, offset):
+                continue
             at = self._unless_deleted(key, partial(self._reader(key).committed, offset))
             if at is not None:
                 found[key] = at
         return found
+
+    def _is_over(self, key: str, offset: dict[str, Any]) -> bool:
+        """Return whether the options leave this one out, and what its offset is of was deleted:
+        nothing is left to be settled, and nothing to be read."""
+        if self._named.has(key):
+            return False
+        try:
+            return not self._reader(key).is_of(offset)
+        except BrokerRefused as error:
+            if error.status != NOT_FOUND:
+                raise
+            return True
 
     def _plan(
         self, key: str, begin: dict[str, Any] | None, stop: dict[str, Any]

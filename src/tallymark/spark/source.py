@@ -203,6 +203,10 @@ class QueueStream(Tail):
         end = self.extend(begin, max_rows, max_bytes, wait_ms)
         return start if end == begin else self.offset(end)
 
+    def is_of(self, offset: dict[str, Any]) -> bool:
+        """Return whether the subscription has the offset's epoch. Attaches to none."""
+        return int(self._client.call("GET", self._path("stat"))["epoch"]) == int(offset["epoch"])
+
     def committed(self, offset: dict[str, Any]) -> int:
         """Settle what is below an offset, whose batch is committed; return its number."""
         self._attach()

@@ -180,6 +180,10 @@ class StreamTail(Tail):
         end = self.extend(begin, max_rows, max_bytes, wait_ms)
         return start if end == begin else self.offset(end)
 
+    def is_of(self, offset: dict[str, Any]) -> bool:
+        """Return whether the stream has the offset's id."""
+        return int(self._planner.stat()["id"]) == int(offset["id"])
+
     def committed(self, offset: dict[str, Any]) -> int:
         """Return the number of an offset whose batch is committed: the broker need not know."""
         self._planned = self._place_of(offset)
