@@ -232,6 +232,34 @@ def test_a_queue_of_a_pattern_that_was_deleted(
     stream.stop()
 
 
+def test_a_queue_of_a_pattern_that_was_made_again_begins_anew(broker: BrokerProcess) -> None:
+    """Deleted and declared between two looks: its batch has to be one that can be planned."""
+    for name in ("anew.a", "anew.b"):
+        publish(broker, name, 0, 2)
+    given = {"subscribePattern": "anew\\..", "failOnDataLoss": "false"}
+    stream = reader(broker, **given)
+    start, found = taken(stream, stream.initialOffset())
+    assert found == {"anew.a": 2, "anew.b": 2}
+    assert broker.http("DELETE", "/api/queues/%2F/anew.a")[0] == 204
+    publish(broker, "anew.a", 5, 2)
+    end, found = taken(stream, start)
+    stream.stop()
+    stream = reader(broker, **given)
+    assert rows(stream, start, end) == [(queue, 5) for queue in found], "as it was planned"
+    last, found = taken(stream, end)
+    assert found == {"anew.a": 2}
+    assert last["queues"]["anew.a"]["epoch"] != start["queues"]["anew.a"]["epoch"]
+    stream.stop()
+    # The same where it was so while no driver was there.
+    assert broker.http("DELETE", "/api/queues/%2F/anew.a")[0] == 204
+    publish(broker, "anew.a", 7, 1)
+    stream = reader(broker, **given)
+    end, found = taken(stream, last)
+    end, more = taken(stream, end)
+    assert found + more == {"anew.a": 1}
+    stream.stop()
+
+
 def test_a_queue_that_is_deleted_while_its_batch_runs_fails_no_progress(
     broker: BrokerProcess, capfd: pytest.CaptureFixture[str]
 ) -> None:

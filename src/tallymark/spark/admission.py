@@ -16,6 +16,10 @@ from tallymark.spark.options import SourceOptions
 BEHIND: Final = "/api/tallymark/behind"
 
 
+class MadeAgain(ValueError):
+    """The checkpoint is of what was deleted and made again under its name."""
+
+
 class Tail(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reader of one queue or stream as it grows, alone or as one of several."""
 

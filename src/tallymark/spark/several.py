@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from tallymark.spark.admission import Admission, Tail, behind, part_of, shares
+from tallymark.spark.admission import Admission, MadeAgain, Tail, behind, part_of, shares
 from tallymark.spark.client import BrokerRefused, Client, Endpoint, Json, api_path, host_and_port
 from tallymark.spark.options import SourceOptions
 from tallymark.spark.reading import limits
@@ -266,18 +266,21 @@ class SeveralStreams(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, key: str, begin: dict[str, Any] | None, stop: dict[str, Any]
     ) -> Sequence[InputPartition]:
         reader = self._reader(key)
-        begin = begin or reader.initialOffset()
+        if begin is None or _is_made_again(begin, stop):
+            begin = reader.initialOffset()
         return [] if begin == stop else reader.partitions(begin, stop)
 
     def _unless_deleted(self, key: str, work: Callable[[], Made]) -> Made | None:
-        """Do something with a queue. Where a pattern named it, it was deleted, and that is no
-        failure by option, say so and return None."""
+        """Do something with a queue. Where a pattern named it, it was deleted (and perhaps made
+        again), and that is no failure by option, say so and return None."""
         try:
             return work()
-        except BrokerRefused as error:
-            if error.status != NOT_FOUND or self._options.fail_on_data_loss:
+        except (BrokerRefused, MadeAgain) as error:
+            is_deleted = isinstance(error, MadeAgain) or error.status == NOT_FOUND
+            if not is_deleted or self._options.fail_on_data_loss:
                 raise
-            print(f"tallymark: data loss: {key}: {error.reason}", file=sys.stderr, flush=True)
+            reason = error.reason if isinstance(error, BrokerRefused) else "it was made again"
+            print(f"tallymark: data loss: {key}: {reason}", file=sys.stderr, flush=True)
             self._readers.pop(key).stop()
             return None
 
@@ -343,6 +346,12 @@ class SeveralTables(DataSourceReader):
 
     def _table(self, key: str) -> DataSourceReader:
         return self._make(self._named.options_of(key))
+
+
+def _is_made_again(begin: Mapping[str, Any], end: Mapping[str, Any]) -> bool:
+    """Return whether a batch ends with another queue of this name than the one it begins with. That
+    one was deleted, and of this one nothing is in the batch: it is read from the next one on."""
+    return any(begin.get(name) != end.get(name) for name in ("epoch", "id"))
 
 
 def _address(endpoint: Endpoint) -> str:

@@ -31,7 +31,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from tallymark.spark.admission import Admission, Tail, part_of
+from tallymark.spark.admission import Admission, MadeAgain, Tail, part_of
 from tallymark.spark.client import BrokerRefused, Client, Json, api_path
 from tallymark.spark.formats.format_options import REJECT
 from tallymark.spark.options import SUBSCRIPTION_BYTES, SUBSCRIPTION_ROWS, SourceOptions
@@ -344,7 +344,7 @@ class QueueStream(Tail):
                 f"{self._options.subscription!r}: use one checkpoint per subscription"
             )
         if epoch != self._epoch:
-            raise ValueError(
+            raise MadeAgain(
                 f"the checkpoint is of epoch {epoch} of subscription {name!r}, which is now at "
                 f"epoch {self._epoch}: it was deleted and made again. Begin with a new checkpoint"
             )

@@ -35,7 +35,7 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
 )
 
-from tallymark.spark.admission import Admission, Tail, part_of
+from tallymark.spark.admission import Admission, MadeAgain, Tail, part_of
 from tallymark.spark.client import BrokerRefused, BrokerUnreachable, Client, Gone, api_path
 from tallymark.spark.options import SourceOptions
 from tallymark.spark.reading import ANSWER_BYTES, freeze_modules, limits, shared_client
@@ -298,7 +298,7 @@ class StreamTail(Tail):
             )
         self._find()
         if id != self._id:
-            raise ValueError(
+            raise MadeAgain(
                 f"the checkpoint is of stream {name!r} with id {id}, which is now {self._id}: it "
                 "was deleted and made again. Begin with a new checkpoint"
             )
