@@ -35,6 +35,7 @@ from tallymark.spark.options import SourceOptions
 from tallymark.spark.several import SeveralStreams
 from tallymark.spark.source import QueueStream, TallymarkDataSource
 from tests.spark.rig import publish, stat
+from tests.support.http_server import HttpServer
 from tests.support.long import long, longer, seeded, sized
 from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
@@ -405,6 +406,24 @@ def test_a_checkpoint_beyond_the_end_of_its_stream_is_refused(
     publish(broker, name, 3, 4, declares=False)
     assert taken(third, start)[1] == {name: 4}
     third.stop()
+
+
+class Behind(HttpServer):
+    """A broker that stands by, a moment behind its leader: it looks again before it refuses."""
+
+    def respond(self, path: str) -> tuple[int, dict[str, str], bytes]:
+        end = 9 if "/range?" in path else 3
+        return 200, {}, json.dumps({"id": 1, "next": end, "to": end}).encode()
+
+
+def test_a_broker_that_stands_by_may_be_behind_a_checkpoint() -> None:
+    at = {"stream": "s", "id": 1, "offset": 5}
+    with Behind() as server:
+        given = {"url": f"http://{server.address}", "stream": "s", "waitMs": "0"}
+        source = TallymarkDataSource(given)  # type: ignore[arg-type]
+        tail: Any = source.streamReader(StructType())
+        assert tail.latestOffset(at, tail.getDefaultReadLimit()) == {**at, "offset": 9}
+        tail.stop()
 
 
 def test_a_table_reads_the_offsets_that_filters_allow(broker: BrokerProcess) -> None:

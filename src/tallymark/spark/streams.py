@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from http.client import BAD_REQUEST
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import (
@@ -304,15 +305,26 @@ class StreamTail(Tail):
             )
         place = int(offset["offset"])
         if place > self._reached:
-            # What is published from there on would be taken for messages that were read.
-            raise ValueError(
-                f"the checkpoint stands at offset {place} of stream {name!r}, which ends at "
-                f"{self._reached}: the broker goes on from an older state, such as a restored "
-                "backup, and its next messages have offsets that were read before. Begin with a "
-                "new checkpoint (or start again, where a broker that stands by has answered, "
-                "behind its leader)"
-            )
+            self._reach(place)
         return place
+
+    def _reach(self, place: int) -> None:
+        """Check that the stream has come to a checkpoint's offset: what is published from there on
+        would be taken for messages that were read. A range is asked for, which a broker that stands
+        by refuses by its leader's newest word only. Raises ValueError."""
+        options = self._options
+        path = stream_path(options, "range") + f"?from={place}&id={self._id}&max_rows=1"
+        try:
+            self._reached = int(self._planner.client.call("GET", path)["next"])
+        except BrokerRefused as refusal:
+            if refusal.status != BAD_REQUEST:
+                raise
+            raise ValueError(
+                f"the checkpoint stands at offset {place} of stream {options.stream!r}, which ends "
+                f"at {self._reached}: the broker goes on from an older state, such as a restored "
+                "backup, and its next messages have offsets that were read before. Begin with a "
+                "new checkpoint"
+            ) from refusal
 
 
 class StreamTable(DataSourceReader):
