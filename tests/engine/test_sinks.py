@@ -269,6 +269,27 @@ def test_a_commit_that_follows_on_another_batch_than_the_last_changes_nothing() 
     rig.broker.check()
 
 
+def test_a_batch_with_another_target_is_no_repetition() -> None:
+    """Both have one number, of one query: nothing of the second is passed over in silence."""
+    rig = made()
+
+    def write(batch: int, target: str, key: str, message: int) -> bool:
+        ids = [stage(rig, part(rig, key, message)).id]
+        done = rig.broker.publishing.commit_sink("/", "s", "me", batch, ids, target=target)
+        rig.turn()
+        return done.repeated
+
+    assert not write(0, "queue 'q'", "q", 0)
+    rig = rig.restart()
+    with pytest.raises(Fenced, match=r"was written to queue 'q', and is not written to queue 'p'"):
+        write(0, "queue 'p'", "p", 1)
+    assert write(0, "queue 'q'", "q", 2)
+    assert write(0, "", "q", 3), "who says nothing is believed"
+    assert not write(1, "queue 'p'", "p", 4), "a later batch may go elsewhere"
+    assert (rig.ready("q"), rig.ready("p")) == ([0], [4])
+    rig.broker.check()
+
+
 def test_an_operator_lets_another_checkpoint_begin() -> None:
     rig = made()
     commit(rig, 5, stage(rig, part(rig, "q", 0)))

@@ -381,6 +381,9 @@ def test_browsing_shows_what_is_ready_and_takes_nothing(broker: BrokerProcess) -
     status, data = broker.http_bytes("GET", f"{path}/read?from=10&to=20")
     assert status == 200
     assert bodies_in(data, LIVE) == numbered(10, 20)
+    for most_bytes, end in ((1, 11), (0, 20), (1 << 20, 20)):
+        asked = f"{path}/read?from=10&to=20&max_bytes={most_bytes}"
+        assert bodies_in(broker.http_bytes("GET", asked)[1], LIVE) == numbered(10, end)
     assert broker.http("DELETE", path)[0] == 200
     assert broker.http("GET", f"{path}/read?from=0&to=1")[0] == 404
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,13 +80,14 @@ class Ledger:
     def settle(self, first: int, count: int) -> None:
         self.commit(*settling(first, count))
 
-    def checkpoint(self, *there: int, **counters: int) -> None:
-        """there: sequences, of the last that entered together."""
+    def checkpoint(self, *there: int, more: Sequence[Record] = (), **counters: int) -> None:
+        """there: sequences, of the last that entered together. more: of its rows."""
         payload, first = self.turn[1].payload, self.turn[1].first
         rows = [
             Record(records.DEFINITION, 5, 0, 0, TIME, blob=json.dumps(QUEUE).encode()),
             Record(records.COUNTERS, 5, 0, 0, TIME, blob=json.dumps(counters).encode()),
             *(Record(records.LIVE, 5, one, 1, TIME, payload, one - first) for one in there),
+            *more,
         ]
         assert self.disk.journal.checkpoint(rows, TIME)
         self.disk.finish_cleaning()
@@ -235,6 +237,18 @@ def test_rows_that_a_query_has_committed_are_missed(begun: Ledger, tmp_path: Pat
         run(None, begun.folder, None, outside=[written])
     with pytest.raises(FileNotFoundError, match="no checkpoint of a query"):
         run(None, begun.folder, None, outside=[tmp_path])
+
+
+def test_a_lease_that_is_older_than_the_ledger_is_not_missed(begun: Ledger, tmp_path: Path) -> None:
+    """Its rows went with their ledger; the checkpoint has the subscription's floor."""
+    floor = Record(records.LEASE_SETTLED, 5, 0, 0, TIME, owner=77, other=104)
+    begun.checkpoint(6, 7, 8, 9, 10, more=[floor], entered=10, settled=5, ready=5)
+    begun.close()
+    there = {"subscription": "lake", "epoch": 77, "seq": 104}
+    assert run(None, begun.folder, None, outside=[query(tmp_path / "q", 2, there)]).balanced
+    leased = query(tmp_path / "leased", 2, {**there, "seq": 105})
+    with pytest.raises(LedgerIncomplete, match=r"up to lease sequence 105.*has leased it 104"):
+        run(None, begun.folder, None, outside=[leased])
 
 
 def test_of_a_query_of_several_queues_each_is_looked_at(begun: Ledger, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tallymark.spark.delta_files import _writer
@@ -69,6 +70,28 @@ def test_a_table_has_what_its_tasks_wrote(tmp_path: Path, parts: list[str]) -> N
     expected = rows(0, 12).to_pylist()
     assert content(table) == [{**row, "kind": row["kind"] or None} for row in expected]
     assert deltalake.DeltaTable(str(table)).metadata().partition_columns == parts
+
+
+def test_values_with_any_letters_are_partitions_of_their_own(tmp_path: Path) -> None:
+    """A publisher may put a zero byte, or what else a program joins texts with, into both."""
+    texts = [("a\0=b", "c"), ("a", "b\0=c"), ("a", None), ("a", "\0"), (None, "a"), ("a\0=b", "c")]
+    names = ["kind", "app"]
+    given = pa.RecordBatch.from_pylist(
+        [{"id": n, "kind": kind, "app": app} for n, (kind, app) in enumerate(texts)],
+        pa.schema([("id", pa.int64()), ("kind", pa.string()), ("app", pa.string())]),
+    )
+    told = [row for one in _writer(str(tmp_path), names)(iter([given])) for row in one.to_pylist()]
+    found = {
+        tuple(json.loads(one["partition"]).values()): pq.read_table(
+            tmp_path / one["path"], partitioning=None
+        )
+        .column("id")
+        .to_pylist()
+        for one in told
+    }
+    assert found == {
+        texts[0]: [0, 5], texts[1]: [1], texts[2]: [2], texts[3]: [3], texts[4]: [4],
+    }  # fmt: skip
 
 
 def test_a_value_longer_than_a_name_of_a_folder_is_a_partition_as_well(tmp_path: Path) -> None:

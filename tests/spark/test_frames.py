@@ -37,6 +37,21 @@ def read(data: bytes) -> PublishReceived:
     return found
 
 
+def test_times_beyond_those_of_python_are_written_and_those_before_1970_are_named() -> None:
+    """Spark's go to the year 294247, those of AMQP further."""
+    at_us = 300_000_000_000 * 1_000_000
+    times = [at_us, 1_999_999, None]
+    given = pa.array(times, pa.timestamp("us", "UTC"))
+    [(data, _)] = chunks(batch(body=[b"a", b"b", b"c"], app_timestamp=given))
+    event = read(data)
+    cells = [data[event.cuts[i] : event.cuts[i + 1]] for i in range(3)]
+    found = [decode_properties(property_section(cell)).timestamp for cell in cells]
+    assert found == [300_000_000_000, 1, None]
+    before = pa.array([-1], pa.timestamp("us", "UTC"))
+    with pytest.raises(ValueError, match=r"column 'app_timestamp': -1 s since 1970, expected 0 or"):
+        chunks(batch(body=[b"a"], app_timestamp=before, message_id=["m"]))
+
+
 def test_every_column_is_read_again_as_it_was() -> None:
     rows = batch(
         body=[b"one", b"\0\xce\1", b""],

@@ -71,6 +71,7 @@ def checkpoint(to: Path, start: int, epoch: int, name: str = "lake") -> None:
         (["--trigger", "soon"], "--trigger 'soon'"),
         (["--max-rows", "0"], "--max-rows 0"),
         (["--partitions", "0"], "--partitions 0"),
+        (["--to", "hdfs://nn/lake"], "--to 'hdfs:/nn/lake': expected a folder"),
         (["--url", "ftp://x"], "expected http"),
         (["--master", "nonsense"], "master 'nonsense'"),
     ],

@@ -218,6 +218,16 @@ def test_people_see_what_goes_where(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Nothing was moved: add --move to do it." in shown
 
 
+def test_people_see_every_result(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of a later broker, too."""
+    done = redrives.Redriven("r", False, chosen=3)
+    done.add({"results": [["new", None], ["unreadable", None], ["moved", None]], "ways": []})
+    redrives.Display("parked", False).done(done)
+    shown = capsys.readouterr().out
+    assert re.search(r"moved +unreadable +new", shown)
+    assert re.search(r"- +- +- +1 +1 +1", shown)
+
+
 def test_columns_a_condition_speaks_of() -> None:
     assert redrives.columns_for("true") == "queue, sequence, broker_message_id, deaths"
     named = redrives.columns_for("Headers['x'] = 'y' and first_death.reason = 'expired'")

@@ -134,7 +134,8 @@ def test_a_report_of_a_wrong_queue_or_time_is_refused(spark: SparkSession) -> No
 def test_a_report_of_some_queues_and_some_time(spark: SparkSession) -> None:
     rows = spark.createDataFrame(tell().rows, ledger.DDL).cache()
     begin, end = START + timedelta(milliseconds=900), START + timedelta(milliseconds=5500)
-    some = pipelines.report(rows, queues=["work", "retry"], begin=begin, end=end).data
+    now = START + timedelta(minutes=21)
+    some = pipelines.report(rows, as_of=now, queues=["work", "retry"], begin=begin, end=end).data
     rows.unpersist()
     assert {one["queue"] for one in some["depth"]} == {"work", "retry"}
     totals = some["totals"]
@@ -143,6 +144,11 @@ def test_a_report_of_some_queues_and_some_time(spark: SparkSession) -> None:
     assert (latency["count"], latency["p50_ms"]) == (4, 1000.0), "they entered before the begin"
     assert some["duplicates"] == [
         {"queue": "work", "passed_over": 0, "seen_again": 2, "most_deliveries": 2}
+    ]
+    (link,) = some["credit"]
+    assert (link["state"], link["oldest_ms"]) == ("leaked", 21 * MINUTE - 100), "since before begin"
+    assert by(some["verdict"]["queues"], "queue", "work")["why"] == [
+        "consumer 70: leaked with 3 messages"
     ]
 
 

@@ -29,12 +29,13 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from tallymark.spark.admission import Admission, shares
-from tallymark.spark.client import Fenced
+from tallymark.spark.client import BrokerRefused, Fenced
 from tallymark.spark.land import follow, land
 from tallymark.spark.options import SourceOptions
 from tallymark.spark.several import SeveralStreams
 from tallymark.spark.source import QueueStream, TallymarkDataSource
 from tests.spark.rig import publish, stat
+from tests.support.http_server import HttpServer
 from tests.support.long import long, longer, seeded, sized
 from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
@@ -232,6 +233,34 @@ def test_a_queue_of_a_pattern_that_was_deleted(
     stream.stop()
 
 
+def test_a_queue_of_a_pattern_that_was_made_again_begins_anew(broker: BrokerProcess) -> None:
+    """Deleted and declared between two looks: its batch has to be one that can be planned."""
+    for name in ("anew.a", "anew.b"):
+        publish(broker, name, 0, 2)
+    given = {"subscribePattern": "anew\\..", "failOnDataLoss": "false"}
+    stream = reader(broker, **given)
+    start, found = taken(stream, stream.initialOffset())
+    assert found == {"anew.a": 2, "anew.b": 2}
+    assert broker.http("DELETE", "/api/queues/%2F/anew.a")[0] == 204
+    publish(broker, "anew.a", 5, 2)
+    end, found = taken(stream, start)
+    stream.stop()
+    stream = reader(broker, **given)
+    assert rows(stream, start, end) == [(queue, 5) for queue in found], "as it was planned"
+    last, found = taken(stream, end)
+    assert found == {"anew.a": 2}
+    assert last["queues"]["anew.a"]["epoch"] != start["queues"]["anew.a"]["epoch"]
+    stream.stop()
+    # The same where it was so while no driver was there.
+    assert broker.http("DELETE", "/api/queues/%2F/anew.a")[0] == 204
+    publish(broker, "anew.a", 7, 1)
+    stream = reader(broker, **given)
+    end, found = taken(stream, last)
+    end, more = taken(stream, end)
+    assert found + more == {"anew.a": 1}
+    stream.stop()
+
+
 def test_a_queue_that_is_deleted_while_its_batch_runs_fails_no_progress(
     broker: BrokerProcess, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -290,6 +319,33 @@ def test_what_is_taken_out_of_the_list_is_settled_and_not_asked_again(
     one.stop()
 
 
+@pytest.mark.parametrize("gone", ["queue", "subscription"])
+def test_what_is_taken_out_of_the_list_may_be_deleted_before_the_next_run(
+    broker: BrokerProcess, gone: str
+) -> None:
+    """There is nothing to settle in it any more, and nothing of it was lost to this query."""
+    for name in (f"left.{gone}.a", f"left.{gone}.b"):
+        publish(broker, name, 0, 2)
+    both = reader(broker, subscribe=f"left.{gone}.a,left.{gone}.b")
+    end, _ = taken(both, both.initialOffset())
+    assert both.latestOffset(end, both.getDefaultReadLimit()) == end
+    both.stop()
+    path = f"/api/queues/%2F/left.{gone}.b"
+    if gone == "subscription":
+        path = f"/api/tallymark/subscriptions/%2F/left.{gone}.b/s"
+    assert broker.http("DELETE", path)[0] in (200, 204)
+    publish(broker, f"left.{gone}.a", 2, 1)
+    one = reader(broker, subscribe=f"left.{gone}.a")
+    after, found = taken(one, end)
+    assert (list(after["queues"]), found) == ([f"left.{gone}.a"], {f"left.{gone}.a": 1})
+    assert stat(broker, f"left.{gone}.b", "s") == {}, "and it is not made again"
+    one.stop()
+    again = reader(broker, subscribe=f"left.{gone}.a,left.{gone}.b")
+    with pytest.raises((BrokerRefused, ValueError), match=r"no queue|made again"):
+        taken(again, end)
+    again.stop()
+
+
 def test_a_second_query_fences_every_queue(broker: BrokerProcess) -> None:
     for name in ("two.a", "two.b"):
         publish(broker, name, 0, 2)
@@ -322,6 +378,52 @@ def test_streams_by_list_and_a_table_of_several(broker: BrokerProcess) -> None:
         batches = [batch for part in table.partitions() for batch in table.read(part)]
         names = Counter(row["queue"] for batch in batches for row in batch.to_pylist())
         assert sorted(names.values()) == ([3, 6] if "streams" in which else [3, 4])
+
+
+@pytest.mark.parametrize("way", ["stream", "streams"])
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_checkpoint_beyond_the_end_of_its_stream_is_refused(
+    broker: BrokerProcess, way: str, ends: bool
+) -> None:
+    """So it is after a backup was restored: what comes next has offsets that were read before."""
+    name = f"older.{way}.{ends}"
+    declare(broker, name, **{"x-queue-type": "stream"})
+    publish(broker, name, 0, 3, declares=False)
+    given = {way: name, "subscription": "", "startingOffsets": "earliest"}
+    first = reader(broker, **given)
+    start, found = taken(first, first.initialOffset())
+    assert found == {name: 3}
+    first.stop()
+    beyond = json.loads(json.dumps(start).replace('"offset": 3', '"offset": 5'))
+    second = reader(broker, **given)
+    if ends:
+        second.prepareForTriggerAvailableNow()
+    with pytest.raises(ValueError, match=f"at offset 5 of stream '{name}', which ends at 3"):
+        taken(second, beyond)
+    second.stop()
+    third = reader(broker, **given)
+    assert taken(third, start) == (start, {})
+    publish(broker, name, 3, 4, declares=False)
+    assert taken(third, start)[1] == {name: 4}
+    third.stop()
+
+
+class Behind(HttpServer):
+    """A broker that stands by, a moment behind its leader: it looks again before it refuses."""
+
+    def respond(self, path: str) -> tuple[int, dict[str, str], bytes]:
+        end = 9 if "/range?" in path else 3
+        return 200, {}, json.dumps({"id": 1, "next": end, "to": end}).encode()
+
+
+def test_a_broker_that_stands_by_may_be_behind_a_checkpoint() -> None:
+    at = {"stream": "s", "id": 1, "offset": 5}
+    with Behind() as server:
+        given = {"url": f"http://{server.address}", "stream": "s", "waitMs": "0"}
+        source = TallymarkDataSource(given)  # type: ignore[arg-type]
+        tail: Any = source.streamReader(StructType())
+        assert tail.latestOffset(at, tail.getDefaultReadLimit()) == {**at, "offset": 9}
+        tail.stop()
 
 
 def test_a_table_reads_the_offsets_that_filters_allow(broker: BrokerProcess) -> None:

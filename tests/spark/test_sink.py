@@ -82,6 +82,9 @@ def test_columns_are_properties_and_a_batch_id_is_written_once(
         write(rows, broker, **named, batchId=2)
     with pytest.raises(Exception, match="has batches of 'c', not of 'd'"):
         write(rows, broker, **{**named, "checkpoint": "d"}, batchId=4)
+    declare(broker, "w.other")
+    with pytest.raises(Exception, match=r"batch 3 .* was written to queue 'w.props', and is not"):
+        write(rows, broker, **{**named, "queue": "w.other"}, batchId=3)
     assert contents(broker, "w.props") == []
     assert sinks(broker, "w.props")[""] == [], "what was refused is dropped"
 

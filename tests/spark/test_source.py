@@ -4,6 +4,7 @@ every content arrives as it was published."""
 from __future__ import annotations
 
 import json
+import tracemalloc
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -118,6 +119,30 @@ def test_a_browse_sees_all_and_takes_nothing(spark: SparkSession, broker: Broker
     queue = broker.queues()["browsed"]
     assert (queue["ready"], queue["acquired"], queue["settled"]) == (100, 0, 0)
     assert stat(broker, "browsed") == {}
+
+
+def test_a_browse_of_large_messages_holds_a_few_of_them(broker: BrokerProcess) -> None:
+    """However many they are."""
+    count, size = 64, 1 << 20
+    with pika.BlockingConnection(pika.ConnectionParameters(port=broker.amqp_port)) as link:
+        channel = link.channel()
+        channel.queue_declare("large", durable=True)
+        for number in range(count):
+            channel.basic_publish("", "large", bytes([number]) * size)
+    until(lambda: broker.queues()["large"]["ready"] == count)
+    options = {"url": broker.url, "queue": "large", "partitions": "1", "columns": "body"}
+    reader = QueueBrowser(SourceOptions.parse(options))
+    (span,) = reader.partitions()
+    seen = []
+    tracemalloc.start()
+    try:
+        for batch in reader.read(span):
+            seen += [body[0].as_py()[:1] for body in zip(batch.column("body"), strict=True)]
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert seen == [bytes([number]) for number in range(count)]
+    assert most < count * size, most
 
 
 def test_an_empty_queue_is_an_empty_table(spark: SparkSession, broker: BrokerProcess) -> None:

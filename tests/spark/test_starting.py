@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from threading import Event
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from tallymark.spark.land import land_batches
 from tallymark.spark.starting import STARTS, TOO_BUSY, begin
 
 
@@ -79,3 +81,32 @@ def test_it_is_not_started_for_ever() -> None:
     query, starts = begun(*[TOO_BUSY] * STARTS)
     assert starts == STARTS
     assert TOO_BUSY in str(query.exception())
+
+
+class Writer:
+    """A writer of a query, which takes all that it is told, and starts one."""
+
+    def __init__(self) -> None:
+        self.options: dict[str, str] = {}
+
+    def foreachBatch(self, landing: object) -> Writer:
+        return self
+
+    def option(self, name: str, value: str) -> Writer:
+        self.options[name] = value
+        return self
+
+    def trigger(self, **how: object) -> Writer:
+        return self
+
+    def start(self) -> Query:
+        return Query(None)
+
+
+@pytest.mark.parametrize("to", ["hdfs://nn:9000/lake/orders", "s3a://lake/orders/", "lake/orders"])
+def test_a_checkpoint_lies_in_the_tables_folder_whatever_address_that_has(to: str) -> None:
+    """A path of this machine has one slash where an address has two."""
+    writer = Writer()
+    messages = cast(Any, SimpleNamespace(writeStream=writer))
+    land_batches(messages, to, lambda batch, number: None)
+    assert writer.options == {"checkpointLocation": f"{to.rstrip('/')}/_checkpoint"}

@@ -245,9 +245,10 @@ class Publishing:
         ids: list[int],
         forget_ms: Ms = Ms(0),
         after: int | None = None,
+        target: str = "",
     ) -> Committed:
         """Publish a staged batch of a sink: see Sinks.commit."""
-        done = self._sinks.commit(vhost, name, identity, batch, ids, forget_ms, after)
+        done = self._sinks.commit(vhost, name, identity, batch, ids, forget_ms, after, target)
         self.published += done.published
         return done
 

@@ -7,10 +7,10 @@ whole or not at all, across queues and crashes. The same block records the batch
 writer. So a writer that does not know whether a commit succeeded may repeat it; the second one has
 no effect.
 
-A sink has a name, one writer at a time (its *identity*: a checkpoint) and the number of its last
-batch. Messages are routed at the commit and arrive with it: their times count from then. A staging
-that no commit names ends when it expires, or when its sink commits another batch. This removes what
-a killed task left behind.
+A sink has a name, one writer at a time (its *identity*: a checkpoint), the number of its last batch
+and, where its writer says so, the target of that. Messages are routed at the commit and arrive with
+it: their times count from then. A staging that no commit names ends when it expires, or when its
+sink commits another batch. This removes what a killed task left behind.
 
 Staged messages are in no queue, so that they are in no queue's account [LC-5].
 """
@@ -99,6 +99,8 @@ class Sink(Timed):
         self.identity = ""
         """Identity of the writer: its checkpoint. Other writers are refused."""
         self.batch = 0
+        self.target = ""
+        """Target of the last batch in its writer's words; "": it said none."""
         self.due_ms = EngineMs(0)
         """Time at which the sink is forgotten; engine time, ms; 0: never."""
 
@@ -233,6 +235,7 @@ class Sinks:
         ids: list[int],
         forget_ms: Ms = Ms(0),
         after: int | None = None,
+        target: str = "",
     ) -> Committed:
         """Publish the stagings with these ids, in this order, and record the batch; all other
         stagings of the sink end. If the batch is that of the last commit, nothing is published, and
@@ -241,10 +244,11 @@ class Sinks:
         forget_ms: after that time the sink is forgotten, for writers that come once; 0: never.
         after: the batch that the sink must have last, 0 for none; None: any earlier one. So a late
         request of a writer that is gone publishes nothing that another batch has.
+        target: where the messages go, in the writer's words; "": it does not say.
 
         Raises:
-            Fenced: the sink has another writer's batches, has gone beyond this batch, or does not
-                have the one before it last.
+            Fenced: the sink has another writer's batches, has gone beyond this batch, has this
+                batch with another target, or does not have the one before it last.
             NotFound: an id is not (or no more) staged for this sink; an exchange is gone.
             AccessRefused: an exchange is internal.
             PreconditionFailed: an id twice; mandatory messages that reach no queue.
@@ -252,7 +256,7 @@ class Sinks:
             Nothing has changed then.
         """
         sink = self.sinks.get((vhost, name))
-        if sink is not None and self._is_repeated(sink, identity, batch):
+        if sink is not None and self._is_repeated(sink, identity, batch, target):
             self.abort(vhost, name, ids)  # not more: the batch after it may be staged by now
             return Committed(True)
         last = 0 if sink is None else sink.batch
@@ -280,7 +284,7 @@ class Sinks:
                 done.published += staging.count
                 self._end(staging, records.SINK_PUBLISHED)
             self._supersede(vhost, name)
-            self._remember(vhost, name, identity, batch, forget_ms)
+            self._remember(vhost, name, identity, batch, forget_ms, target)
         except Exception:
             self.is_half_done = True
             raise
@@ -288,7 +292,7 @@ class Sinks:
             self._agenda.commits = False
         return done
 
-    def _is_repeated(self, sink: Sink, identity: str, batch: int) -> bool:
+    def _is_repeated(self, sink: Sink, identity: str, batch: int, target: str) -> bool:
         if identity != sink.identity:
             raise Fenced(
                 f"sink '{sink.name}' in vhost '{sink.vhost}' has batches of '{sink.identity}', "
@@ -298,6 +302,12 @@ class Sinks:
             raise Fenced(
                 f"batch {batch} for sink '{sink.name}' in vhost '{sink.vhost}', which has batch "
                 f"{sink.batch} already: expected that or a later one"
+            )
+        if batch == sink.batch and target and sink.target and target != sink.target:
+            raise Fenced(
+                f"batch {batch} for sink '{sink.name}' in vhost '{sink.vhost}' was written to "
+                f"{sink.target}, and is not written to {target}: each of several writes of a batch "
+                "needs a sink of its own"
             )
         return batch == sink.batch
 
@@ -386,12 +396,15 @@ class Sinks:
             refused = self._admission.publish(targets, payload, stretch.lo, stretch.hi, known, kept)
             assert not refused, refused
 
-    def _remember(self, vhost: str, name: str, identity: str, batch: int, forget_ms: Ms) -> None:
+    def _remember(
+        self, vhost: str, name: str, identity: str, batch: int, forget_ms: Ms, target: str
+    ) -> None:
         sink = self.sinks.get((vhost, name))
         if sink is None:
             sink = self.sinks[(vhost, name)] = Sink(vhost, name)
         sink.identity = identity
         sink.batch = batch
+        sink.target = target
         sink.due_ms = EngineMs(self.clock.now_ms + forget_ms if forget_ms else 0)
         if sink.due_ms:
             self.deadlines.arm(sink, sink.due_ms)
@@ -468,6 +481,7 @@ class Sinks:
             "identity": sink.identity,
             "batch": sink.batch,
             "forget_ms": sink.due_ms,
+            **({"target": sink.target} if sink.target else {}),
         }
 
     def check(self) -> None:
@@ -508,6 +522,7 @@ class Sinks:
         sink = self.sinks[(vhost, name)] = Sink(vhost, name)
         sink.identity = str(definition["identity"])
         sink.batch = _number(definition, "batch")
+        sink.target = str(definition.get("target", ""))
         sink.due_ms = EngineMs(_number(definition, "forget_ms"))
 
     def restore_vhost_end(self, vhost: str) -> None:

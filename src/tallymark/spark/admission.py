@@ -16,8 +16,17 @@ from tallymark.spark.options import SourceOptions
 BEHIND: Final = "/api/tallymark/behind"
 
 
+class MadeAgain(ValueError):
+    """The checkpoint is of what was deleted and made again under its name."""
+
+
 class Tail(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reader of one queue or stream as it grows, alone or as one of several."""
+
+    @abstractmethod
+    def is_of(self, offset: dict[str, Any]) -> bool:
+        """Return whether this is what an offset is of, and not deleted and made again since then.
+        Makes nothing. Raises BrokerRefused: it is deleted."""
 
     @abstractmethod
     def committed(self, offset: dict[str, Any]) -> int:

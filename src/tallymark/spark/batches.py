@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tallymark.spark.batch_folders import claim, write_batch
-from tallymark.spark.bodies import CHECKPOINT, QUARANTINE, REASON, Schema, read_by
+from tallymark.spark.bodies import CHECKPOINT, QUARANTINE, REASON, Schema, below, read_by
 from tallymark.spark.delta import QueryId, append_batch
 from tallymark.spark.schema import utc_date
 from tallymark.spark.tables import DATE
@@ -58,8 +58,8 @@ class Landing:
         self._format = format
         self._reader = reader
         self._schema = schema
-        self._quarantine = str(quarantine or Path(to) / QUARANTINE)
-        self._query = QueryId(str(Path(to) / CHECKPOINT))
+        self._quarantine = str(quarantine or below(to, QUARANTINE))
+        self._query = QueryId(below(to, CHECKPOINT))
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         from pyspark.sql import functions as f

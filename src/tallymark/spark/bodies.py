@@ -33,6 +33,12 @@ FOUND: Final = "_schema.json"
 _CORRUPT: Final = "_unreadable"
 
 
+def below(to: Path | str, name: str) -> str:
+    """Return the place of a name in a table's folder. A folder may be an address that Spark knows,
+    such as hdfs://host/lake, of which a Path would make another one."""
+    return f"{str(to).rstrip('/')}/{name}"
+
+
 class NoSchema(ValueError):
     """A text that is no schema, or messages in which none can be found."""
 

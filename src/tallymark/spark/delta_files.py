@@ -68,19 +68,23 @@ def _parted(
     batch: pa.RecordBatch, partition_by: list[str]
 ) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
     """The rows of each partition, without its columns, and the partition's values as text."""
+    import numpy as np
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     if not partition_by:
         yield (), batch
         return
     keys = [batch.column(name).cast(pa.string()) for name in partition_by]
     rest = batch.drop_columns(partition_by)
-    encoded = [pc.fill_null(pc.binary_join_element_wise("=", key, ""), "") for key in keys]
-    code = pc.binary_join_element_wise(*encoded, "\0").dictionary_encode()
-    for number in range(len(code.dictionary)):
-        which = pc.equal(code.indices, number)
-        at = pc.index(which, True).as_py()
+    # Numbers in the place of values: texts that are joined can be others' texts.
+    code = np.zeros(batch.num_rows, np.int64)
+    for key in keys:
+        encoded = key.dictionary_encode()
+        values = len(encoded.dictionary)
+        index = encoded.indices.fill_null(values).to_numpy().astype(np.int64)
+        code = np.unique(code * (values + 1) + index, return_inverse=True)[1]
+    for at in np.unique(code, return_index=True)[1].tolist():
+        which = pa.array(code == code[at])
         yield tuple(key[at].as_py() for key in keys), rest.filter(which)
 
 

@@ -7,7 +7,6 @@ A column is a property of the same name; `body` is the content. Columns that onl
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
@@ -163,7 +162,10 @@ class Encoder:
 
 
 def _values(column: pa.Array, name: str) -> list[Any]:
-    """Return a column's values; of a map the entries, with the parts of each side by side."""
+    """Return a column's values; of a map the entries, with the parts of each side by side; of times
+    microseconds since 1970, for Python has none of the year 10000."""
+    if name == "app_timestamp":
+        column = column.cast("int64")
     values: list[Any] = column.to_pylist()
     if name != schema.TYPED_HEADERS.name:
         return values
@@ -205,10 +207,10 @@ def _says(batch: pa.RecordBatch, name: str) -> bool:
     return bool(at >= 0 and batch.column(at).null_count < batch.num_rows)
 
 
-def _seconds(value: datetime) -> int:
-    seconds = int(value.timestamp())
+def _seconds(micros: int) -> int:
+    seconds = micros // 1_000_000
     if seconds < 0:
-        raise ValueError(f"{value} is before 1970")
+        raise ValueError(f"{seconds} s since 1970, expected 0 or more")
     return seconds
 
 

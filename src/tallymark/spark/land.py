@@ -21,7 +21,7 @@ from pathlib import Path
 from threading import Event, current_thread, main_thread
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from tallymark.spark.bodies import CHECKPOINT
+from tallymark.spark.bodies import CHECKPOINT, below
 from tallymark.spark.client import BrokerRefused, CannotRun, Client, api_path, counted
 from tallymark.spark.command import cause, command
 from tallymark.spark.starting import begin
@@ -48,6 +48,8 @@ ENOUGH_FOR_A_RATE: Final = 1_000
 """Rows of a batch: below it the rate is that of Spark's planning."""
 
 _PERIOD: Final = re.compile(r"(\d+)\s*(ms|s|m|h)")
+_ADDRESS: Final = re.compile(r"[A-Za-z][\w+.-]+:/.*", re.DOTALL)
+"""An address such as hdfs://host/lake, as a Path has it."""
 _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours"}
 
 
@@ -137,7 +139,7 @@ def land(
         .outputMode("append")
         .partitionBy(*partition_by)
         .option("path", str(to))
-        .option("checkpointLocation", str(Path(to) / CHECKPOINT))
+        .option("checkpointLocation", below(to, CHECKPOINT))
         .trigger(**trigger_arguments(trigger))
     )
     return begin(writer.start, stop)
@@ -153,7 +155,7 @@ def land_batches(
     """Land each batch through a Landing: to Delta, with bodies as columns; otherwise as `land`."""
     writer = (
         messages.writeStream.foreachBatch(landing)
-        .option("checkpointLocation", str(Path(to) / CHECKPOINT))
+        .option("checkpointLocation", below(to, CHECKPOINT))
         .trigger(**trigger_arguments(trigger))
     )
     return begin(writer.start, stop)
@@ -401,6 +403,11 @@ def _check_arguments(
     for name, number in (("--max-rows", max_rows), ("--partitions", partitions)):
         if number is not None and number < 1:
             raise ValueError(f"{name} {number}: expected at least 1")
+    if _ADDRESS.fullmatch(str(to)):
+        raise ValueError(
+            f"--to {str(to)!r}: expected a folder; a program of your own lands to an address, by "
+            "`land` of tallymark.spark.land"
+        )
     if to.exists() and not to.is_dir():
         raise ValueError(f"--to {str(to)!r}: expected a folder")
     if format not in FORMATS:

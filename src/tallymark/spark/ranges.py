@@ -105,7 +105,8 @@ def gathered(rows: NDArray[Any], is_state: bool, texts: Iterable[str]) -> Gather
     definitions = {text for text in texts if json.loads(text).get("op") in KEPT}
     if is_state:
         there = np.isin(rows["kind"], STATES)
-        return Gathered(merged(_own(rows, there, LIVE)), definitions=definitions)
+        state = merged(_own(rows, there, LIVE))
+        return Gathered(state, leased=_leased(rows), definitions=definitions)
     return Gathered(merged(_happened(rows)), _returned(rows), _leased(rows), definitions)
 
 

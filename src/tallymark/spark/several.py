@@ -7,8 +7,8 @@ two settlements leaves the second to the next start, which settles what the chec
 committed before it asks for more.
 
 Which queues a batch has stands in its offset. The options only say from which queues more is asked
-for: what was taken out of the list is settled, and not asked again; what is new begins at its
-subscription's settled floor.
+for: what was taken out of the list is settled, where it is still there, and not asked again; what
+is new begins at its subscription's settled floor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from tallymark.spark.admission import Admission, Tail, behind, part_of, shares
+from tallymark.spark.admission import Admission, MadeAgain, Tail, behind, part_of, shares
 from tallymark.spark.client import BrokerRefused, Client, Endpoint, Json, api_path, host_and_port
 from tallymark.spark.options import SourceOptions
 from tallymark.spark.reading import limits
@@ -64,6 +64,13 @@ class _Named:
             for address in self._by_address
             for name in (self._matching(address) if options.pattern else options.names)
         ]
+
+    def has(self, key: str) -> bool:
+        """Return whether the options name this one, whether or not it is there."""
+        name = self.split(key)[1]
+        if self._options.pattern:
+            return re.fullmatch(self._options.pattern, name) is not None
+        return name in self._options.names
 
     def options_of(self, key: str) -> SourceOptions:
         """Raises ValueError: the key is of a broker that the options do not name."""
@@ -211,7 +218,8 @@ class SeveralStreams(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         """Settle `end` on each queue; called one batch later, or never."""
         for key, offset in self._parts(end).items():
-            self._unless_deleted(key, partial(self._reader(key).commit, offset))
+            if not self._is_over(key, offset):
+                self._unless_deleted(key, partial(self._reader(key).commit, offset))
 
     def stop(self) -> None:
         for reader in self._readers.values():
@@ -235,27 +243,44 @@ class SeveralStreams(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Settle each; return their numbers, without those that were deleted."""
         found = {}
         for key, offset in offsets.items():
+            if self._is_over(key, offset):
+                continue
             at = self._unless_deleted(key, partial(self._reader(key).committed, offset))
             if at is not None:
                 found[key] = at
         return found
 
+    def _is_over(self, key: str, offset: dict[str, Any]) -> bool:
+        """Return whether the options leave this one out, and what its offset is of was deleted:
+        nothing is left to be settled, and nothing to be read."""
+        if self._named.has(key):
+            return False
+        try:
+            return not self._reader(key).is_of(offset)
+        except BrokerRefused as error:
+            if error.status != NOT_FOUND:
+                raise
+            return True
+
     def _plan(
         self, key: str, begin: dict[str, Any] | None, stop: dict[str, Any]
     ) -> Sequence[InputPartition]:
         reader = self._reader(key)
-        begin = begin or reader.initialOffset()
+        if begin is None or _is_made_again(begin, stop):
+            begin = reader.initialOffset()
         return [] if begin == stop else reader.partitions(begin, stop)
 
     def _unless_deleted(self, key: str, work: Callable[[], Made]) -> Made | None:
-        """Do something with a queue. Where a pattern named it, it was deleted, and that is no
-        failure by option, say so and return None."""
+        """Do something with a queue. Where a pattern named it, it was deleted (and perhaps made
+        again), and that is no failure by option, say so and return None."""
         try:
             return work()
-        except BrokerRefused as error:
-            if error.status != NOT_FOUND or self._options.fail_on_data_loss:
+        except (BrokerRefused, MadeAgain) as error:
+            is_deleted = isinstance(error, MadeAgain) or error.status == NOT_FOUND
+            if not is_deleted or self._options.fail_on_data_loss:
                 raise
-            print(f"tallymark: data loss: {key}: {error.reason}", file=sys.stderr, flush=True)
+            reason = error.reason if isinstance(error, BrokerRefused) else "it was made again"
+            print(f"tallymark: data loss: {key}: {reason}", file=sys.stderr, flush=True)
             self._readers.pop(key).stop()
             return None
 
@@ -321,6 +346,12 @@ class SeveralTables(DataSourceReader):
 
     def _table(self, key: str) -> DataSourceReader:
         return self._make(self._named.options_of(key))
+
+
+def _is_made_again(begin: Mapping[str, Any], end: Mapping[str, Any]) -> bool:
+    """Return whether a batch ends with another queue of this name than the one it begins with. That
+    one was deleted, and of this one nothing is in the batch: it is read from the next one on."""
+    return any(begin.get(name) != end.get(name) for name in ("epoch", "id"))
 
 
 def _address(endpoint: Endpoint) -> str:

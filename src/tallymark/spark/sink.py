@@ -85,13 +85,18 @@ class Batches:
         return staged
 
     def _commit(
-        self, messages: Sequence[WriterCommitMessage | None], batch: int, forget_ms: int = 0
+        self,
+        messages: Sequence[WriterCommitMessage | None],
+        batch: int,
+        forget_ms: int = 0,
+        target: str = "",
     ) -> None:
-        """forget_ms: how long the broker is to know of it; 0: always."""
+        """forget_ms: how long the broker is to know of it; 0: always. target: with which the batch
+        is to be known, where a query may write several."""
         client = Client(self._options.endpoint)
         body: dict[str, object] = {
             "identity": self._options.identity, "batch": batch, "staging": _ids(messages),
-            "forget_ms": forget_ms,
+            "forget_ms": forget_ms, "target": target,
         }  # fmt: skip
         try:
             client.call("POST", self._path("commit"), body)
@@ -121,7 +126,10 @@ class BatchWriter(Batches, DataSourceArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         batch = self._options.batch
-        self._commit(messages, batch or 0, ONCE_FORGET_MS if batch is None else 0)
+        # A function for foreachBatch may write a batch to two queues, by one name for both.
+        self._commit(
+            messages, batch or 0, ONCE_FORGET_MS if batch is None else 0, self._options.target
+        )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         self._abort(messages)

@@ -54,6 +54,14 @@ class SinkOptions:
     expire_ms: int = 0
     """0: the broker's default."""
 
+    @property
+    def target(self) -> str:
+        """Queue or exchange that rows are published to, in words."""
+        if not self.exchange:
+            return f"queue {self.routing_key!r}"
+        with_key = "" if self.routing_key is None else f" with routing key {self.routing_key!r}"
+        return f"exchange {self.exchange!r}{with_key}"
+
     @staticmethod
     def parse(given: Mapping[str, str]) -> SinkOptions:
         """Parse the options. Raises ValueError for an unknown option (naming the nearest known

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import http.client
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -31,7 +31,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from tallymark.spark.admission import Admission, Tail, part_of
+from tallymark.spark.admission import Admission, MadeAgain, Tail, part_of
 from tallymark.spark.client import BrokerRefused, Client, Json, api_path
 from tallymark.spark.formats.format_options import REJECT
 from tallymark.spark.options import SUBSCRIPTION_BYTES, SUBSCRIPTION_ROWS, SourceOptions
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
 
     from tallymark.spark.gather import Ints
     from tallymark.spark.sink_options import SinkOptions
-
-READ_ROWS: Final = 8_192
-"""Rows asked for in one READ of a browse plan: one Arrow batch holds as many."""
 
 
 class TallymarkDataSource(DataSource):
@@ -206,6 +203,10 @@ class QueueStream(Tail):
         end = self.extend(begin, max_rows, max_bytes, wait_ms)
         return start if end == begin else self.offset(end)
 
+    def is_of(self, offset: dict[str, Any]) -> bool:
+        """Return whether the subscription has the offset's epoch. Attaches to none."""
+        return int(self._client.call("GET", self._path("stat"))["epoch"]) == int(offset["epoch"])
+
     def committed(self, offset: dict[str, Any]) -> int:
         """Settle what is below an offset, whose batch is committed; return its number."""
         self._attach()
@@ -343,7 +344,7 @@ class QueueStream(Tail):
                 f"{self._options.subscription!r}: use one checkpoint per subscription"
             )
         if epoch != self._epoch:
-            raise ValueError(
+            raise MadeAgain(
                 f"the checkpoint is of epoch {epoch} of subscription {name!r}, which is now at "
                 f"epoch {self._epoch}: it was deleted and made again. Begin with a new checkpoint"
             )
@@ -420,7 +421,7 @@ def read_leased(
 
 
 def read_browsed(options: SourceOptions, span: Span, path: str) -> Iterator[pa.RecordBatch]:
-    """The rows of a span of a browse plan, READ_ROWS at a time. Raises LookupError as above, and
+    """The rows of a span of a browse plan, an answer at a time. Raises LookupError as above, and
     where the broker has given the plan up: Spark asks for the partitions of a DataFrame once, so
     that its later actions read what its first one planned."""
     from tallymark.spark.decode import decode_answer
@@ -431,11 +432,11 @@ def read_browsed(options: SourceOptions, span: Span, path: str) -> Iterator[pa.R
         shared_client(options.endpoint),
         shape_of(options.bodies, options.data_type, options.columns),
     )
-    for low in range(span.first, span.end, READ_ROWS):
-        high = min(low + READ_ROWS, span.end)
-        at = low
+    query: dict[str, object] = {"to": span.end, "max_bytes": ANSWER_BYTES}
+    low = span.first
+    while low < span.end:
         try:
-            answer = client.get(path, {"from": low, "to": high})
+            answer, headers = client.fetch(path, {**query, "from": low})
         except BrokerRefused as refusal:
             if refusal.status != http.client.NOT_FOUND:
                 raise
@@ -445,13 +446,16 @@ def read_browsed(options: SourceOptions, span: Span, path: str) -> Iterator[pa.R
                 "the broker was started anew. Load it again (SQL: CREATE OR REPLACE) to see what "
                 "is there now"
             ) from refusal
+        end, at = int(headers["Tallymark-Next"]), low
         for found in decode_answer(answer, options.shown, options.read_columns):
             at += found.batch.num_rows
             yield shape(found.batch).batch
-        if at != high:
+        if not low < end <= span.end or at != end:
             raise LookupError(
-                f"{options.endpoint}{path}: asked for rows {low} to {high - 1}, got {at - low} rows"
+                f"{options.endpoint}{path}: asked for rows {low} to {end - 1}, got {at - low} rows"
             )
+        del answer  # before another is asked for, as above
+        low = end
 
 
 def is_dense(numbers: Ints, first: int) -> bool:

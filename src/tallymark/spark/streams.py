@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from http.client import BAD_REQUEST
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import (
@@ -35,7 +36,7 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
 )
 
-from tallymark.spark.admission import Admission, Tail, part_of
+from tallymark.spark.admission import Admission, MadeAgain, Tail, part_of
 from tallymark.spark.client import BrokerRefused, BrokerUnreachable, Client, Gone, api_path
 from tallymark.spark.options import SourceOptions
 from tallymark.spark.reading import ANSWER_BYTES, freeze_modules, limits, shared_client
@@ -131,6 +132,8 @@ class StreamTail(Tail):
         self._options = options
         self._planner = _Planner(options)
         self._id = 0
+        self._reached = 0
+        """Offset that the stream has come to, as far as this reader knows."""
         self._initial: int | None = None
         """Answer of initialOffset."""
         self._began: int | None = None
@@ -148,6 +151,7 @@ class StreamTail(Tail):
         self._find()
         if self._initial is None:
             self._initial = self._planner.place(self._options.starting or "at=next")
+            self._reached = max(self._reached, self._initial)
         return self._offset(self._initial, self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -177,6 +181,10 @@ class StreamTail(Tail):
         end = self.extend(begin, max_rows, max_bytes, wait_ms)
         return start if end == begin else self.offset(end)
 
+    def is_of(self, offset: dict[str, Any]) -> bool:
+        """Return whether the stream has the offset's id."""
+        return int(self._planner.stat()["id"]) == int(offset["id"])
+
     def committed(self, offset: dict[str, Any]) -> int:
         """Return the number of an offset whose batch is committed: the broker need not know."""
         self._planned = self._place_of(offset)
@@ -200,6 +208,7 @@ class StreamTail(Tail):
         if self._target is not None:
             end = min(end, self._target)
         self._planned = max(end, begin)
+        self._reached = max(self._reached, self._planned)
         return self._planned
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -254,7 +263,8 @@ class StreamTail(Tail):
 
     def _find(self) -> None:
         if not self._id:
-            self._id = int(self._planner.stat()["id"])
+            stat = self._planner.stat()
+            self._id, self._reached = int(stat["id"]), int(stat["next"])
 
     def _range(self, begin: int, max_rows: int, max_bytes: int, wait_ms: int) -> dict[str, Any]:
         while True:
@@ -289,11 +299,32 @@ class StreamTail(Tail):
             )
         self._find()
         if id != self._id:
-            raise ValueError(
+            raise MadeAgain(
                 f"the checkpoint is of stream {name!r} with id {id}, which is now {self._id}: it "
                 "was deleted and made again. Begin with a new checkpoint"
             )
-        return int(offset["offset"])
+        place = int(offset["offset"])
+        if place > self._reached:
+            self._reach(place)
+        return place
+
+    def _reach(self, place: int) -> None:
+        """Check that the stream has come to a checkpoint's offset: what is published from there on
+        would be taken for messages that were read. A range is asked for, which a broker that stands
+        by refuses by its leader's newest word only. Raises ValueError."""
+        options = self._options
+        path = stream_path(options, "range") + f"?from={place}&id={self._id}&max_rows=1"
+        try:
+            self._reached = int(self._planner.client.call("GET", path)["next"])
+        except BrokerRefused as refusal:
+            if refusal.status != BAD_REQUEST:
+                raise
+            raise ValueError(
+                f"the checkpoint stands at offset {place} of stream {options.stream!r}, which ends "
+                f"at {self._reached}: the broker goes on from an older state, such as a restored "
+                "backup, and its next messages have offsets that were read before. Begin with a "
+                "new checkpoint"
+            ) from refusal
 
 
 class StreamTable(DataSourceReader):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from aiohttp import web
 
@@ -24,6 +24,7 @@ async def send_blocks(
     high: int,
     take: Callable[[int, Excerpts], int],
     ahead_ms: int,
+    headers: Mapping[str, str] | None = None,
 ) -> web.StreamResponse:
     """Answer rows low..high-1 of a queue as application/octet-stream.
 
@@ -33,12 +34,11 @@ async def send_blocks(
     """
     excerpts = Excerpts(queue_id)
     at = take(low, excerpts) if low < high else high
-    response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
+    said = {"Content-Type": "application/octet-stream", **(headers or {})}
+    response = web.StreamResponse(headers=said)
     if at >= high:
-        return web.Response(
-            body=_packed(excerpts, ahead_ms) if excerpts.rows else b"",
-            content_type="application/octet-stream",
-        )
+        body = _packed(excerpts, ahead_ms) if excerpts.rows else b""
+        return web.Response(body=body, headers=said)
     response.enable_chunked_encoding()
     await response.prepare(request)
     await response.write(_packed(excerpts, ahead_ms))

@@ -6,6 +6,9 @@ same ones, whatever is consumed meanwhile.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator
+
 from aiohttp import web
 
 from tallymark.engine.errors import NotFound
@@ -13,6 +16,7 @@ from tallymark.engine.extents import Excerpts
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.server.http.blocks import send_blocks
+from tallymark.server.http.extents import ANSWER_BYTES, MOST_ANSWER_BYTES, NEXT
 from tallymark.server.http.plans import PLAN_S, Plan, Plans
 from tallymark.server.http.requests import ReadContext, Refused, answer, number_in
 
@@ -28,6 +32,28 @@ class Pinned:
         for piece in pieces:
             self.starts.append(self.messages)
             self.messages += len(piece)
+
+    def between(self, low: int, high: int) -> Iterator[Slice]:
+        """Yield rows low..high-1 as slices, in order."""
+        for i in range(bisect_right(self.starts, low) - 1, len(self.pieces)):
+            start, piece = self.starts[i], self.pieces[i]
+            if start >= high:
+                break
+            yield piece.part(max(0, low - start), min(len(piece), high - start))
+
+    def reach(self, low: int, high: int, most_bytes: int) -> int:
+        """Return the end of the rows from `low` on, `high` at most, that have `most_bytes` raw
+        bytes together; it is behind one row at least."""
+        at, room = low, most_bytes
+        for piece in self.between(low, high):
+            cuts = piece.payload.cuts
+            fitting = bisect_right(cuts, cuts[piece.lo] + room, piece.lo, piece.hi + 1) - 1
+            taken = max(fitting - piece.lo, 1 if at == low else 0)
+            at += taken
+            room -= piece.size()
+            if taken < len(piece):
+                break
+        return at
 
 
 class Browsing:
@@ -65,6 +91,8 @@ class Browsing:
         return answer({"plan": plan.name, "ranges": ranges, "messages": pinned.messages})
 
     async def _read(self, request: web.Request) -> web.StreamResponse:
+        """Send rows from..to-1, or with max_bytes as many of them as fit an answer, whose header
+        NEXT says where to go on."""
         plan = self._find(request)
         pinned = plan.content
         low, high = number_in(request, "from"), number_in(request, "to")
@@ -73,25 +101,26 @@ class Browsing:
                 400, "bad_request", f"rows {low} to {high}, expected 0 <= from <= to <= "
                 f"{pinned.messages}",
             )  # fmt: skip
+        headers = {}
+        if "max_bytes" in request.query:
+            most_bytes = min(number_in(request, "max_bytes") or ANSWER_BYTES, MOST_ANSWER_BYTES)
+            high = pinned.reach(low, high, most_bytes)
+            headers[NEXT] = str(high)
         store = self._node.broker.store
 
         def take(at: int, excerpts: Excerpts) -> int:
             self._http.check_read(request, pinned.queue)
-            for start, piece in zip(pinned.starts, pinned.pieces, strict=True):
-                end = start + len(piece)
-                if end <= at:
-                    continue
-                if start >= high or excerpts.full:
+            for piece in pinned.between(at, high):
+                if excerpts.full:
                     break
-                part = piece.part(at - start, min(end, high) - start)
-                store.load(part.payload)
-                at += excerpts.add(part)
+                store.load(piece.payload)
+                at += excerpts.add(piece)
             return at
 
         self._plans.begin_read(plan)
         try:
             ahead_ms = self._node.broker.clock.ahead_ms
-            return await send_blocks(request, pinned.queue.id, low, high, take, ahead_ms)
+            return await send_blocks(request, pinned.queue.id, low, high, take, ahead_ms, headers)
         finally:
             self._plans.end_read(plan)
 

@@ -1,7 +1,7 @@
 """Sinks over HTTP: stage, commit, abort. What a Spark job calls, on executors and on its driver.
 
     POST   /api/tallymark/sinks/{vhost}/{sink}/stage?count=N    frames -> {"staging": id}
-    POST   /api/tallymark/sinks/{vhost}/{sink}/commit    {"identity", "batch", "staging", "after"}
+    POST   /api/tallymark/sinks/{vhost}/{sink}/commit    {"identity", "batch", "staging", ...}
     POST   /api/tallymark/sinks/{vhost}/{sink}/abort            {"staging"}
     GET    /api/tallymark/sinks
     DELETE /api/tallymark/sinks/{vhost}/{sink}                  an operator's word
@@ -54,13 +54,15 @@ LONGEST_NAME: Final = 255
 
 class Commit(msgspec.Struct, forbid_unknown_fields=True):
     """forget_ms: of writers that come once: how long a repeated commit is recognised; 0: always.
-    after: the batch that the sink must have last, 0 for none; None: any earlier one."""
+    after: the batch that the sink must have last, 0 for none; None: any earlier one. target: where
+    the messages go, in the writer's words; the same batch with another one is refused."""
 
     identity: str
     batch: int
     staging: list[int]
     forget_ms: int = 0
     after: int | None = None
+    target: str = ""
 
 
 class Abort(msgspec.Struct, forbid_unknown_fields=True):
@@ -123,7 +125,7 @@ class Sinks(Routes):
         published = self.node.broker.publishing.published
         done = self.node.broker.publishing.commit_sink(
             vhost, sink, wanted.identity, wanted.batch, wanted.staging, Ms(wanted.forget_ms),
-            wanted.after,
+            wanted.after, wanted.target,
         )  # fmt: skip
         count = self.node.broker.publishing.published - published
         self.node.pacer.published_over_http(vhost, user, count)

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 MOVED: Final = "moved"
 STATUSES: Final = (
-    MOVED, "gone", "not_ready", "unroutable", "full", "no_letter", "forbidden", "repeated",
+    MOVED, "gone", "not_ready", "unroutable", "unreadable", "full", "no_letter", "forbidden",
+    "repeated",
 )  # fmt: skip
 """Results that the broker gives for a message, in the order in which they are shown."""
 BATCH: Final = 1_000
@@ -304,7 +305,7 @@ class Display:
             highlight=False,
             soft_wrap=True,
         )
-        seen = [status for status in STATUSES if redriven.results.get(status)]
+        seen = sorted(redriven.results, key=[*STATUSES, *redriven.results].index)
         if seen:
             table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
             for heading in ("exchange", "routing keys", "to queues"):

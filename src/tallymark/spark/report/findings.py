@@ -124,7 +124,8 @@ def collect(
     said = chapters.told(rows).collect()
     attempts = chapters.deliveries(rows).collect()
     given = _deliveries(names, attempts, sums)
-    held = _credit(names, rows, _ms(last), stalled_ms)
+    # What is held at the checkpoint may have been handed out before that time, too.
+    held = _credit(names, whole, _ms(last), stalled_ms)
     deep = depths(
         names.queue,
         chapters.traffic(whole, bucket_ms).collect(),
