@@ -6,7 +6,10 @@ import asyncio
 import os
 from pathlib import Path
 
+import pytest
+
 from tallymark.server.settings_files import PERIOD_S, SettingsFiles
+from tallymark.server.turns import JournalFailed
 from tests.journal.builders import Disk, Elsewhere
 from tests.support.memory_home import MemoryHome
 
@@ -44,8 +47,10 @@ def test_what_the_home_did_not_take_is_not_kept(tmp_path: Path) -> None:
     files = SettingsFiles(tmp_path, disk.journal)
     (tmp_path / "limits.json").write_bytes(b"{}")
     home.failure = PermissionError("another leads")
-    asyncio.run(files.run())
+    with pytest.raises(JournalFailed):  # a request that changed it is answered by that
+        asyncio.run(files.keep())
     assert disk.wait_failure() is home.failure
+    asyncio.run(files.run())  # the broker ends for it, and says so once
     assert home.files == {}
     disk.journal.close()
 
