@@ -115,6 +115,37 @@ def test_guest_gets_in_from_loopback_while_there_are_no_users(tmp_path: Path) ->
     assert not check(who, "guest", "guest")
 
 
+def test_guest_is_not_back_where_the_last_user_of_a_running_broker_goes(tmp_path: Path) -> None:
+    """It is an administrator, and NSQ asked nobody who he is: of a broker that others reach."""
+    add(tmp_path, "ann", "secret")
+    who = Users(tmp_path)
+    assert who.asks_everybody
+    users.save(tmp_path, {})
+    assert not check(who, "guest", "guest")
+    assert who.named("guest") is None
+    assert who.asks_everybody
+    keys = who.scram_of("guest", "127.0.0.1")
+    assert keys != make_keys("guest", keys.salt, keys.iterations)
+    add(tmp_path, "bob", "secret")
+    assert check(who, "bob", "secret")
+    users.save(tmp_path, {})
+    assert check(Users(tmp_path), "guest", "guest"), "after a start, which none reach from afar"
+
+
+def test_a_file_of_users_that_is_gone_lets_nobody_in(tmp_path: Path) -> None:
+    """Connections and limits of those who were in it stay until it is back, as with a damaged
+    one."""
+    add(tmp_path, "ann", "secret")
+    who = Users(tmp_path)
+    assert check(who, "ann", "secret")
+    aside = (tmp_path / users.FILE).rename(tmp_path / "aside")
+    for name, password in (("guest", "guest"), ("ann", "secret")):
+        with pytest.raises(UsersError, match=r"users\.json is gone"):
+            check(who, name, password)
+    aside.rename(tmp_path / users.FILE)
+    assert check(who, "ann", "secret")
+
+
 @pytest.mark.parametrize("password", ["guest", "own"])
 def test_guest_gets_in_from_afar_with_a_password_of_its_own(tmp_path: Path, password: str) -> None:
     """By SCRAM as by the password itself: clients take SCRAM where it is offered."""

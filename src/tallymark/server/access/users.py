@@ -3,7 +3,8 @@
 The file is replaced atomically and readable by its owner only. A running broker reads it again when
 it changed, so `tallymark user` needs no connection to it. While no users are configured there is
 guest/guest; a broker with users of its own has no guest unless one is added. guest/guest gets in
-from loopback only.
+from loopback only. A broker that has had users does not fall back to guest: a start looks at where
+it listens, and this one may listen for others.
 
 Users that come from RabbitMQ keep RabbitMQ's hashes: SHA-256 or SHA-512 over a salt of 4 bytes and
 the password. These are weaker against whoever reads the file; a new password gets a scrypt hash,
@@ -111,6 +112,8 @@ class Users:
         self._stamp: tuple[int, int, int] | None = None
         self._users: dict[str, User] = {}
         self._all_scram = True
+        self._had_any = False
+        """True once there was a user."""
         self._has_looked = False
         self._under_way: tuple[dict[str, User], str] | None = None
         """Users that are being written to the file, and the author of the change. Whoever looks at
@@ -125,10 +128,13 @@ class Users:
         """Return the users as the file has them now; the file is read again only when it changed.
 
         Raises:
-            UsersError: the file cannot be read as users; nobody logs in until it can.
+            UsersError: the file cannot be read as users, or is gone; nobody logs in until it can be
+                read.
         """
         stamp = _stamp(self._file)
         if stamp != self._stamp:
+            if stamp is None:
+                raise UsersError(f"{self._file} is gone: nobody logs in until it is back")
             try:
                 found = load(self._folder)
             except UsersError as error:
@@ -138,6 +144,7 @@ class Users:
                 raise
             before, self._users = self._users, found
             self._stamp = stamp
+            self._had_any = self._had_any or bool(found)
             if self._has_looked:
                 users_changed(before, found, self._author_of(found))
             self._all_scram = all(
@@ -155,11 +162,15 @@ class Users:
             return self._under_way[1]
         return BY_FILE
 
+    def _has_guest(self) -> bool:
+        """Return whether guest/guest is the only user: nobody was configured so far, and there are
+        no tokens. Raises UsersError."""
+        return not self.current() and not self._had_any and self.tokens is None
+
     @property
     def asks_everybody(self) -> bool:
-        """True if everybody has to log in: not while guest is the only user and there are no
-        tokens. Raises UsersError."""
-        return self.tokens is not None or bool(self.current())
+        """True if everybody has to log in: not while guest is the only user. Raises UsersError."""
+        return not self._has_guest()
 
     def offers_scram(self) -> bool:
         """Return whether every user with a password can log in by SCRAM: clients that choose the
@@ -176,13 +187,10 @@ class Users:
         """Return a user's SCRAM keys; for a user without keys, or an unknown one, keys that no
         password fits, with a salt that is always the same, so that log-ins do not reveal which
         users exist. Raises UsersError."""
-        users = self.current()
-        if not users:
-            is_guest = name == GUEST and is_loopback(peer) and self.tokens is None
-            found = guest_keys() if is_guest else None
-        else:
-            user = users.get(name)
-            found = None if user is None else user.scram
+        user = self.current().get(name)
+        found = None if user is None else user.scram
+        if self._has_guest() and name == GUEST and is_loopback(peer):
+            found = guest_keys()
         if found is not None:
             return found
         salt = hmac.digest(self._key, name.encode("utf-8", "replace"), "sha256")[: scram.SALT]
@@ -190,14 +198,10 @@ class Users:
 
     def named(self, name: str) -> User | None:
         """Return a user whose identity is already proven; guest where no users are configured.
-        Raises UsersError.
-
-        Raises UsersError.
-        """
-        users = self.current()
-        if not users and self.tokens is None:
+        Raises UsersError."""
+        if self._has_guest():
             return GUEST_USER if name == GUEST else None
-        return users.get(name)
+        return self.current().get(name)
 
     def as_now(self, user: User) -> User | None:
         """Return a user who has logged in, with the rights of now; None: deleted, or the token has
@@ -218,7 +222,7 @@ class Users:
         if self.tokens is not None and is_token(password):
             return await self._check_token(self.tokens, password, peer)
         users = self.current()
-        if not users and self.tokens is None:
+        if self._has_guest():
             guest = name == GUEST and password == GUEST and is_loopback(peer)
             return GUEST_USER if guest else None
         if name == GUEST and password == GUEST and not is_loopback(peer):
@@ -296,7 +300,7 @@ class Users:
         """
         async with self._changing:
             users = dict(self.current())
-            if not users and keep_guest and self.tokens is None:
+            if keep_guest and self._has_guest():
                 users[GUEST] = await asyncio.to_thread(
                     make_user, GUEST, GUEST, True, {"*": Permission()}
                 )
