@@ -7,6 +7,7 @@ import base64
 import hashlib
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from tallymark.server.access.tokens import Tokens, rules_of
 from tallymark.server.access.user import Permission, User, UsersError, hashed_user, make_user
 from tallymark.server.access.users import Users
 from tallymark.server.config.settings import Config
+from tests.support.patience import PATIENCE_S
 
 
 def add(folder: Path, name: str, password: str) -> None:
@@ -171,6 +173,53 @@ def test_a_change_of_the_file_is_noticed_at_the_next_login(tmp_path: Path) -> No
     users.save(tmp_path, known)
     assert not check(who, "ann", "secret")
     assert check(who, "ann", "changed")
+
+
+def test_what_another_process_changes_meanwhile_stays(tmp_path: Path) -> None:
+    """A user who had been deleted by the command line was back with a change over HTTP."""
+    for name in ("ann", "eve"):
+        add(tmp_path, name, "secret")
+    who = Users(tmp_path)
+    calls = 0
+
+    def change(known: dict[str, User]) -> None:
+        nonlocal calls
+        calls += 1
+        known["bob"] = make_user("bob", "secret", False, {})
+        if calls == 1:
+            users.save(tmp_path, {"ann": known["ann"]})
+
+    asyncio.run(who.change(change, "root"))
+    assert calls == 2
+    assert sorted(users.load(tmp_path)) == sorted(who.current()) == ["ann", "bob"]
+
+
+def test_a_change_that_others_always_overtake_is_refused(tmp_path: Path) -> None:
+    add(tmp_path, "ann", "secret")
+    who = Users(tmp_path)
+
+    def change(known: dict[str, User]) -> None:
+        users.save(tmp_path, {**users.load(tmp_path)})
+
+    with pytest.raises(UsersError, match="others change the users all the time"):
+        asyncio.run(who.change(change, "root"))
+
+
+def test_commands_change_the_users_one_after_the_other(tmp_path: Path) -> None:
+    ann, eve = (make_user(name, "secret", False, {}) for name in ("ann", "eve"))
+
+    def add_eve() -> None:
+        users.edit(tmp_path, lambda known: known.update(eve=eve))
+
+    other = threading.Thread(target=add_eve)
+
+    def add_ann(known: dict[str, User]) -> None:
+        other.start()  # it waits for this change, however late it looks
+        known["ann"] = ann
+
+    users.edit(tmp_path, add_ann)
+    other.join(PATIENCE_S)
+    assert sorted(users.load(tmp_path)) == ["ann", "eve"]
 
 
 def test_a_change_has_its_author_whoever_sees_it_first(

@@ -94,7 +94,7 @@ def test_a_permission_that_is_written_while_its_virtual_host_is_deleted_goes_wit
         at = partial(ask, ports["http_port"])
         assert await at("PUT", "users/ann", {"password": "one", "tags": ""}) == 201
         assert await at("PUT", "vhosts/short") == 201
-        with holding(node, access_users.save) as threads:
+        with holding(node, access_users.save_over) as threads:
             giving = asyncio.create_task(at("PUT", "permissions/short/ann", FULL))
             await until_on_loop(threads.begun.is_set)
             ending = asyncio.create_task(at("DELETE", "vhosts/short"))

@@ -1,10 +1,11 @@
 """Users: salted scrypt hashes and permissions in the data folder's users.json.
 
 The file is replaced atomically and readable by its owner only. A running broker reads it again when
-it changed, so `tallymark user` needs no connection to it. While no users are configured there is
-guest/guest; a broker with users of its own has no guest unless one is added. guest/guest gets in
-from loopback only. A broker that has had users does not fall back to guest: a start looks at where
-it listens, and this one may listen for others.
+it changed, so `tallymark user` needs no connection to it. Whoever changes it holds a lock on the
+folder from the look at what it replaces on, so that no change undoes another one. While no users
+are configured there is guest/guest; a broker with users of its own has no guest unless one is
+added. guest/guest gets in from loopback only. A broker that has had users does not fall back to
+guest: a start looks at where it listens, and this one may listen for others.
 
 Users that come from RabbitMQ keep RabbitMQ's hashes: SHA-256 or SHA-512 over a salt of 4 bytes and
 the password. These are weaker against whoever reads the file; a new password gets a scrypt hash,
@@ -16,11 +17,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import fcntl
 import hmac
 import json
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -55,6 +57,10 @@ if TYPE_CHECKING:
 log = log_of("server")
 
 FILE: Final = "users.json"
+ATTEMPTS: Final = 20
+"""Attempts at a change that another process overtakes."""
+Stamp = tuple[int, int, int]
+"""Inode, time and size of the file."""
 
 
 def load(folder: Path) -> dict[str, User]:
@@ -77,6 +83,38 @@ def save(folder: Path, users: dict[str, User]) -> None:
     """Replace the file."""
     data = msgspec.json.format(msgspec.json.encode(list(users.values())), indent=1)
     replace_file(folder, FILE, data)
+
+
+def edit(folder: Path, change: Callable[[dict[str, User]], None]) -> None:
+    """Have `change` alter the users of a data folder, which nobody else changes meanwhile. Raises
+    UsersError, OSError, and what `change` raises: then nothing has changed."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _alone(folder):
+        users = load(folder)
+        change(users)
+        save(folder, users)
+
+
+def save_over(folder: Path, users: dict[str, User], seen: Stamp | None) -> bool:
+    """Replace the file that was seen with this stamp. False: it is another one by now."""
+    with _alone(folder):
+        if _stamp(str(folder / FILE)) != seen:
+            return False
+        save(folder, users)
+    return True
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep everybody else who changes the users of a data folder waiting. Where its file system has
+    no such locks, as over a network, nobody waits."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def replace_file(folder: Path, name: str, data: bytes) -> None:
@@ -109,7 +147,7 @@ class Users:
         self._folder = folder
         self._file = str(folder / FILE)
         self.tokens = tokens
-        self._stamp: tuple[int, int, int] | None = None
+        self._stamp: Stamp | None = None
         self._users: dict[str, User] = {}
         self._all_scram = True
         self._had_any = False
@@ -294,25 +332,36 @@ class Users:
         keep_guest: the first change makes a user of the guest/guest there was, so that whoever
         asked for it is not locked out by it.
 
+        `change` is called again where another process has changed the users meanwhile.
+
         Raises:
             UsersError: the file cannot be read, nobody would be left, or whatever `change` raises;
                 nothing has changed.
         """
         async with self._changing:
-            users = dict(self.current())
-            if keep_guest and self._has_guest():
-                users[GUEST] = await asyncio.to_thread(
-                    make_user, GUEST, GUEST, True, {"*": Permission()}
-                )
-            change(users)
-            if not users:
-                raise UsersError("no user would be left, expected at least one")
-            self._under_way = users, by
-            try:
-                await asyncio.to_thread(save, self._folder, users)
-                self.current()
-            finally:
-                self._under_way = None
+            for _ in range(ATTEMPTS):
+                users, seen = dict(self.current()), self._stamp
+                if keep_guest and self._has_guest():
+                    users[GUEST] = await asyncio.to_thread(
+                        make_user, GUEST, GUEST, True, {"*": Permission()}
+                    )
+                change(users)
+                if not users:
+                    raise UsersError("no user would be left, expected at least one")
+                if await self._saved(users, seen, by):
+                    return
+            raise UsersError("others change the users all the time: try again")
+
+    async def _saved(self, users: dict[str, User], seen: Stamp | None, by: str) -> bool:
+        """Replace the users that were seen with this stamp. False: there are others by now."""
+        self._under_way = users, by
+        try:
+            if not await asyncio.to_thread(save_over, self._folder, users, seen):
+                return False
+            self.current()
+        finally:
+            self._under_way = None
+        return True
 
 
 def _tell_problems(users: dict[str, User]) -> None:
@@ -348,7 +397,7 @@ def is_token(text: str) -> bool:
     return isinstance(found, dict)
 
 
-def _stamp(file: str) -> tuple[int, int, int] | None:
+def _stamp(file: str) -> Stamp | None:
     try:
         found = os.stat(file)
     except FileNotFoundError:
