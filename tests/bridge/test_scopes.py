@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from urllib.parse import quote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tallymark.bridge.operations import Operations
 from tallymark.bridge.permissions import (
     CONFIGURE,
     EXCHANGE,
@@ -150,6 +152,76 @@ def test_a_user_with_a_password_has_no_limits_of_routing_keys() -> None:
     exchange = make_exchange("logs", "topic", True, False, False, {})
     check_keys(access, exchange, ("any",), WRITE)
     assert not access.is_renewable
+
+
+# -- what takes messages on to a topic exchange
+
+
+def operating(*scopes: str) -> Operations:
+    """Operations of a user with a token, where `logs` is a topic exchange."""
+    broker = Rig().broker
+    broker.vhost("/").declare_exchange("logs", "topic", True, False, False, {}, False)
+    connection = broker.clients.open_connection("/", "ann", "peer")
+    return Operations(broker, connection, access_of("/", *scopes))
+
+
+ANYTHING_ELSE = ("configure:*/*", "read:*/*", "write:*/mine*")
+
+
+def bind_an_exchange(operations: Operations) -> None:
+    operations.declare_exchange("mine", "fanout", False, False, False, {})
+    operations.bind("mine", EXCHANGE, "logs", "", {})
+
+
+def declare_with_an_alternate(operations: Operations) -> None:
+    arguments: dict[str, object] = {"alternate-exchange": "logs"}
+    operations.declare_exchange("mine", "direct", False, False, False, arguments)
+
+
+def declare_with_dead_letters(operations: Operations) -> None:
+    arguments: dict[str, object] = {"x-dead-letter-exchange": "logs"}
+    operations.declare_queue("mine", False, False, False, arguments)
+
+
+@pytest.mark.parametrize(
+    "forward", [bind_an_exchange, declare_with_an_alternate, declare_with_dead_letters]
+)
+def test_what_is_taken_on_to_a_topic_exchange_may_have_any_key(
+    forward: Callable[[Operations], None],
+) -> None:
+    """A token for some keys would let others in by way of an exchange or queue of its user."""
+    with pytest.raises(AccessRefused) as refused:
+        forward(operating(*ANYTHING_ELSE, "write:*/logs/app.*"))
+    assert str(refused.value) == (
+        "access to all topics in exchange 'logs' in vhost '/' refused for user 'ann'"
+    )
+    forward(operating(*ANYTHING_ELSE, "write:*/logs/app.*", "write:*/logs"))
+    forward(operating(*ANYTHING_ELSE, "write:*/logs/*"))
+
+
+def test_dead_letters_with_a_key_of_their_own_need_that_key() -> None:
+    operations = operating(*ANYTHING_ELSE, "write:*/logs/app.*")
+    arguments: dict[str, object] = {"x-dead-letter-exchange": "logs"}
+    letters = arguments | {"x-dead-letter-routing-key": "app.dead"}
+    operations.declare_queue("mine", False, False, False, letters)
+    letters = arguments | {"x-dead-letter-routing-key": "db"}
+    with pytest.raises(AccessRefused, match="access to topic 'db' in exchange 'logs'"):
+        operations.declare_queue("mine.too", False, False, False, letters)
+
+
+def test_an_exchange_that_is_not_there_may_become_one_with_topics() -> None:
+    operations = operating(*ANYTHING_ELSE, "write:*/later/app.*")
+    letters: dict[str, object] = {"x-dead-letter-exchange": "later"}
+    with pytest.raises(AccessRefused, match="access to all topics in exchange 'later'"):
+        operations.declare_queue("mine", False, False, False, letters)
+
+
+def test_other_exchanges_take_what_is_forwarded_whatever_its_key() -> None:
+    operations = operating(*ANYTHING_ELSE, "write:*/amq.fanout/app.*")
+    letters: dict[str, object] = {"x-dead-letter-exchange": "amq.fanout"}
+    operations.declare_queue("mine", False, False, False, letters)
+    operations.declare_exchange("mine", "fanout", False, False, False, {})
+    operations.bind("mine", EXCHANGE, "amq.fanout", "", {})
 
 
 # -- wildcards

@@ -340,6 +340,52 @@ def test_folders_that_are_no_journal_or_no_whole_backup_are_named(
     assert not (tmp_path / "restored").exists()
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["../users.json", "/{folder}/users.json", "a/b", "quarantine/../../x", "quarantine/", ".."],
+)
+def test_a_backup_that_names_files_of_other_folders_is_refused(
+    name: str, disk: Disk, tmp_path: Path
+) -> None:
+    """Whoever can change a backup would write where they may not, by the hand that restores it."""
+    disk.start()
+    disk.journal.close()
+    backup, named = tmp_path / "backup", name.replace("{folder}", str(tmp_path).lstrip("/"))
+    back_up(disk.folder, backup)
+    place = backup / named
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if not place.is_dir():
+        place.write_bytes(b"[]")
+    manifest = json.loads((backup / MANIFEST).read_text())
+    manifest["files"][named] = place.stat().st_size
+    (backup / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(NotABackup, match=f"names {named!r}, expected files of a data folder"):
+        restore(backup, tmp_path / "restored")
+    assert not (tmp_path / "restored").exists()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"files": None},
+        {"files": {"a": "b"}},
+        {"files": ["a"]},
+        {"position": None},
+        {"position": {}},
+    ],
+)
+def test_a_manifest_that_says_something_else_is_refused(
+    changed: dict[str, object], disk: Disk, tmp_path: Path
+) -> None:
+    disk.start()
+    disk.journal.close()
+    back_up(disk.folder, tmp_path / "backup")
+    manifest = tmp_path / "backup" / MANIFEST
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **changed}))
+    with pytest.raises(NotABackup, match=f"{MANIFEST} cannot be read"):
+        restore(tmp_path / "backup", tmp_path / "restored")
+
+
 def test_a_target_may_be_where_an_empty_file_system_is_mounted(
     disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import Queue
+from types import SimpleNamespace
 from typing import cast
 
 import psycopg
@@ -27,7 +29,8 @@ from tallymark.server.standby import Following, Keeper
 from tallymark.simulation.database.client import Wire
 from tallymark.simulation.database.server import Server
 from tallymark.simulation.world import World
-from tests.support.patience import PATIENCE_S
+from tests.support.issuer import RESOURCE, Issuer
+from tests.support.patience import PATIENCE_S, until_on_loop
 
 URL = "postgresql://database/tallymark"
 
@@ -187,6 +190,30 @@ def test_a_broker_that_follows_ends_though_the_database_does_not_answer(
             frozen.end()
 
     assert asyncio.run(play()) is None
+
+
+def test_a_standby_fetches_its_issuers_keys_though_no_token_comes(
+    tmp_path: Path, frozen: Frozen
+) -> None:
+    """It did when a token named a key that was not known: a withdrawn one was good for ever."""
+
+    async def play(issuer: Issuer, bound: socket.socket) -> Lead | None:
+        stop: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        config = Config(
+            journal=URL, data_dir=tmp_path, standby=True,
+            auth_oauth2_resource_server_id=RESOURCE, auth_oauth2_issuer=issuer.url,
+        )  # fmt: skip
+        listening = cast(Bound, SimpleNamespace(http=[bound]))
+        standing = cluster.take_lead(config, listening, stop, frozen.access)
+        work = asyncio.create_task(standing)
+        await until_on_loop(lambda: "/keys" in issuer.asked)
+        stop.set_result(15)
+        frozen.end()
+        return await work
+
+    with Issuer() as issuer, socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        assert asyncio.run(play(issuer, bound)) is None
 
 
 def test_a_leader_ends_though_the_database_does_not_answer(frozen: Frozen) -> None:

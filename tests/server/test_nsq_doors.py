@@ -12,12 +12,17 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from urllib.parse import quote
 
 import pytest
 
-from tallymark.server.config.settings import load
+from tallymark.server.access.user import make_user
+from tallymark.server.access.users import Users, save
+from tallymark.server.config.settings import Config, load
+from tallymark.server.node import Node
+from tallymark.server.nsq.doors import NsqDoors
 from tallymark.wire.nsq import commands
 from tallymark.wire.nsq.frames import ERROR
 from tests.server.management import FULL, call, done, get, refused
@@ -220,6 +225,17 @@ def test_as_nsqd_it_asks_nobody_until_there_are_users(tmp_path: Path) -> None:
         assert http(port, "POST", "/pub?topic=t", b"x") == (200, b"OK")
         assert http(port, "PUT", "/config/log_level", b"debug") == (200, b"1")
         assert http(port, "PUT", "/config/nsqlookupd_tcp_addresses", b"[]") == (200, b"[]")
+
+
+def test_a_request_that_came_before_the_first_user_may_do_nothing_after(tmp_path: Path) -> None:
+    """Its body may come long after its head, when nobody was asked yet."""
+    known = Users(tmp_path)
+    node = cast(Node, SimpleNamespace(config=Config(nsq=True), users=known))
+    doors = NsqDoors(node, None)
+    assert doors.access_of(None) is None
+    save(tmp_path, {"ann": make_user("ann", "secret", False, {})})
+    with pytest.raises(KeyError):
+        doors.access_of(None)
 
 
 def test_configuration_over_http_is_off(tmp_path: Path) -> None:

@@ -159,3 +159,21 @@ def test_a_stream_is_no_source(spare: BrokerProcess) -> None:
     assert (status, answer["error"]) == (400, "bad_request")
     assert "stream" in answer["reason"]
     assert spare.http("POST", "/api/tallymark/redrive/%2F/nothing", body)[0] == 404
+
+
+@pytest.mark.parametrize("own", ["/api/tallymark/redrive/%2F/own", "/api/tallymark/browse/%2F/own"])
+def test_another_connections_own_queue_is_neither_emptied_nor_looked_into(
+    broker: BrokerProcess, own: str
+) -> None:
+    """Over AMQP nobody else may use it, whatever the permissions [amqp-0.9.1 exclusive]."""
+    with connect(broker) as connection:
+        channel = connection.channel()
+        channel.queue_declare("own", exclusive=True)
+        channel.queue_declare("mine")
+        channel.confirm_delivery()
+        channel.basic_publish("", "own", b"for its owner")
+        wanted = {"oldest": 1, "run": "r", "exchange": "", "routing_key": "mine"}
+        status, answer = broker.http("POST", own, wanted if "redrive" in own else {})
+        assert (status, answer["error"]) == (403, "locked")
+        assert "locked queue 'own' in vhost '/'" in answer["reason"]
+        assert channel.queue_declare("own", passive=True).method.message_count == 1

@@ -7,6 +7,7 @@ import base64
 import hashlib
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from tallymark.server.access.tokens import Tokens, rules_of
 from tallymark.server.access.user import Permission, User, UsersError, hashed_user, make_user
 from tallymark.server.access.users import Users
 from tallymark.server.config.settings import Config
+from tests.support.patience import PATIENCE_S
 
 
 def add(folder: Path, name: str, password: str) -> None:
@@ -115,6 +117,37 @@ def test_guest_gets_in_from_loopback_while_there_are_no_users(tmp_path: Path) ->
     assert not check(who, "guest", "guest")
 
 
+def test_guest_is_not_back_where_the_last_user_of_a_running_broker_goes(tmp_path: Path) -> None:
+    """It is an administrator, and NSQ asked nobody who he is: of a broker that others reach."""
+    add(tmp_path, "ann", "secret")
+    who = Users(tmp_path)
+    assert who.asks_everybody
+    users.save(tmp_path, {})
+    assert not check(who, "guest", "guest")
+    assert who.named("guest") is None
+    assert who.asks_everybody
+    keys = who.scram_of("guest", "127.0.0.1")
+    assert keys != make_keys("guest", keys.salt, keys.iterations)
+    add(tmp_path, "bob", "secret")
+    assert check(who, "bob", "secret")
+    users.save(tmp_path, {})
+    assert check(Users(tmp_path), "guest", "guest"), "after a start, which none reach from afar"
+
+
+def test_a_file_of_users_that_is_gone_lets_nobody_in(tmp_path: Path) -> None:
+    """Connections and limits of those who were in it stay until it is back, as with a damaged
+    one."""
+    add(tmp_path, "ann", "secret")
+    who = Users(tmp_path)
+    assert check(who, "ann", "secret")
+    aside = (tmp_path / users.FILE).rename(tmp_path / "aside")
+    for name, password in (("guest", "guest"), ("ann", "secret")):
+        with pytest.raises(UsersError, match=r"users\.json is gone"):
+            check(who, name, password)
+    aside.rename(tmp_path / users.FILE)
+    assert check(who, "ann", "secret")
+
+
 @pytest.mark.parametrize("password", ["guest", "own"])
 def test_guest_gets_in_from_afar_with_a_password_of_its_own(tmp_path: Path, password: str) -> None:
     """By SCRAM as by the password itself: clients take SCRAM where it is offered."""
@@ -140,6 +173,53 @@ def test_a_change_of_the_file_is_noticed_at_the_next_login(tmp_path: Path) -> No
     users.save(tmp_path, known)
     assert not check(who, "ann", "secret")
     assert check(who, "ann", "changed")
+
+
+def test_what_another_process_changes_meanwhile_stays(tmp_path: Path) -> None:
+    """A user who had been deleted by the command line was back with a change over HTTP."""
+    for name in ("ann", "eve"):
+        add(tmp_path, name, "secret")
+    who = Users(tmp_path)
+    calls = 0
+
+    def change(known: dict[str, User]) -> None:
+        nonlocal calls
+        calls += 1
+        known["bob"] = make_user("bob", "secret", False, {})
+        if calls == 1:
+            users.save(tmp_path, {"ann": known["ann"]})
+
+    asyncio.run(who.change(change, "root"))
+    assert calls == 2
+    assert sorted(users.load(tmp_path)) == sorted(who.current()) == ["ann", "bob"]
+
+
+def test_a_change_that_others_always_overtake_is_refused(tmp_path: Path) -> None:
+    add(tmp_path, "ann", "secret")
+    who = Users(tmp_path)
+
+    def change(known: dict[str, User]) -> None:
+        users.save(tmp_path, {**users.load(tmp_path)})
+
+    with pytest.raises(UsersError, match="others change the users all the time"):
+        asyncio.run(who.change(change, "root"))
+
+
+def test_commands_change_the_users_one_after_the_other(tmp_path: Path) -> None:
+    ann, eve = (make_user(name, "secret", False, {}) for name in ("ann", "eve"))
+
+    def add_eve() -> None:
+        users.edit(tmp_path, lambda known: known.update(eve=eve))
+
+    other = threading.Thread(target=add_eve)
+
+    def add_ann(known: dict[str, User]) -> None:
+        other.start()  # it waits for this change, however late it looks
+        known["ann"] = ann
+
+    users.edit(tmp_path, add_ann)
+    other.join(PATIENCE_S)
+    assert sorted(users.load(tmp_path)) == ["ann", "eve"]
 
 
 def test_a_change_has_its_author_whoever_sees_it_first(

@@ -94,7 +94,7 @@ def test_a_permission_that_is_written_while_its_virtual_host_is_deleted_goes_wit
         at = partial(ask, ports["http_port"])
         assert await at("PUT", "users/ann", {"password": "one", "tags": ""}) == 201
         assert await at("PUT", "vhosts/short") == 201
-        with holding(node, access_users.save) as threads:
+        with holding(node, access_users.save_over) as threads:
             giving = asyncio.create_task(at("PUT", "permissions/short/ann", FULL))
             await until_on_loop(threads.begun.is_set)
             ending = asyncio.create_task(at("DELETE", "vhosts/short"))
@@ -103,5 +103,36 @@ def test_a_permission_that_is_written_while_its_virtual_host_is_deleted_goes_wit
         assert (await giving, await ending) == (201, 204)
         assert await at("PUT", "vhosts/short") == 201
         assert await at("GET", "permissions/short/ann") == 404
+
+    asyncio.run(with_broker(tmp_path, play))
+
+
+def test_definitions_of_a_virtual_host_that_is_deleted_while_a_password_is_hashed_are_refused(
+    tmp_path: Path,
+) -> None:
+    """A later virtual host of that name began with the permissions, and half of the rest was
+    made."""
+    wanted = {
+        "users": [{"name": "ann", "password": "one", "tags": ""}],
+        "permissions": [{"user": "ann", "vhost": "short", **FULL}],
+        "queues": [
+            {"name": name, "vhost": vhost, "durable": True, "auto_delete": False, "arguments": {}}
+            for name, vhost in (("q", "/"), ("q", "short"))
+        ],
+    }
+
+    async def play(ports: dict[str, int], node: Node) -> None:
+        at = partial(ask, ports["http_port"])
+        assert await at("PUT", "users/bob", {"password": "one", "tags": ""}) == 201
+        assert await at("PUT", "vhosts/short") == 201
+        with holding(node, access_user.make_user) as threads:
+            importing = asyncio.create_task(at("POST", "definitions", wanted))
+            await until_on_loop(threads.begun.is_set)
+            assert await at("DELETE", "vhosts/short") == 204
+        assert await importing == 400
+        assert await at("GET", "users/ann") == 404
+        assert await at("GET", "queues/%2F/q") == 404
+        assert await at("POST", "definitions", {**wanted, "vhosts": [{"name": "short"}]}) == 204
+        assert await at("GET", "permissions/short/ann") == 200
 
     asyncio.run(with_broker(tmp_path, play))

@@ -7,9 +7,10 @@ has, and answers: at once, or, where the result `lasts`, when the disk has what 
 far. That holds also where only something was found that lasts: its record may be on its way.
 
 An argument of a queue that connects it with an exchange requires the permissions of connecting them
-by commands. Dead letters are published to their exchange. A channel of an NSQ topic gets copies of
-the topic's messages, as if bound. And declaring the topic's own queue makes a topic of its
-exchange, which NSQ clients may then publish to and read.
+by commands. What is connected with a topic exchange brings messages with any routing key there.
+Dead letters are published to their exchange. A channel of an NSQ topic gets copies of the topic's
+messages, as if bound. And declaring the topic's own queue makes a topic of its exchange, which NSQ
+clients may then publish to and read.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tallymark.bridge.permissions import (
     READ,
     WRITE,
     Access,
+    check_forwarding,
     check_keys,
 )
 from tallymark.engine.arguments import check_new_name, cleaned, is_routing_key, named
@@ -36,6 +38,7 @@ from tallymark.wire.amqp091.errors import WireError
 from tallymark.wire.amqp091.fields import decode_table, encode_table
 
 DEAD_LETTER_EXCHANGE: Final = "x-dead-letter-exchange"
+DEAD_LETTER_KEY: Final = "x-dead-letter-routing-key"
 NSQ_TOPIC: Final = "x-nsq-topic"
 """Argument of an exchange that is a topic, and of the queues that belong to it: the topic's
 name."""
@@ -144,6 +147,9 @@ class Operations:
         if isinstance(letters, str):
             access.check(QUEUE, name, READ)
             access.check(EXCHANGE, letters, WRITE)
+            key = arguments.get(DEAD_LETTER_KEY)
+            own_key = key if isinstance(key, str) else None
+            check_forwarding(access, letters, vhost.exchanges.get(letters), own_key)
         topic = arguments.get(NSQ_TOPIC)
         if isinstance(topic, str):
             access.check(QUEUE, name, WRITE)
@@ -214,6 +220,7 @@ class Operations:
         if is_new and isinstance(alternate, str):
             access.check(EXCHANGE, name, READ)
             access.check(EXCHANGE, alternate, WRITE)
+            check_forwarding(access, alternate, vhost.exchanges.get(alternate))
         exchange = vhost.declare_exchange(
             name, type, durable, auto_delete, internal, arguments, False
         )
@@ -250,6 +257,7 @@ class Operations:
         if kind == QUEUE:
             vhost.bind_queue(destination, source, key, arguments, self._connection.id)
         else:
+            check_forwarding(self._access, destination, vhost.exchanges.get(destination))
             vhost.bind_exchange(destination, source, key, arguments)
         return Done(_binding_lasts(vhost, source, kind, destination))
 

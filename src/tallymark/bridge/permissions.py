@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final, final
 
-from tallymark.bridge.scopes import Scopes
+from tallymark.bridge.scopes import EVERYTHING, Scopes
 from tallymark.engine.errors import AccessRefused, PreconditionFailed
 from tallymark.engine.exchange import Exchange
 from tallymark.engine.patterns import EMPTY, Pattern, PatternRefused, compile_pattern
@@ -184,12 +184,23 @@ class Access:
             self._keys[place] = _compiled(scopes.keys(self.vhost, exchange, operation))
         pattern = self._keys[place]
         if pattern is None or not pattern.matches(key):
-            if self.on_denied is not None:
-                self.on_denied(self, EXCHANGE, f"{exchange} with routing key {key}", operation)
-            raise AccessRefused(
-                f"access to topic '{key}' in exchange '{exchange}' in vhost '{self.vhost}' refused "
-                f"for user '{self.user}'"
-            )
+            self._refuse_keys(exchange, f"routing key {key}", f"topic '{key}'", operation)
+
+    def check_all_keys(self, exchange: str, operation: int) -> None:
+        """Raises AccessRefused unless the user may do that to a topic exchange with every routing
+        key."""
+        scopes = self._scopes
+        if scopes is not None and scopes.keys(self.vhost, exchange, operation) != EVERYTHING:
+            self._refuse_keys(exchange, "all routing keys", "all topics", operation)
+
+    def _refuse_keys(self, exchange: str, keys: str, topics: str, operation: int) -> None:
+        """Report the refusal of these routing keys. Raises AccessRefused."""
+        if self.on_denied is not None:
+            self.on_denied(self, EXCHANGE, f"{exchange} with {keys}", operation)
+        raise AccessRefused(
+            f"access to {topics} in exchange '{exchange}' in vhost '{self.vhost}' refused "
+            f"for user '{self.user}'"
+        )
 
 
 def check_keys(
@@ -200,6 +211,20 @@ def check_keys(
     if access.is_renewable and exchange is not None and exchange.routes_as == TOPIC:
         for key in keys:
             access.check_key(exchange.name, key, operation)
+
+
+def check_forwarding(
+    access: Access, name: str, exchange: Exchange | None, key: str | None = None
+) -> None:
+    """Raises AccessRefused unless the user may have messages routed on to the exchange of that
+    name: with this routing key, or with their own, which others may have chosen. An exchange that
+    is not there may be made as one of topics."""
+    if exchange is not None and exchange.routes_as != TOPIC:
+        return
+    if key is None:
+        access.check_all_keys(name, WRITE)
+    else:
+        access.check_key(name, key, WRITE)
 
 
 def refuse_entry(

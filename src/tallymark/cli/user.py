@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -49,20 +50,24 @@ def _load(folder: Path, expected: bool = True) -> dict[str, User]:
         fail(str(error))
 
 
-def _others(folder: Path, name: str) -> dict[str, User]:
-    """Return the users as they are now, of whom nobody has the name of one who is to be added."""
-    known = _load(folder, expected=False)
+def _check_new(known: dict[str, User], name: str) -> None:
+    """Leave with exit code 1 where somebody has the name of a user who is to be added."""
     if name in known:
         fail(f"user '{name}' exists; delete it first, or change its password with passwd")
-    return known
 
 
-def _known(folder: Path, name: str) -> dict[str, User]:
-    """Return the users as they are now, of whom one has that name."""
-    known = _load(folder)
+def _check_known(known: dict[str, User], name: str, folder: Path) -> None:
+    """Leave with exit code 1 where nobody has that name."""
     if name not in known:
         fail(f"no user '{name}' in {folder}")
-    return known
+
+
+def _edit(folder: Path, change: Callable[[dict[str, User]], None]) -> None:
+    """Change the users as they are now: a broker may have changed them while somebody typed."""
+    try:
+        users.edit(folder, change)
+    except UsersError as error:
+        fail(str(error))
 
 
 @app.command()
@@ -85,7 +90,7 @@ def add(
         check_name(name)
     except UsersError as error:
         fail(str(error))
-    _others(data_dir, name)
+    _check_new(_load(data_dir, expected=False), name)
     permission = Permission(configure, write, read)
     try:
         made = make_user(
@@ -93,33 +98,45 @@ def add(
         )
     except UsersError as error:
         fail(str(error))
-    users.save(data_dir, {**_others(data_dir, name), name: made})
+
+    def change(known: dict[str, User]) -> None:
+        _check_new(known, name)
+        known[name] = made
+
+    _edit(data_dir, change)
     print(f"user '{name}' added")
 
 
 @app.command()
 def passwd(name: str, data_dir: Folder = FOLDER, password: Password = None) -> None:
     """Change a user's password."""
-    _known(data_dir, name)
+    _check_known(_load(data_dir), name, data_dir)
     try:
         made = make_user(name, _secret(password), False, {})
     except UsersError as error:
         fail(str(error))
-    known = _known(data_dir, name)  # a broker may have changed them while somebody typed
-    user = known[name]
-    known[name] = msgspec.structs.replace(
-        made, administrator=user.administrator, vhosts=user.vhosts, tags=user.tags
-    )
-    users.save(data_dir, known)
+
+    def change(known: dict[str, User]) -> None:
+        _check_known(known, name, data_dir)
+        user = known[name]
+        known[name] = msgspec.structs.replace(
+            made, administrator=user.administrator, vhosts=user.vhosts, tags=user.tags
+        )
+
+    _edit(data_dir, change)
     print(f"password of user '{name}' changed")
 
 
 @app.command()
 def delete(name: str, data_dir: Folder = FOLDER) -> None:
     """Delete a user. A running broker closes the user's connections."""
-    known = _known(data_dir, name)
-    del known[name]
-    users.save(data_dir, known)
+    _check_known(_load(data_dir), name, data_dir)
+
+    def change(known: dict[str, User]) -> None:
+        _check_known(known, name, data_dir)
+        del known[name]
+
+    _edit(data_dir, change)
     print(f"user '{name}' deleted")
 
 

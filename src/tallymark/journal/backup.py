@@ -115,15 +115,30 @@ def read_backup(folder: Path) -> Backup:
     if not isinstance(said, dict) or said.get("tallymark_backup") != FORMAT:
         found = said.get("tallymark_backup") if isinstance(said, dict) else said
         raise NotABackup(f"{folder / MANIFEST} is of format {found!r}, expected {FORMAT}")
-    files = {str(name): int(size) for name, size in said["files"].items()}
+    try:
+        files = {str(name): int(size) for name, size in said["files"].items()}
+        backup = Backup(int(said["position"]), str(said["taken_at"]), files)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise NotABackup(
+            f"{folder / MANIFEST} cannot be read: {type(error).__name__}: {error}"
+        ) from None
     for name, size in files.items():
+        if not _is_of_a_folder(name):
+            raise NotABackup(f"{folder / MANIFEST} names {name!r}, expected files of a data folder")
         try:
             found = (folder / name).stat().st_size
         except FileNotFoundError:
             raise NotABackup(f"{folder} is not whole: {name} is missing") from None
         if found != size:
             raise NotABackup(f"{folder} is not whole: {name} has {found} bytes, expected {size}")
-    return Backup(int(said["position"]), str(said["taken_at"]), files)
+    return backup
+
+
+def _is_of_a_folder(name: str) -> bool:
+    """Return whether a name is one of a file in a data folder: who restores a backup may write
+    where whoever changed it may not."""
+    own = name.removeprefix(_QUARANTINE + "/")
+    return own not in ("", ".", "..") and "/" not in own and "\0" not in own
 
 
 @final

@@ -35,7 +35,9 @@ from tallymark.server.logs import log_of
 from tallymark.server.node import Node
 from tallymark.server.opening import tokens_of
 from tallymark.server.replay import Replay
+from tallymark.server.schedule import Schedule
 from tallymark.server.standby import Following, Keeper, process_name
+from tallymark.server.tasks import add_key_refresh
 
 log = log_of("server")
 
@@ -99,8 +101,11 @@ async def take_lead(
     following = Following(leadership, config.data_dir, config.journal_id, config.accept_loss)
     users = Users(config.data_dir, tokens_of(config))
     http = StandbyHttp(following, name, users, guard_of(config))
+    tasks = Schedule(asyncio.get_running_loop())
     if config.standby:
         await http.start(bound.http)
+        add_key_refresh(tasks, users, config)
+        tasks.start()
         _announce(http)
     epoch = 0
     work = asyncio.create_task(asyncio.to_thread(following.until_leading, config.standby))
@@ -117,6 +122,7 @@ async def take_lead(
         return await _lead(config, following, leadership, epoch, stop)
     finally:
         following.stop()
+        await tasks.stop()
         await http.stop()
         leaving = access.threads.thread(lambda: _leave(leadership), "leaving")
         leaving.start()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from tallymark.journal.files import Files
 from tallymark.journal.home import Home
 from tallymark.journal.journal import Journal
+from tallymark.journal.postgresql.marks import forget_copy
 from tallymark.journal.recovery import Opened
 from tallymark.journal.threads import REAL, Threads
 from tallymark.server.access.limits import load_limits
@@ -40,7 +41,7 @@ OUR_FILES: Final = (
 """Files of a data folder, as patterns."""
 KEYS_FROM: Final = ("auth_oauth2_issuer", "auth_oauth2_jwks_url", "auth_oauth2_jwks_file")
 """Settings of which a configuration that takes tokens has one."""
-
+NO_COPY: Final = "with the URL of the database it is refused: what is written now is only here"
 
 log = log_of("server")
 
@@ -124,6 +125,8 @@ def open_node(
         made.name_seed = secrets.token_bytes(32)
         for name, problem in made.policy_table.problems():
             log.warning("policy.without_effect", policy=name, vhost=made.name, reason=problem)
+    if home is None and forget_copy(config.data_dir, files or Files()):
+        log.warning("folder.copy_no_more", folder=str(config.data_dir), effect=NO_COPY)
     journal.start()
     node = Node(config, features, broker, journal, loop, tokens_of(config))
     relay.turns = node

@@ -510,6 +510,7 @@ async def _closed(node: Node) -> int:
     if node.tracing is not None:
         await asyncio.to_thread(node.tracing.exporter.stop)
     if not node.failed.done():
+        await node.settings_files.run()  # what was written since the last look
         await node.housekeeping.last_checkpoint()
         await asyncio.to_thread(node.journal.close)
         node.housekeeping.journal_closed()

@@ -8,10 +8,12 @@ answered when it is.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, final
 
 from tallymark.journal.journal import Journal
+from tallymark.server.turns import JournalFailed
 
 NAMES: Final = ("features.json", "limits.json", "users.json")
 PERIOD_S: Final = 1.0
@@ -35,10 +37,13 @@ class SettingsFiles:
         return PERIOD_S if self._journal.has_home else 0.0
 
     async def run(self) -> None:
-        await self.keep()
+        """Keep what has changed. A journal that has failed ends the broker, which says why."""
+        with suppress(JournalFailed):
+            await self.keep()
 
     async def keep(self) -> None:
-        """Wait until the home has the files as they were when this was called."""
+        """Wait until the home has the files as they were when this was called. Raises
+        JournalFailed: it never will have them, as where another broker leads."""
         if not self._journal.has_home:
             return
         async with self._guard:
@@ -47,8 +52,9 @@ class SettingsFiles:
             gone = [name for name in self._kept if name not in found]
             if not names and not gone:
                 return
-            if await asyncio.to_thread(self._journal.keep, names, gone):
-                self._kept = found
+            if not await asyncio.to_thread(self._journal.keep, names, gone):
+                raise JournalFailed("users, limits and feature flags could not be written")
+            self._kept = found
 
     def _stamp(self, name: str) -> Stamp | None:
         try:

@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from tallymark.server.access.users import Users
+from tallymark.server.config.settings import Config
 from tallymark.server.consumer_ledger import ConsumerLedger
 from tallymark.server.heap import HeapTrim
 from tallymark.server.installed import installed
 from tallymark.server.logs import log_of
 from tallymark.server.node import Node
 from tallymark.server.sampler import Sampler
-from tallymark.server.schedule import Task
+from tallymark.server.schedule import Schedule, Task
 from tallymark.server.slow.policies import with_installed
 
 GROUP: Final = "tallymark.housekeeping"
@@ -34,13 +36,18 @@ TASKS: Final[dict[str, Callable[[Node], Task]]] = {
 log = log_of("server")
 
 
-def add_tasks(node: Node) -> None:
-    """Add all tasks to the node's schedule."""
-    if node.users.tokens is not None:
+def add_key_refresh(tasks: Schedule, users: Users, config: Config) -> None:
+    """Add the task that fetches the keys of tokens, where tokens are taken."""
+    if users.tokens is not None:
         from tallymark.server.access.token_keys import KeyRefresh
 
-        refresh = KeyRefresh(node.users.tokens.keys, node.config.auth_oauth2_jwks_refresh)
-        node.tasks.add("oauth-keys", refresh)
+        refresh = KeyRefresh(users.tokens.keys, config.auth_oauth2_jwks_refresh)
+        tasks.add("oauth-keys", refresh)
+
+
+def add_tasks(node: Node) -> None:
+    """Add all tasks to the node's schedule."""
+    add_key_refresh(node.tasks, node.users, node.config)
     for name, make in with_installed(TASKS, _installed()).items():
         try:
             node.tasks.add(name, make(node))

@@ -9,6 +9,12 @@ names is there, all before it is as it was.
 
 What is not marked, say after a crash, is compared. A mark is written once its segment is synced,
 and removed before what it covers is changed.
+
+    postgresql.json    {"journal": <number>}
+
+That a folder is a copy at all is marked, too, for as long as nothing but what the tables say gets
+into it. A broker that serves it without the database removes that mark before it writes: a copy is
+cut to what the tables have.
 """
 
 from __future__ import annotations
@@ -20,6 +26,8 @@ from typing import Final, NamedTuple
 from tallymark.journal.files import Files
 
 FILE: Final = "compared.json"
+MARKER: Final = "postgresql.json"
+"""File that says that a folder is a copy of tables, and of which journal."""
 
 
 class Mark(NamedTuple):
@@ -61,3 +69,13 @@ def forget_marks(folder: Path, files: Files) -> None:
     if (folder / FILE).exists():
         files.unlink(str(folder / FILE))
         files.sync_folder(folder)
+
+
+def forget_copy(folder: Path, files: Files) -> bool:
+    """Have the folder be a journal of its own, which no start cuts; return whether it was a copy.
+    Raises OSError."""
+    if not (folder / MARKER).exists():
+        return False
+    files.unlink(str(folder / MARKER))
+    files.sync_folder(folder)
+    return True

@@ -22,13 +22,17 @@ from tallymark.journal.files import Files
 from tallymark.journal.postgresql.compare import cut, name_in, read_segments
 from tallymark.journal.postgresql.errors import Differs, NotAMirror
 from tallymark.journal.postgresql.leadership import Leadership
-from tallymark.journal.postgresql.marks import Mark, forget_marks, read_marks, write_marks
+from tallymark.journal.postgresql.marks import (
+    MARKER,
+    Mark,
+    forget_marks,
+    read_marks,
+    write_marks,
+)
 from tallymark.journal.postgresql.schema import checksum, row_checksum
 from tallymark.stored.layout import HEADER
 from tallymark.stored.segment import parsed_checkpoint, parsed_name
 
-MARKER: Final = "postgresql.json"
-"""File that says that a folder is a mirror of tables, and of which journal."""
 ROWS: Final = 64
 BYTES: Final = 16 << 20
 """Rows of blocks that are fetched at a time, at most; and the bytes behind which no further one is:

@@ -3,7 +3,8 @@
 A file is read again when it changed. An issuer's set is fetched at the start, every
 `auth_oauth2_jwks_refresh`, and when a token names a key that is not known: then at most once in
 FETCH_GAP_MS, whoever asks, so that strangers cannot have the broker knock at the issuer's door.
-While the issuer is away, or a file is no key set, the keys that were there last go on.
+While the issuer is away, or a file is no key set, the keys that were there last go on. A set
+without a key that can be used withdraws them all, but a broker does not begin with one.
 
 Symmetric keys (HS256) come from a file only: whoever can read one can make tokens.
 """
@@ -48,6 +49,7 @@ LONGEST_HEADER: Final = 8192
 """Letters of a token's header: some issuers put certificates there."""
 AT_ONCE_S: Final = 0.01
 CODE: Final = "tokens of OAuth 2"
+NO_KEYS: Final = "a key set without a key that can be used"
 
 log = log_of("users")
 
@@ -115,7 +117,8 @@ class Keys:
     def take(self, found: list[VerifyingKey]) -> None:
         self._keys = found
         self.generation += 1
-        log.info("oauth.keys", keys=[str(key.name) for key in found])
+        tell = log.info if found else log.error
+        tell("oauth.keys", keys=[str(key.name) for key in found])
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -129,7 +132,10 @@ class KeyFile(Keys):
         super().__init__()
         self._path = path
         self._stamp = self._stamp_now()
-        self.take(self._read())
+        found = self._read()
+        if not found:
+            raise KeysUnavailable(f"auth_oauth2_jwks_file {path}: {NO_KEYS}")
+        self.take(found)
 
     def look(self) -> None:
         stamp = self._stamp_now()
@@ -191,7 +197,10 @@ class FetchedKeys(Keys):
         self.fetches += 1
         try:
             url = self._url or await self._discovered()
-            self.take(parse_keys(await self._get(url), has_secrets=False))
+            found = parse_keys(await self._get(url), has_secrets=False)
+            if not found and not self.generation:
+                raise KeysUnavailable(NO_KEYS)
+            self.take(found)
             self._problem = ""
         except (KeysUnavailable, NotLoaded) as error:
             self._problem = str(error)
@@ -256,7 +265,7 @@ class KeyRefresh:
 def parse_keys(data: bytes, has_secrets: bool) -> list[VerifyingKey]:
     """Return the usable keys of a set; others are named in the log and left out.
 
-    Raises KeysUnavailable: it is no key set, or none of its keys can be used. Raises NotLoaded.
+    Raises KeysUnavailable: it is no key set. Raises NotLoaded.
     """
     with loading(CODE, "users"):
         from joserfc.errors import SecurityWarning
@@ -274,8 +283,6 @@ def parse_keys(data: bytes, has_secrets: bool) -> list[VerifyingKey]:
         except KeysUnavailable as error:
             name = entry.get("kid") if isinstance(entry, dict) else None
             log.warning("oauth.key_left_out", kid=str(name)[:100], reason=str(error))
-    if not found:
-        raise KeysUnavailable("a key set without a key that can be used")
     return found
 
 

@@ -1,9 +1,11 @@
 """Users: salted scrypt hashes and permissions in the data folder's users.json.
 
 The file is replaced atomically and readable by its owner only. A running broker reads it again when
-it changed, so `tallymark user` needs no connection to it. While no users are configured there is
-guest/guest; a broker with users of its own has no guest unless one is added. guest/guest gets in
-from loopback only.
+it changed, so `tallymark user` needs no connection to it. Whoever changes it holds a lock on the
+folder from the look at what it replaces on, so that no change undoes another one. While no users
+are configured there is guest/guest; a broker with users of its own has no guest unless one is
+added. guest/guest gets in from loopback only. A broker that has had users does not fall back to
+guest: a start looks at where it listens, and this one may listen for others.
 
 Users that come from RabbitMQ keep RabbitMQ's hashes: SHA-256 or SHA-512 over a salt of 4 bytes and
 the password. These are weaker against whoever reads the file; a new password gets a scrypt hash,
@@ -15,11 +17,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import fcntl
 import hmac
 import json
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -54,6 +57,10 @@ if TYPE_CHECKING:
 log = log_of("server")
 
 FILE: Final = "users.json"
+ATTEMPTS: Final = 20
+"""Attempts at a change that another process overtakes."""
+Stamp = tuple[int, int, int]
+"""Inode, time and size of the file."""
 
 
 def load(folder: Path) -> dict[str, User]:
@@ -76,6 +83,38 @@ def save(folder: Path, users: dict[str, User]) -> None:
     """Replace the file."""
     data = msgspec.json.format(msgspec.json.encode(list(users.values())), indent=1)
     replace_file(folder, FILE, data)
+
+
+def edit(folder: Path, change: Callable[[dict[str, User]], None]) -> None:
+    """Have `change` alter the users of a data folder, which nobody else changes meanwhile. Raises
+    UsersError, OSError, and what `change` raises: then nothing has changed."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _alone(folder):
+        users = load(folder)
+        change(users)
+        save(folder, users)
+
+
+def save_over(folder: Path, users: dict[str, User], seen: Stamp | None) -> bool:
+    """Replace the file that was seen with this stamp. False: it is another one by now."""
+    with _alone(folder):
+        if _stamp(str(folder / FILE)) != seen:
+            return False
+        save(folder, users)
+    return True
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep everybody else who changes the users of a data folder waiting. Where its file system has
+    no such locks, as over a network, nobody waits."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def replace_file(folder: Path, name: str, data: bytes) -> None:
@@ -108,9 +147,11 @@ class Users:
         self._folder = folder
         self._file = str(folder / FILE)
         self.tokens = tokens
-        self._stamp: tuple[int, int, int] | None = None
+        self._stamp: Stamp | None = None
         self._users: dict[str, User] = {}
         self._all_scram = True
+        self._had_any = False
+        """True once there was a user."""
         self._has_looked = False
         self._under_way: tuple[dict[str, User], str] | None = None
         """Users that are being written to the file, and the author of the change. Whoever looks at
@@ -125,10 +166,13 @@ class Users:
         """Return the users as the file has them now; the file is read again only when it changed.
 
         Raises:
-            UsersError: the file cannot be read as users; nobody logs in until it can.
+            UsersError: the file cannot be read as users, or is gone; nobody logs in until it can be
+                read.
         """
         stamp = _stamp(self._file)
         if stamp != self._stamp:
+            if stamp is None:
+                raise UsersError(f"{self._file} is gone: nobody logs in until it is back")
             try:
                 found = load(self._folder)
             except UsersError as error:
@@ -138,6 +182,7 @@ class Users:
                 raise
             before, self._users = self._users, found
             self._stamp = stamp
+            self._had_any = self._had_any or bool(found)
             if self._has_looked:
                 users_changed(before, found, self._author_of(found))
             self._all_scram = all(
@@ -155,11 +200,15 @@ class Users:
             return self._under_way[1]
         return BY_FILE
 
+    def _has_guest(self) -> bool:
+        """Return whether guest/guest is the only user: nobody was configured so far, and there are
+        no tokens. Raises UsersError."""
+        return not self.current() and not self._had_any and self.tokens is None
+
     @property
     def asks_everybody(self) -> bool:
-        """True if everybody has to log in: not while guest is the only user and there are no
-        tokens. Raises UsersError."""
-        return self.tokens is not None or bool(self.current())
+        """True if everybody has to log in: not while guest is the only user. Raises UsersError."""
+        return not self._has_guest()
 
     def offers_scram(self) -> bool:
         """Return whether every user with a password can log in by SCRAM: clients that choose the
@@ -176,13 +225,10 @@ class Users:
         """Return a user's SCRAM keys; for a user without keys, or an unknown one, keys that no
         password fits, with a salt that is always the same, so that log-ins do not reveal which
         users exist. Raises UsersError."""
-        users = self.current()
-        if not users:
-            is_guest = name == GUEST and is_loopback(peer) and self.tokens is None
-            found = guest_keys() if is_guest else None
-        else:
-            user = users.get(name)
-            found = None if user is None else user.scram
+        user = self.current().get(name)
+        found = None if user is None else user.scram
+        if self._has_guest() and name == GUEST and is_loopback(peer):
+            found = guest_keys()
         if found is not None:
             return found
         salt = hmac.digest(self._key, name.encode("utf-8", "replace"), "sha256")[: scram.SALT]
@@ -190,14 +236,10 @@ class Users:
 
     def named(self, name: str) -> User | None:
         """Return a user whose identity is already proven; guest where no users are configured.
-        Raises UsersError.
-
-        Raises UsersError.
-        """
-        users = self.current()
-        if not users and self.tokens is None:
+        Raises UsersError."""
+        if self._has_guest():
             return GUEST_USER if name == GUEST else None
-        return users.get(name)
+        return self.current().get(name)
 
     def as_now(self, user: User) -> User | None:
         """Return a user who has logged in, with the rights of now; None: deleted, or the token has
@@ -218,7 +260,7 @@ class Users:
         if self.tokens is not None and is_token(password):
             return await self._check_token(self.tokens, password, peer)
         users = self.current()
-        if not users and self.tokens is None:
+        if self._has_guest():
             guest = name == GUEST and password == GUEST and is_loopback(peer)
             return GUEST_USER if guest else None
         if name == GUEST and password == GUEST and not is_loopback(peer):
@@ -290,25 +332,36 @@ class Users:
         keep_guest: the first change makes a user of the guest/guest there was, so that whoever
         asked for it is not locked out by it.
 
+        `change` is called again where another process has changed the users meanwhile.
+
         Raises:
             UsersError: the file cannot be read, nobody would be left, or whatever `change` raises;
                 nothing has changed.
         """
         async with self._changing:
-            users = dict(self.current())
-            if not users and keep_guest and self.tokens is None:
-                users[GUEST] = await asyncio.to_thread(
-                    make_user, GUEST, GUEST, True, {"*": Permission()}
-                )
-            change(users)
-            if not users:
-                raise UsersError("no user would be left, expected at least one")
-            self._under_way = users, by
-            try:
-                await asyncio.to_thread(save, self._folder, users)
-                self.current()
-            finally:
-                self._under_way = None
+            for _ in range(ATTEMPTS):
+                users, seen = dict(self.current()), self._stamp
+                if keep_guest and self._has_guest():
+                    users[GUEST] = await asyncio.to_thread(
+                        make_user, GUEST, GUEST, True, {"*": Permission()}
+                    )
+                change(users)
+                if not users:
+                    raise UsersError("no user would be left, expected at least one")
+                if await self._saved(users, seen, by):
+                    return
+            raise UsersError("others change the users all the time: try again")
+
+    async def _saved(self, users: dict[str, User], seen: Stamp | None, by: str) -> bool:
+        """Replace the users that were seen with this stamp. False: there are others by now."""
+        self._under_way = users, by
+        try:
+            if not await asyncio.to_thread(save_over, self._folder, users, seen):
+                return False
+            self.current()
+        finally:
+            self._under_way = None
+        return True
 
 
 def _tell_problems(users: dict[str, User]) -> None:
@@ -344,7 +397,7 @@ def is_token(text: str) -> bool:
     return isinstance(found, dict)
 
 
-def _stamp(file: str) -> tuple[int, int, int] | None:
+def _stamp(file: str) -> Stamp | None:
     try:
         found = os.stat(file)
     except FileNotFoundError:

@@ -168,18 +168,18 @@ async def import_definitions(
         UsersError: the users cannot be read; nothing has changed.
         OSError: they cannot be stored; nothing has changed.
     """
-    users = node.users.current()
-    if not users and not at_start:
-        users = {GUEST_USER.name: GUEST_USER}
-    plan = plan_of(value, node.broker, users, vhost)
-    if plan.problems:
-        raise DefinitionsRefused("; ".join(plan.problems))
-    if plan.users or plan.permissions:
-        for name, password in plan.passwords.items():
-            made = await asyncio.to_thread(make_user, name, password, False, {})
+    plan = _checked(node, value, vhost, at_start)
+    if plan.passwords:
+        hashed = {
+            name: await asyncio.to_thread(make_user, name, password, False, {})
+            for name, password in plan.passwords.items()
+        }
+        plan = _checked(node, value, vhost, at_start)  # that took long: what is there by now?
+        for name, made in hashed.items():
             plan.users[name] = msgspec.structs.replace(
                 made, administrator=plan.users[name].administrator, tags=plan.users[name].tags
             )
+    if plan.users or plan.permissions:
         await node.users.change(lambda known: _set_users(known, plan), by, keep_guest=not at_start)
     imported = Imported(plan.counts(), plan.unsupported)
     imported.failed += _apply(node, plan)
@@ -193,6 +193,18 @@ async def import_definitions(
     if not at_start:
         await node.durable()
     return imported
+
+
+def _checked(node: Node, value: object, vhost: str | None, at_start: bool) -> Plan:
+    """Return the plan of definitions, against what there is now. Raises DefinitionsRefused,
+    UsersError."""
+    users = node.users.current()
+    if not users and not at_start:
+        users = {GUEST_USER.name: GUEST_USER}
+    plan = plan_of(value, node.broker, users, vhost)
+    if plan.problems:
+        raise DefinitionsRefused("; ".join(plan.problems))
+    return plan
 
 
 async def load_file(node: Node, file: Path) -> None:

@@ -10,10 +10,10 @@ import msgspec
 from aiohttp import web
 
 from tallymark.bridge.nsq.topics import Topics
-from tallymark.bridge.operations import queue_of
 from tallymark.bridge.permissions import QUEUE, READ, Access
 from tallymark.engine.broker import Broker
 from tallymark.engine.queue import Queue
+from tallymark.engine.session import NOBODY
 from tallymark.journal.journal import Journal
 from tallymark.server.access.user import TokenUser, User, UsersError, permission_in, permissions_of
 from tallymark.server.access.users import Users
@@ -164,13 +164,14 @@ class ReadContext:
         them."""
 
     def queue(self, request: web.Request) -> Queue:
-        """The queue that the path names. Raises NotFound, AccessRefused (needs read)."""
+        """The queue that the path names. Raises as `queue_named`."""
         return self.queue_named(request, request.match_info["vhost"], request.match_info["queue"])
 
     def queue_named(self, request: web.Request, vhost: str, name: str) -> Queue:
-        """The queue of that name. Raises NotFound, AccessRefused (needs read)."""
+        """The queue of that name. Raises NotFound, AccessRefused (needs read), ResourceLocked:
+        it is a connection's own."""
         self.access(request, vhost).check(QUEUE, name, READ)
-        return queue_of(self.node.broker.vhost(vhost), name)
+        return self.node.broker.vhost(vhost).queue(name, NOBODY)
 
     def check_read(self, request: web.Request, queue: Queue) -> None:
         """Raises AccessRefused unless the user may read it now, and Refused 401 as `user_of`."""

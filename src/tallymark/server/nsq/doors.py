@@ -77,9 +77,11 @@ class NsqDoors:
     def access_of(self, logged_in: User | None) -> tuple[Access, bool] | None:
         """Return the present access of a user who logged in, or (None) of the configured one, and
         whether it is an administrator. None: there is no access control. Raises KeyError: there is
-        no such user."""
+        no such user, or by now somebody has to log in."""
         name = self._acting if logged_in is None else logged_in.name
         if not name:
+            if self.needs_login:
+                raise KeyError(name)
             return None
         user = self.user(name) if logged_in is None else self._as_now(logged_in)
         if user is None:

@@ -173,15 +173,15 @@ class Site:
         return self._login_form(request, request.query.get("to", "/"), "", 200)
 
     def _login_form(self, request: web.Request, to: str, problem: str, status: int) -> web.Response:
-        is_new = self._node.users.tokens is None and not self._has_users()
+        is_new = not self._asks_everybody()
         text = self._template("login.html").render(
             **self._frame(request, None, "Log in"), to=_own(to), problem=problem, is_new=is_new
         )
         return _html(text, status)
 
-    def _has_users(self) -> bool:
+    def _asks_everybody(self) -> bool:
         try:
-            return bool(self._node.users.current())
+            return self._node.users.asks_everybody
         except UsersError:
             return True
 
