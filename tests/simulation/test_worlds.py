@@ -46,6 +46,23 @@ def seeds_of(file: Path) -> list[int]:
     return [int(line.split()[0]) for line in file.read_text().splitlines()]
 
 
+INTERRUPTED_WAIT = """
+import signal
+from tallymark.simulation import __main__ as command
+
+def interrupted(running, *how, wait=command.wait):
+    condition = next(iter(running))._condition
+    condition.acquire()  # as the wait does, for each
+    signal.raise_signal(signal.SIGINT)
+    condition.release()
+    return wait(running, *how)
+
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+command.wait = interrupted
+raise SystemExit(command.main())
+"""
+
+
 def begun() -> subprocess.Popen[str]:
     """Begin a long run in a group of processes of its own."""
     return subprocess.Popen(
@@ -106,6 +123,17 @@ def test_a_second_interrupt_does_not_disturb_the_end_of_a_run() -> None:
     said, errors = running.communicate()
     assert (running.returncode, errors) == (130, "")
     assert "worlds, 0 failed" in said
+
+
+def test_an_interrupt_leaves_no_lock_to_the_end_of_a_run() -> None:
+    """Who waits for worlds holds their locks for moments, and to end the workers takes these."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_WAIT, "--seeds", "100", "--jobs", "1"],
+        capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": str(SRC), "PYTHONHASHSEED": "0"},
+    )  # fmt: skip
+    assert done.returncode == 130
+    assert done.stderr.endswith("interrupted: worlds under way are finished first\n")
 
 
 def test_an_interrupt_while_workers_begin_is_not_their_business() -> None:

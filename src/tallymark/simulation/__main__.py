@@ -36,6 +36,8 @@ SEEDS_A_PROCESS: Final = 200
 """Worlds after which a process is replaced: what an abandoned broker held stays in it."""
 PROGRESS_S: Final = 30.0
 """Time between two lines of progress, seconds."""
+LOOK_S: Final = 0.2
+"""Time between two looks at whether Ctrl-C has come, seconds."""
 LONG_S: Final = 120.0
 """Time after which a world that is under way is named with the progress, seconds: it may hang."""
 INTERRUPTED: Final = 130
@@ -133,21 +135,19 @@ def _many(work: Callable[[T], Result], seeds: Iterable[T], asked: argparse.Names
     the sum so far.
     A second Ctrl-C changes nothing."""
     ctrl_c = _CtrlC()
-    began = time.perf_counter()
-    told = began - PROGRESS_S  # the first world is told at once
+    began = told = time.perf_counter()
     seen: Counter[str] = Counter()
     reached: defaultdict[str, list[object]] = defaultdict(list)
     played: dict[object, tuple[int, set[str]]] = {}
     done = failed = 0
     simulated_s = 0.0
-    is_interrupted = False
     # Processes of their own, and new ones after a while.
     context = multiprocessing.get_context("spawn")
     left = iter(seeds)
     pool = ProcessPoolExecutor(asked.jobs, mp_context=context, max_tasks_per_child=SEEDS_A_PROCESS)
     running: dict[Future[Result], tuple[T, float]] = {}
     try:
-        while True:
+        while not ctrl_c.has_come:
             while len(running) < 2 * asked.jobs and (seed := next(left, None)) is not None:
                 if asked.time is not None and time.perf_counter() - began > asked.time:
                     break
@@ -155,8 +155,7 @@ def _many(work: Callable[[T], Result], seeds: Iterable[T], asked: argparse.Names
                     running[pool.submit(work, seed)] = seed, time.perf_counter()
             if not running:
                 break
-            with ctrl_c.raises():
-                over, _ = wait(running, PROGRESS_S, FIRST_COMPLETED)
+            over, _ = wait(running, LOOK_S, FIRST_COMPLETED)
             for future in over:
                 (seed, _), result = running.pop(future), future.result()
                 done += 1
@@ -169,13 +168,14 @@ def _many(work: Callable[[T], Result], seeds: Iterable[T], asked: argparse.Names
                 if result.failure:
                     failed += 1
                     print(_line(seed, result), flush=True)
-            if time.perf_counter() - told > PROGRESS_S:
+            is_first = done == len(over) > 0
+            if is_first or time.perf_counter() - told > PROGRESS_S:
                 told = time.perf_counter()
                 line = _count(done, failed, told - began, simulated_s)
                 print(line + _long(running.values(), told), file=sys.stderr, flush=True)
-    except KeyboardInterrupt:
-        is_interrupted = True
-        print("interrupted: worlds under way are finished first", file=sys.stderr, flush=True)
+        is_interrupted = ctrl_c.has_come
+        if is_interrupted:
+            print("interrupted: worlds under way are finished first", file=sys.stderr, flush=True)
     finally:
         pool.shutdown(cancel_futures=True)
     print(_count(done, failed, time.perf_counter() - began, simulated_s))
@@ -195,31 +195,17 @@ def _many(work: Callable[[T], Result], seeds: Iterable[T], asked: argparse.Names
 
 
 class _CtrlC:
-    """SIGINT in a program that has workers: it raises in one place only, and once."""
+    """SIGINT in a program that has workers. It is noted, and raises nothing: whoever waits for a
+    worker may hold a lock that the end of the workers needs."""
 
     def __init__(self) -> None:
-        self._has_come = False
-        self._may_raise = False
+        self.has_come = False
         resource_tracker.ensure_running()  # its start would unblock the signal at some later time
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
             signal.signal(signal.SIGINT, self._comes)
 
     def _comes(self, number: int, frame: object) -> None:
-        self._has_come = True
-        if self._may_raise:
-            self._may_raise = False
-            raise KeyboardInterrupt
-
-    @contextlib.contextmanager
-    def raises(self) -> Iterator[None]:
-        """Let it raise KeyboardInterrupt here, also if it came before."""
-        self._may_raise = True
-        try:
-            if self._has_come:
-                raise KeyboardInterrupt
-            yield
-        finally:
-            self._may_raise = False
+        self.has_come = True
 
     @contextlib.contextmanager
     def kept_from_what_begins(self) -> Iterator[None]:
