@@ -140,7 +140,7 @@ nightly: install $(VENV)/.long  ## test-long whole, and Spark on clusters; the r
 
 test-timings: install  ## where `make test` spends its CPU, file by file
 	rm -f $(VENV)/timings.jsonl
-	TALLYMARK_TIMINGS=$(VENV)/timings.jsonl $(BIN)/python $(PYTEST) -p tests.support.timings \
+	TALLYMARK_TIMINGS=$(CURDIR)/$(VENV)/timings.jsonl $(BIN)/python $(PYTEST) -p tests.support.timings \
 	-n $(WORKERS) tests
 	$(BIN)/python -m tests.support.timings $(VENV)/timings.jsonl
 

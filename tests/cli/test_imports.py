@@ -37,7 +37,9 @@ def imported(folder: Path, program: str, names: tuple[str, ...]) -> list[str]:
         f"{program}"
     )
     # A broker looks for what is nearest to a setting that it does not know, as the tests' own.
-    environ = {name: value for name, value in os.environ.items() if name != "TALLYMARK_LONG"}
+    environ = {
+        name: value for name, value in os.environ.items() if not name.startswith("TALLYMARK_")
+    }
     subprocess.run(
         [sys.executable, "-c", wrapped], capture_output=True, timeout=PATIENCE_S, check=False,
         env=environ,
