@@ -16,6 +16,7 @@ from tallymark.cli import doctor
 from tallymark.cli.doctor import LOOK, OK, UNSYNCHRONISED, WRONG
 from tallymark.server.config.settings import Config
 from tests.cli.test_commands import run
+from tests.support.ports import reserved
 
 MOUNTS = """\
 /dev/sda1 / ext4 rw,relatime 0 0
@@ -95,8 +96,8 @@ def found(config: Config, topic: str) -> list[doctor.Finding]:
 
 
 def test_each_port_is_looked_at_where_a_broker_would_listen(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.2", 0)) as taken:
-        number = taken.getsockname()[1]
+    number = reserved()
+    with socket.create_server(("127.0.0.2", number)):
         at = ("127.0.0.1", "127.0.0.2")
         free = Config(data_dir=tmp_path, amqp_port=0, http_port=0)
         nsq = replace(free, nsq=True, nsq_port=number, nsq_host=at, nsq_http_port=0)
