@@ -14,7 +14,7 @@ SHELL := /bin/bash
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup install test test-pure test-installed test-long test-timings timings check format \
+.PHONY: help setup install test test-pure test-installed test-long test-busy test-timings timings check format \
 	bench instructions siege simulate real soak churn build site demo demo-cluster fuzz figures pictures interop constraints audit clean
 
 help:  ## show the targets
@@ -137,6 +137,9 @@ test-long: install $(VENV)/.long  ## what is too long for `make test`, and more 
 .PHONY: nightly
 nightly: install $(VENV)/.long  ## test-long whole, and Spark on clusters; the result goes to docs/nightly.md
 	$(BIN)/python tools/nightly.py $(ARGS)
+
+test-busy: install  ## all tests on a machine without free ports, whose cores stand still for moments
+	TALLYMARK_LONG=$(LONG) $(BIN)/python tools/busy_machine.py $(BIN)/python $(PYTEST) -n $(WORKERS) tests
 
 test-timings: install  ## where `make test` spends its CPU, file by file
 	rm -f $(VENV)/timings.jsonl
