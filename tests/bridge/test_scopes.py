@@ -146,14 +146,6 @@ def test_routing_keys_are_limited_on_topic_exchanges(
         )
 
 
-def test_a_user_with_a_password_has_no_limits_of_routing_keys() -> None:
-    access = Access("ann", "v", (".*", ".*", ".*"))
-    access.follow(Permissions("ann", {"v": (".*", ".*", ".*")}))
-    exchange = make_exchange("logs", "topic", True, False, False, {})
-    check_keys(access, exchange, ("any",), WRITE)
-    assert not access.is_renewable
-
-
 # -- what takes messages on to a topic exchange
 
 

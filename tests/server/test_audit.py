@@ -170,6 +170,8 @@ def test_changes_of_users_policies_and_others_and_by_whom(broker: BrokerProcess)
     done(broker, "PUT", "users/eve", {"password": PLANTED, "tags": "monitoring"})
     done(broker, "PUT", "permissions/%2F/eve", {**FULL, "read": "^$"})
     done(broker, "PUT", "users/eve", {"password": PLANTED + "2", "tags": ""})
+    topics = {"exchange": "amq.topic", "write": "^app", "read": ""}
+    done(broker, "PUT", "topic-permissions/%2F/eve", topics)
     done(broker, "PUT", "policies/%2F/p", {"pattern": "x", "definition": {"max-length": 5}})
     done(broker, "DELETE", "users/eve")
     command = [sys.executable, "-m", "tallymark", "user", "add", "eve", "--password", PLANTED]
@@ -188,6 +190,8 @@ def test_changes_of_users_policies_and_others_and_by_whom(broker: BrokerProcess)
         ("request.done", "guest", None, "/api/permissions///eve"),
         ("user.changed", "eve", "guest", None),
         ("request.done", "guest", None, "/api/users/eve"),
+        ("user.changed", "eve", "guest", None),
+        ("request.done", "guest", None, "/api/topic-permissions///eve"),
         ("request.done", "guest", None, "/api/policies///p"),
         ("user.deleted", "eve", "guest", None),
         ("request.done", "guest", None, "/api/users/eve"),
@@ -197,6 +201,7 @@ def test_changes_of_users_policies_and_others_and_by_whom(broker: BrokerProcess)
     changed = [one for one in events(broker, after) if one["event"] == "user.changed"]
     assert changed[0]["vhosts"] == {"/": [".*", ".*", "^$"]}
     assert (changed[1]["password"], changed[1]["tags"]) == ("changed", [])
+    assert changed[2]["topics"] == {"/": {"amq.topic": ["^app", ""]}}
     assert PLANTED not in broker.log()
 
 

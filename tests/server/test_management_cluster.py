@@ -27,7 +27,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 @pytest.mark.parametrize(
     "path",
     [
-        "topic-permissions", "users/ann/topic-permissions", "vhosts/%2F/topic-permissions",
         "parameters", "parameters/shovel", "parameters/shovel/%2F", "global-parameters",
         "federation-links", "federation-links/%2F", "shovels", "extensions", "deprecated-features",
         "deprecated-features/used",
@@ -40,9 +39,8 @@ def test_what_only_plugins_have_is_empty(broker: BrokerProcess, path: str) -> No
 @pytest.mark.parametrize(
     "path",
     [
-        "topic-permissions/%2F/ann", "parameters/shovel/%2F/s", "global-parameters/cluster_tags",
-        "users/nobody/topic-permissions", "vhosts/none/topic-permissions",
-        "parameters/shovel/none", "federation-links/none",
+        "parameters/shovel/%2F/s", "global-parameters/cluster_tags", "parameters/shovel/none",
+        "federation-links/none",
     ],
 )  # fmt: skip
 def test_single_things_of_them_are_not_there(broker: BrokerProcess, path: str) -> None:
@@ -76,7 +74,6 @@ def test_a_parameter_is_refused_for_want_of_its_plugin(broker: BrokerProcess) ->
 
 def test_nobody_sees_other_virtual_hosts_by_way_of_a_plugin(broker: BrokerProcess) -> None:
     assert refused(broker, "GET", "federation-links/%2F", user="bob:bob")[0] == 401
-    assert refused(broker, "GET", "users/ann/topic-permissions", user="bob:bob")[0] == 401
 
 
 def test_what_moves_between_nodes_has_nothing_to_do(broker: BrokerProcess) -> None:

@@ -281,7 +281,7 @@ def test_the_broker_as_a_whole(broker: BrokerProcess) -> None:
     assert get(broker, f"nodes/{node['name']}")["name"] == node["name"]
     assert refused(broker, "GET", "nodes/other")[:2] == (404, "not_found")
     assert get(broker, "cluster-name") == {"name": node["name"]}
-    for path in ("extensions", "parameters", "parameters/shovel/%2F", "topic-permissions"):
+    for path in ("extensions", "parameters", "parameters/shovel/%2F"):
         assert get(broker, path) == []
     assert refused(broker, "POST", "overview")[:2] == (405, "method_not_allowed")
     assert refused(broker, "GET", "no-such-thing")[:2] == (404, "not_found")

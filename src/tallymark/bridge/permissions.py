@@ -9,10 +9,14 @@ protocols check them here, before each operation: revoked rights end for open co
 A pattern matches anywhere in the name; the empty pattern matches only the empty name, and one that
 is refused (engine/patterns.py) matches nothing. The default exchange is known here as `amq.default`
 [rabbitmq access control].
+
+A user's routing keys may be limited as well, on one topic exchange by one: by a pattern for those
+it publishes with (write), and one for those it binds with (read) [rabbitmq topic authorisation].
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Final, final
 
@@ -33,6 +37,8 @@ TOPIC: Final = "topic"
 ENTER: Final = 3
 """Operation on a virtual host: to enter it."""
 VHOST: Final = "vhost"
+Topics = dict[str, dict[str, tuple[str, str]]]
+"""Patterns (write, read) of the routing keys that a user may use, by virtual host and exchange."""
 OnDenied = Callable[["Access", str, str, int], None]
 REMEMBERED: Final = 4096
 """Number of decisions cached per connection."""
@@ -51,7 +57,7 @@ def check_vhost_name(name: str) -> None:
 class Permissions:
     """A user and, per virtual host, the patterns (configure, write, read). Immutable."""
 
-    __slots__ = ("impersonates", "scopes", "user", "vhosts")
+    __slots__ = ("impersonates", "scopes", "topics", "user", "vhosts")
 
     def __init__(
         self,
@@ -59,6 +65,7 @@ class Permissions:
         vhosts: dict[str, tuple[str, str, str]],
         impersonates: bool = False,
         scopes: Scopes | None = None,
+        topics: Topics | None = None,
     ) -> None:
         self.user = user
         self.vhosts = vhosts
@@ -67,8 +74,10 @@ class Permissions:
         """True if the user may publish messages with another user's user-id
         [rabbitmq impersonator]."""
         self.scopes = scopes
-        """The rights of a token, in place of `vhosts`; None: the user did not come by a token.
-        These can be renewed by another token while the connection is open."""
+        """The rights of a token, in place of `vhosts` and `topics`; None: the user did not come by
+        a token. These can be renewed by another token while the connection is open."""
+        self.topics = topics or {}
+        """Limits of routing keys; an exchange that is not named has none."""
 
     @staticmethod
     def all(user: str) -> Permissions:
@@ -82,6 +91,21 @@ class Permissions:
         found = self.vhosts.get(vhost)
         return self.vhosts.get(ANY_VHOST) if found is None else found
 
+    def limits_keys(self, vhost: str) -> bool:
+        """Return whether there are exchanges in the virtual host on which not every routing key may
+        be used."""
+        return self.scopes is not None or vhost in self.topics
+
+    def keys(self, vhost: str, exchange: str, operation: int) -> str:
+        """Return the pattern of the routing keys that go with WRITE or READ on a topic exchange."""
+        if self.scopes is not None:
+            return self.scopes.keys(vhost, exchange, operation)
+        patterns = self.topics.get(vhost, {}).get(exchange)
+        if patterns is None:
+            return EVERYTHING
+        write, read = patterns
+        return expanded(write if operation == WRITE else read, self.user, vhost)
+
 
 @final
 class Access:
@@ -91,8 +115,9 @@ class Access:
         "_keys",
         "_known",
         "_patterns",
-        "_scopes",
+        "_permissions",
         "impersonates",
+        "limits_keys",
         "on_denied",
         "peer",
         "user",
@@ -117,7 +142,10 @@ class Access:
         """Peer of the connection, for the callback."""
         self._patterns = [_compiled(pattern) for pattern in patterns]
         self._known: dict[tuple[int, str], bool] = {}
-        self._scopes: Scopes | None = None
+        self._permissions: Permissions | None = None
+        """The newest permissions; None: none have been followed."""
+        self.limits_keys = False
+        """True if not every routing key may be used on every exchange."""
         self._keys: dict[tuple[int, str], Pattern | None] = {}
         """Patterns of routing keys, by operation and exchange."""
 
@@ -127,14 +155,15 @@ class Access:
         patterns = permissions.patterns(self.vhost)
         self.impersonates = permissions.impersonates
         self._patterns = [_compiled(pattern) for pattern in patterns or ()]
-        self._scopes = permissions.scopes
+        self._permissions = permissions
+        self.limits_keys = permissions.limits_keys(self.vhost)
         self._known.clear()
         self._keys.clear()
 
     @property
     def is_renewable(self) -> bool:
         """True if the rights come from a token, which another one can take the place of."""
-        return self._scopes is not None
+        return self._permissions is not None and self._permissions.scopes is not None
 
     def allows(self, kind: str, name: str, operation: int) -> bool:
         """Return whether `check` would pass."""
@@ -173,15 +202,15 @@ class Access:
 
     def check_key(self, exchange: str, key: str, operation: int) -> None:
         """Raises AccessRefused unless the user may do that to a topic exchange with this routing
-        key. Only tokens limit routing keys [rabbitmq topic authorisation]."""
-        scopes = self._scopes
-        if scopes is None:
+        key [rabbitmq topic authorisation]."""
+        permissions = self._permissions
+        if permissions is None or not self.limits_keys:
             return
         place = (operation, exchange)
         if place not in self._keys:
             if len(self._keys) >= REMEMBERED:
                 self._keys.clear()
-            self._keys[place] = _compiled(scopes.keys(self.vhost, exchange, operation))
+            self._keys[place] = _compiled(permissions.keys(self.vhost, exchange, operation))
         pattern = self._keys[place]
         if pattern is None or not pattern.matches(key):
             self._refuse_keys(exchange, f"routing key {key}", f"topic '{key}'", operation)
@@ -189,8 +218,10 @@ class Access:
     def check_all_keys(self, exchange: str, operation: int) -> None:
         """Raises AccessRefused unless the user may do that to a topic exchange with every routing
         key."""
-        scopes = self._scopes
-        if scopes is not None and scopes.keys(self.vhost, exchange, operation) != EVERYTHING:
+        permissions = self._permissions
+        if permissions is None or not self.limits_keys:
+            return
+        if permissions.keys(self.vhost, exchange, operation) != EVERYTHING:
             self._refuse_keys(exchange, "all routing keys", "all topics", operation)
 
     def _refuse_keys(self, exchange: str, keys: str, topics: str, operation: int) -> None:
@@ -208,7 +239,7 @@ def check_keys(
 ) -> None:
     """Raises AccessRefused unless the user may do that to the exchange with all of these routing
     keys: they count for topic exchanges only."""
-    if access.is_renewable and exchange is not None and exchange.routes_as == TOPIC:
+    if access.limits_keys and exchange is not None and exchange.routes_as == TOPIC:
         for key in keys:
             access.check_key(exchange.name, key, operation)
 
@@ -234,6 +265,12 @@ def refuse_entry(
     if on_denied is not None:
         on_denied(Access(permissions.user, vhost, ("", "", ""), peer=peer), VHOST, vhost, ENTER)
     return f"access to vhost '{vhost}' refused for user '{permissions.user}'"
+
+
+def expanded(pattern: str, user: str, vhost: str) -> str:
+    """Return a pattern of routing keys with the names that `{username}` and `{vhost}` stand for; a
+    name matches itself, whatever its letters are in a pattern [rabbitmq topic authorisation]."""
+    return pattern.replace("{username}", re.escape(user)).replace("{vhost}", re.escape(vhost))
 
 
 def _compiled(pattern: str) -> Pattern | None:

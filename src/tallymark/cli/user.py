@@ -7,12 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from tallymark.cli.output import USAGE, fail, show_json, show_table
 from tallymark.server.access import users
-from tallymark.server.access.user import Permission, User, UsersError, check_name, make_user
+from tallymark.server.access.user import (
+    Permission,
+    User,
+    UsersError,
+    check_name,
+    in_place_of,
+    make_user,
+    tagged,
+)
 
 app = typer.Typer(help="Users of a broker, stored in its data folder.", no_args_is_help=True)
 Folder = Annotated[
@@ -119,9 +126,7 @@ def passwd(name: str, data_dir: Folder = FOLDER, password: Password = None) -> N
     def change(known: dict[str, User]) -> None:
         _check_known(known, name, data_dir)
         user = known[name]
-        known[name] = msgspec.structs.replace(
-            made, administrator=user.administrator, vhosts=user.vhosts, tags=user.tags
-        )
+        known[name] = tagged(in_place_of(made, user), user.all_tags)
 
     _edit(data_dir, change)
     print(f"password of user '{name}' changed")

@@ -115,22 +115,34 @@ def users_changed(before: dict[str, User], after: dict[str, User], by: str) -> N
     """Log one event per changed user, with the changed fields and without secrets."""
     for name in before.keys() | after.keys():
         old, new = before.get(name), after.get(name)
+        values: dict[str, object] = {}
         if old == new:
             continue
         if new is None:
             log.info("user.deleted", user=name, by=by)
         elif old is None:
-            log.info("user.added", user=name, tags=new.all_tags, vhosts=_rights(new), by=by)
+            values |= {"tags": new.all_tags, "vhosts": _rights(new)}
+            if new.topics:
+                values["topics"] = _limits(new)
+            log.info("user.added", user=name, by=by, **values)
         else:
-            values: dict[str, object] = {}
             if (old.hash, old.algorithm) != (new.hash, new.algorithm):
                 values["password"] = "changed"
             if old.all_tags != new.all_tags:
                 values["tags"] = new.all_tags
             if old.vhosts != new.vhosts:
                 values["vhosts"] = _rights(new)
+            if old.topics != new.topics:
+                values["topics"] = _limits(new)
             log.info("user.changed", user=name, by=by, **values)
 
 
 def _rights(user: User) -> dict[str, list[str]]:
     return {name: [p.configure, p.write, p.read] for name, p in user.vhosts.items()}
+
+
+def _limits(user: User) -> dict[str, dict[str, list[str]]]:
+    return {
+        vhost: {exchange: [one.write, one.read] for exchange, one in exchanges.items()}
+        for vhost, exchanges in user.topics.items()
+    }

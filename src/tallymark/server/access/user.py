@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from tallymark.bridge.permissions import Permissions
+from tallymark.bridge.permissions import Permissions, expanded
 from tallymark.bridge.scopes import Scopes
 from tallymark.engine.patterns import problem_of
 from tallymark.server.access import scram
@@ -52,6 +52,14 @@ class Permission(msgspec.Struct, frozen=True):
     read: str = ".*"
 
 
+class TopicPermission(msgspec.Struct, frozen=True):
+    """Regular expressions on the routing keys with which a user may publish to a topic exchange and
+    bind from it, as RabbitMQ's; `{username}` and `{vhost}` stand for these names."""
+
+    write: str = ".*"
+    read: str = ".*"
+
+
 class User(msgspec.Struct, frozen=True):
     """One user. By `algorithm`, hash is scrypt(password, salt, cost, block, parallel), 32 bytes, or
     RabbitMQ's digest(salt + password)."""
@@ -73,6 +81,10 @@ class User(msgspec.Struct, frozen=True):
     scram: ScramKeys | None = None
     """Keys for SCRAM-SHA-256, made when the password was set here; None: the user cannot log in by
     SCRAM."""
+
+    topics: dict[str, dict[str, TopicPermission]] = {}
+    """Limits of routing keys, by virtual host and exchange; never an empty one. An exchange without
+    has no limits."""
 
     def accepts(self, password: str) -> bool:
         """Return whether this is the password; an empty one never is, whatever the hash says. Takes
@@ -164,8 +176,21 @@ def in_place_of(user: User, there: User | None) -> User:
         return user
     is_same = user.scram is None and user.exported() == there.exported()
     return msgspec.structs.replace(
-        user, vhosts=there.vhosts, scram=there.scram if is_same else user.scram
+        user, vhosts=there.vhosts, topics=there.topics, scram=there.scram if is_same else user.scram
     )
+
+
+def limited(user: User, vhost: str, topics: dict[str, TopicPermission]) -> User:
+    """Return the user with these limits of routing keys in a virtual host, by exchange, in place of
+    others there."""
+    rest = {name: found for name, found in user.topics.items() if name != vhost}
+    return msgspec.structs.replace(user, topics={**rest, vhost: topics} if topics else rest)
+
+
+def without_vhost(user: User, vhost: str) -> User:
+    """Return the user without anything that is said of a virtual host by its name."""
+    rest = {name: found for name, found in user.vhosts.items() if name != vhost}
+    return msgspec.structs.replace(limited(user, vhost, {}), vhosts=rest)
 
 
 def check_permission(vhost: str, permission: Permission) -> None:
@@ -174,6 +199,14 @@ def check_permission(vhost: str, permission: Permission) -> None:
         problem = problem_of(pattern)
         if problem:
             raise UsersError(f"permission {problem}, in vhost {vhost!r}")
+
+
+def check_topic_permission(vhost: str, exchange: str, permission: TopicPermission) -> None:
+    """Raises UsersError for a pattern that is no regular expression, whatever names it is about."""
+    for pattern in (permission.write, permission.read):
+        problem = problem_of(expanded(pattern, "user", vhost))
+        if problem:
+            raise UsersError(f"topic permission {problem}, on exchange {exchange!r} in {vhost!r}")
 
 
 def rabbitmq_hash(password: str) -> str:
@@ -245,6 +278,10 @@ def permissions_of(user: User) -> Permissions:
         {name: (p.configure, p.write, p.read) for name, p in user.vhosts.items()},
         IMPERSONATOR in user.tags,
         user.scopes if isinstance(user, TokenUser) else None,
+        {
+            vhost: {exchange: (one.write, one.read) for exchange, one in exchanges.items()}
+            for vhost, exchanges in user.topics.items()
+        },
     )
 
 

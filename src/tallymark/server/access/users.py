@@ -23,6 +23,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -44,6 +45,7 @@ from tallymark.server.access.user import (
     User,
     UsersError,
     check_permission,
+    check_topic_permission,
     guest_keys,
     make_user,
 )
@@ -367,9 +369,17 @@ class Users:
 def _tell_problems(users: dict[str, User]) -> None:
     """Log the patterns that nothing matches, since they are refused today."""
     for user in users.values():
-        for vhost, permission in user.vhosts.items():
+        checks: list[Callable[[], None]] = [
+            *(partial(check_permission, vhost, one) for vhost, one in user.vhosts.items()),
+            *(
+                partial(check_topic_permission, vhost, exchange, one)
+                for vhost, exchanges in user.topics.items()
+                for exchange, one in exchanges.items()
+            ),
+        ]
+        for check in checks:
             try:
-                check_permission(vhost, permission)
+                check()
             except UsersError as error:
                 log.warning("permission.without_effect", user=user.name, reason=str(error))
 

@@ -18,7 +18,14 @@ from tallymark.bridge.identity import BROKER, PRODUCT, VERSION
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.quotas import Limits, Quotas
 from tallymark.engine.vhost import VirtualHost
-from tallymark.server.access.user import GUEST_USER, User, UsersError, in_place_of, make_user
+from tallymark.server.access.user import (
+    GUEST_USER,
+    User,
+    UsersError,
+    in_place_of,
+    limited,
+    make_user,
+)
 from tallymark.server.definitions.plan import (
     LIMITS,
     OPERATOR_POLICY,
@@ -30,6 +37,7 @@ from tallymark.server.definitions.plan import (
 from tallymark.server.http.state import plain
 from tallymark.server.logs import log_of
 from tallymark.server.management.rows import binding_row
+from tallymark.server.management.topics import topic_permission_rows
 from tallymark.server.management.users import permission_rows, user_row
 from tallymark.server.management.vhosts import make_vhost, metadata_of
 from tallymark.server.node import Node
@@ -69,7 +77,9 @@ def export_all(node: Node, users: Mapping[str, User]) -> dict[str, Any]:
         ],
         "vhosts": [_vhost(vhost) for vhost in vhosts],
         "permissions": [row for user in users.values() for row in permission_rows(user, names)],
-        "topic_permissions": [],
+        "topic_permissions": [
+            row for user in users.values() for row in topic_permission_rows(user, names)
+        ],
         "global_parameters": [],
     }
     for section in ("parameters", "policies", "queues", "exchanges", "bindings"):
@@ -179,7 +189,7 @@ async def import_definitions(
             plan.users[name] = msgspec.structs.replace(
                 made, administrator=plan.users[name].administrator, tags=plan.users[name].tags
             )
-    if plan.users or plan.permissions:
+    if plan.users or plan.permissions or plan.topic_permissions:
         await node.users.change(lambda known: _set_users(known, plan), by, keep_guest=not at_start)
     imported = Imported(plan.counts(), plan.unsupported)
     imported.failed += _apply(node, plan)
@@ -235,6 +245,11 @@ def _set_users(known: dict[str, User], plan: Plan) -> None:
         if given is None:
             raise UsersError(f"user {name!r} was deleted meanwhile")
         known[name] = msgspec.structs.replace(given, vhosts={**given.vhosts, vhost: permission})
+    for name, vhost, exchange, limit in plan.topic_permissions:
+        given = known.get(name)
+        if given is None:
+            raise UsersError(f"user {name!r} was deleted meanwhile")
+        known[name] = limited(given, vhost, {**given.topics.get(vhost, {}), exchange: limit})
 
 
 async def _limit(node: Node, plan: Plan) -> list[str]:

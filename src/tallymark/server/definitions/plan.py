@@ -44,10 +44,12 @@ from tallymark.engine.topology import PREDECLARED
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.access.user import (
     Permission,
+    TopicPermission,
     User,
     UsersError,
     check_name,
     check_permission,
+    check_topic_permission,
     hashed_user,
     tagged,
     tags_from,
@@ -128,6 +130,8 @@ class Plan:
     """Passwords by user, of users that come with a password instead of its hash."""
     permissions: list[tuple[str, str, Permission]] = field(default_factory=list)
     """Permissions as (user, virtual host, permission)."""
+    topic_permissions: list[tuple[str, str, str, TopicPermission]] = field(default_factory=list)
+    """Topic permissions as (user, virtual host, exchange, permission)."""
     user_limits: dict[str, dict[str, int]] = field(default_factory=dict)
     vhost_limits: dict[str, dict[str, int]] = field(default_factory=dict)
     policies: list[tuple[str, Policy, bool]] = field(default_factory=list)
@@ -144,6 +148,7 @@ class Plan:
             "users": len(self.users),
             "vhosts": len(self.vhosts),
             "permissions": len(self.permissions),
+            "topic_permissions": len(self.topic_permissions),
             "policies": len(self.policies),
             "queues": len(self.queues),
             "exchanges": len(self.exchanges),
@@ -315,10 +320,14 @@ class _Reader:
             self._pass_over(f"{error}: the user cannot log in until it gets a new password")
             return hashed_user(name, "", SHA256)
 
-    def _read_permission(self, entry: Entry) -> None:
-        user, vhost = _get(entry, "user", str), self._vhost_of(entry)
+    def _user_of(self, entry: Entry) -> str:
+        user = _get(entry, "user", str)
         if user not in self.plan.users and user not in self._users:
             raise Wrong(f"user '{user}' is neither there nor in the file")
+        return user
+
+    def _read_permission(self, entry: Entry) -> None:
+        user, vhost = self._user_of(entry), self._vhost_of(entry)
         permission = Permission(
             _get(entry, "configure", str), _get(entry, "write", str), _get(entry, "read", str)
         )
@@ -326,11 +335,11 @@ class _Reader:
         self.plan.permissions.append((user, vhost, permission))
 
     def _read_topic_permission(self, entry: Entry) -> None:
-        where = f"exchange '{entry.get('exchange')}' in vhost '{entry.get('vhost')}'"
-        self._pass_over(
-            f"topic permission of user '{entry.get('user')}' on {where}: publishing and binding "
-            "there is not limited by routing key"
-        )
+        user, vhost = self._user_of(entry), self._vhost_of(entry)
+        exchange = _get(entry, "exchange", str)
+        permission = TopicPermission(_get(entry, "write", str), _get(entry, "read", str))
+        check_topic_permission(vhost, exchange, permission)
+        self.plan.topic_permissions.append((user, vhost, exchange, permission))
 
     # -- parameters and policies
 

@@ -29,7 +29,6 @@ from tallymark.server.node import node_name
 from tallymark.shovels.plan import AMQP, is_091, scheme_of
 
 EMPTY: Final = (
-    "topic-permissions", "users/{user}/topic-permissions", "vhosts/{vhost}/topic-permissions",
     "parameters", "parameters/{component}", "parameters/{component}/{vhost}",
     "global-parameters", "federation-links", "federation-links/{vhost}", "deprecated-features",
     "deprecated-features/used",
@@ -37,9 +36,7 @@ EMPTY: Final = (
 """Lists that RabbitMQ has and this broker has not: they have no rows here. What RabbitMQ deprecates
 stays here."""
 PARAMETER: Final = "/api/parameters/{component}/{vhost}/{name}"
-NOTHING: Final = (
-    "/api/topic-permissions/{vhost}/{user}", PARAMETER, "/api/global-parameters/{name}",
-)  # fmt: skip
+NOTHING: Final = (PARAMETER, "/api/global-parameters/{name}")
 """Single things out of those lists: there is none."""
 AMQP_091: Final = "amqp091"
 AMQP_10: Final = "amqp10"
@@ -67,13 +64,10 @@ class Cluster(Routes):
         router.add_post(ONE_QUEUE + "/actions", self._act)
 
     async def _empty(self, request: web.Request) -> web.Response:
-        """Raises NotFound where the path names a virtual host or user that is not there, and
-        AccessRefused as elsewhere."""
+        """Raises NotFound where the path names a virtual host that is not there, and AccessRefused
+        as elsewhere."""
         if "vhost" in request.match_info:
             self.vhost(request)
-        if "user" in request.match_info:
-            require_administrator(request)
-            self.user(request)
         return listed(request, [])
 
     async def _shovels(self, request: web.Request) -> web.Response:

@@ -4,6 +4,7 @@
     health        health checks
     vhosts        virtual hosts
     users         users, permissions
+    topics        topic permissions
     limits        limits of users and virtual hosts
     topology      queues, exchanges, bindings
     messages      publish, get, purge
@@ -28,6 +29,7 @@ from tallymark.server.management.limits import LimitRoutes
 from tallymark.server.management.messages import Messages
 from tallymark.server.management.overview import Overview
 from tallymark.server.management.policies import Policies
+from tallymark.server.management.topics import TopicPermissions
 from tallymark.server.management.topology import Topology
 from tallymark.server.management.users import UsersAndPermissions
 from tallymark.server.management.vhosts import VirtualHosts
@@ -38,6 +40,7 @@ def add_management(http: HttpContext, app: web.Application) -> None:
     Health(http).add_to(app)
     VirtualHosts(http).add_to(app)
     UsersAndPermissions(http).add_to(app)
+    TopicPermissions(http).add_to(app)
     LimitRoutes(http).add_to(app)
     Topology(http).add_to(app)
     Messages(http).add_to(app)

@@ -15,7 +15,14 @@ from tallymark.bridge.permissions import check_vhost_name
 from tallymark.engine.arguments import check_default_type, check_description
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.vhost import VirtualHost
-from tallymark.server.access.user import Permission, TokenUser, User, permission_in, tags_from
+from tallymark.server.access.user import (
+    Permission,
+    TokenUser,
+    User,
+    permission_in,
+    tags_from,
+    without_vhost,
+)
 from tallymark.server.http.requests import Refused, require_administrator, user_of
 from tallymark.server.management.rates import LENGTHS, MOST_IN_A_LIST, MSG_RATES, Rates
 from tallymark.server.management.requests import (
@@ -168,7 +175,7 @@ class VirtualHosts(Routes):
         except PreconditionFailed as error:
             raise Refused(412, "precondition_failed", str(error)) from error
         await self.node.users.settled()
-        if any(name in user.vhosts for user in self.users().values()):
+        if any(without_vhost(user, name) != user for user in self.users().values()):
             close_connections(self.node, name)  # for this reason, not for want of permissions
             await self.change_users(request, lambda users: _forget(users, name))
         delete_vhost(self.node, name)
@@ -202,6 +209,4 @@ def _tags(fields: Fields, there: tuple[str, ...]) -> tuple[str, ...]:
 
 def _forget(users: dict[str, User], vhost: str) -> None:
     for name, user in users.items():
-        if vhost in user.vhosts:
-            rest = {key: value for key, value in user.vhosts.items() if key != vhost}
-            users[name] = msgspec.structs.replace(user, vhosts=rest)
+        users[name] = without_vhost(user, vhost)

@@ -6,7 +6,7 @@ import json
 from typing import Final
 
 from tallymark.engine.policies import Policy
-from tallymark.server.access.user import Permission, User
+from tallymark.server.access.user import Permission, TopicPermission, User
 from tallymark.server.features import FLAGS
 from tallymark.server.http.state import plain
 from tallymark.server.page.tables import Column, table_of
@@ -16,6 +16,8 @@ Placed = tuple[str, Policy, bool]
 """Virtual host, policy, and whether it is an operator's."""
 Granted = tuple[str, str, Permission]
 """User, virtual host, permission."""
+Limited = tuple[str, str, str, TopicPermission]
+"""User, virtual host, exchange, permission."""
 
 POLICIES: Final[tuple[Column[Placed], ...]] = (
     Column("name", "Policy", lambda one: one[1].name),
@@ -37,6 +39,14 @@ PERMISSIONS: Final[tuple[Column[Granted], ...]] = (
     Column("configure", "May configure", lambda one: one[2].configure or "nothing"),
     Column("write", "May write", lambda one: one[2].write or "nothing"),
     Column("read", "May read", lambda one: one[2].read or "nothing"),
+)
+
+TOPICS: Final[tuple[Column[Limited], ...]] = (
+    Column("user", "User", lambda one: one[0]),
+    Column("vhost", "Virtual host", lambda one: one[1]),
+    Column("exchange", "Exchange", lambda one: one[2]),
+    Column("write", "May publish with", lambda one: one[3].write or "nothing"),
+    Column("read", "May bind with", lambda one: one[3].read or "nothing"),
 )
 
 
@@ -70,12 +80,22 @@ async def show_users(view: View) -> Context:
         for user in users.values()
         for vhost, permission in user.vhosts.items()
     ]
+    limited = [
+        (user.name, vhost, exchange, permission)
+        for user in users.values()
+        for vhost, exchanges in user.topics.items()
+        for exchange, permission in exchanges.items()
+    ]
     return {
         "users": await table_of(
             view, "Users", users.values(), USERS, "name", lambda one: one.name
         ),
         "permissions": await table_of(
             view, "Permissions", granted, PERMISSIONS, "user", empty="Nobody has one.", prefix="p"
+        ),
+        "topics": await table_of(
+            view, "Topic permissions", limited, TOPICS, "user",
+            empty="Nobody's routing keys are limited.", prefix="t",
         ),
     }  # fmt: skip
 
