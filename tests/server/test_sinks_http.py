@@ -159,6 +159,26 @@ def test_who_may_publish_may_stage_and_commit(broker: BrokerProcess) -> None:
     assert broker.http("DELETE", SINK)[0] == 404
 
 
+@pytest.mark.parametrize(("more", "status"), [(["app.too"], 200), (["app.too", "db"], 403)])
+def test_who_commits_may_publish_with_every_routing_key(
+    broker: BrokerProcess, more: list[str], status: int
+) -> None:
+    """Another user may have staged it, and rights may have changed since."""
+    rights = {"configure": "", "write": ".*", "read": ""}
+    limit = {"exchange": "amq.topic", "write": "^app", "read": ""}
+    for path, value in (
+        ("users/sam", {"password": "sam", "tags": ""}),
+        ("permissions/%2F/sam", rights),
+        ("topic-permissions/%2F/sam", limit),
+    ):
+        assert broker.http("PUT", f"/api/{path}", value)[0] == 201
+    theirs = staged(
+        broker, "app.a", b"1", exchange="amq.topic", mandatory=False, headers={"CC": more}
+    )
+    body = {"identity": "sam", "batch": 1, "staging": [theirs]}
+    assert broker.http("POST", f"{SINK}/commit", body, user="sam:sam")[0] == status
+
+
 def test_unused_stagings_are_shown_and_end(broker: BrokerProcess) -> None:
     first, second = staged(broker, "a", b"1"), staged(broker, "a", b"2")
     found = broker.http("GET", SINKS)[1]

@@ -42,6 +42,7 @@ from tallymark.server.http.requests import (
     user_of,
 )
 from tallymark.server.management.requests import Routes, whole
+from tallymark.stored.annotations import keys_of
 from tallymark.units import Ms
 
 EXPIRES_MS: Final = 6 * 3_600_000
@@ -191,7 +192,7 @@ class Sinks(Routes):
                     for route in payload.routes or [payload.route]:
                         access.check(EXCHANGE, route.exchange, WRITE)
                         exchange = found.exchanges.get(route.exchange)
-                        check_keys(access, exchange, (route.key,), WRITE)
+                        check_keys(access, exchange, keys_of(part.annotations, route), WRITE)
 
 
 def _names(request: web.Request) -> tuple[str, str]:
