@@ -779,6 +779,23 @@ def test_a_dynamic_source_goes_with_the_session(rig: Rig) -> None:
     assert list(rig.broker.vhost("/").queues) == ["q"]
 
 
+@pytest.mark.parametrize(
+    ("filter", "properties"),
+    [
+        ({Symbol("sql"): Described(Symbol("amqp:sql-filter"), "n >")}, None),
+        (None, {Symbol("rabbitmq:priority"): "high"}),
+        (None, {Symbol("tallymark:exclusive"): 3}),
+    ],
+)
+def test_no_queue_is_left_of_a_dynamic_source_that_is_refused(
+    rig: Rig, filter: dict[object, object] | None, properties: dict[object, object] | None
+) -> None:
+    peer = rig.connect10()
+    source = Source(dynamic=True, filter=filter)
+    peer.refused(peer.session(), Attach(source=source, properties=properties), False)
+    assert list(rig.broker.vhost("/").queues) == ["q"]
+
+
 # -- sizes
 
 
