@@ -508,6 +508,28 @@ def test_settled_without_an_outcome_is_the_default_outcome(
     assert counts(rig) == (ready, 0, settled)
 
 
+def test_a_default_outcome_of_modified_says_all_that_it_says(rig: Rig) -> None:
+    fill(rig, 1)
+    peer = rig.connect10()
+    session = peer.session()
+    due = rig.broker.clock.wall_ms + 60_000
+    said = {Symbol("x-opt-why"): "closed", Symbol("x-opt-delivery-time"): Timestamp(due)}
+    default = Modified(delivery_failed=True, message_annotations=said)  # type: ignore[arg-type]
+    link = peer.receiver(session, source=Source(address="q", default_outcome=default))
+    link.flow(2)
+    peer.pump()
+    session.settle_received(0, 0, None)  # type: ignore[arg-type]
+    peer.pump()
+    assert len(peer.got) == 1
+    rig.now_ms += 60_000
+    peer.pump()
+    again = peer.got[1].sections
+    assert again.message_annotations is not None
+    assert again.message_annotations["x-opt-why"] == "closed"
+    assert again.header is not None
+    assert again.header.delivery_count == 1
+
+
 def test_received_is_no_outcome(rig: Rig) -> None:
     fill(rig, 1)
     peer = rig.connect10()

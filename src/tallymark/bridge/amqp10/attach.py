@@ -288,7 +288,8 @@ def _attach_queue(
         )
     )
     end = OutgoingLink(session, link, consumer, settled, source.dynamic)
-    end.default_outcome = outcome_of(default)
+    if default is not None:
+        end.default_outcome = default
     consumer.handle = end
     link.available = end.available
     session.enter(link, end)
