@@ -259,14 +259,34 @@ def test_a_missing_segment_is_corruption(disk: Disk) -> None:
     disk.wait()
     disk.journal.close()
     disk.remove(disk.segments()[1].name)
-    with pytest.raises(JournalCorrupt, match="segments 2 to 2 are missing"):
+    with pytest.raises(JournalCorrupt, match="segment 2 is missing"):
         disk.open()
     found = firsts(disk.start(accept_loss=True))
     assert found[0] == 1
     assert found[-1] == 29
     assert len(found) < 29
-    assert disk.journal.problems == ["segments 2 to 2 are missing"]
+    alone = "segment 2 is missing, and no sound checkpoint is there to stand for it"
+    assert disk.journal.problems == [alone]
     disk.journal.close()
+
+
+def test_a_journal_that_lost_its_checkpoints_says_so(disk: Disk) -> None:
+    """What a checkpoint stood for was let go of: to look for these segments would be in vain."""
+    disk.start()
+    for number in range(1, 60):
+        disk.journal.commit(entering(number, 1, 500), TIME)
+    disk.wait()
+    disk.journal.checkpoint([], TIME)
+    disk.finish_cleaning()
+    disk.journal.close()
+    for name in disk.names(".checkpoint"):
+        disk.remove(name)
+    for path in disk.segments()[:2]:
+        disk.remove(path.name)
+    text = "segments 1 to 2 are missing, and no sound checkpoint is there to stand for them"
+    with pytest.raises(JournalCorrupt, match=text):
+        disk.open()
+    assert text in verify(disk.folder).problems
 
 
 def test_a_row_finds_its_payload_however_long_ago_it_was(disk: Disk) -> None:

@@ -327,7 +327,7 @@ class Recovery:
         expected = first
         for segment in found:
             if segment.number != expected:
-                self._lost(f"segments {expected} to {segment.number - 1} are missing")
+                self._lost(gap_text(expected, segment.number - 1, self.checkpoint))
             expected = segment.number + 1
         if not found and self.checkpoint & 0xFFFFFFFF:
             self._lost(f"segment {first} is missing, which the checkpoint continues")
@@ -517,6 +517,17 @@ class Opened:
     def begin_again(self) -> None:
         """Have a replay from the newest checkpoint. Raises OSError."""
         self.recovery = Recovery(Folder(self.path), self._accept_loss, self._remedy)
+
+
+def gap_text(first: int, last: int, checkpoint: int) -> str:
+    """Return a text about segments that are missing. Without a checkpoint nobody can tell whether
+    they are what was lost: segments are let go of once a checkpoint stands for them."""
+    text = f"segment {first} is missing"
+    those = "it"
+    if last > first:
+        text = f"segments {first} to {last} are missing"
+        those = "them"
+    return text if checkpoint else f"{text}, and no sound checkpoint is there to stand for {those}"
 
 
 def _loss(segment: SegmentFile, at: int, verdict: Verdict, headers: list[Header]) -> str:
