@@ -57,6 +57,10 @@ if TYPE_CHECKING:
 log = log_of("server")
 
 FILE: Final = "users.json"
+REMEDY: Final = (
+    "Mend the file, or put back that of a backup; without it a start has guest alone, from loopback"
+)
+"""Remedy for a damaged file."""
 ATTEMPTS: Final = 20
 """Attempts at a change that another process overtakes."""
 Stamp = tuple[int, int, int]
@@ -75,7 +79,7 @@ def load(folder: Path) -> dict[str, User]:
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.MsgspecError) as error:
-        raise UsersError(f"{file}: {error}") from error
+        raise UsersError(f"{file}: {error}. {REMEDY}") from error
     return {user.name: user for user in users}
 
 
