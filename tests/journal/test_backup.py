@@ -386,6 +386,22 @@ def test_a_manifest_that_says_something_else_is_refused(
         restore(tmp_path / "backup", tmp_path / "restored")
 
 
+def test_a_file_that_cannot_be_read_is_named(disk: Disk, tmp_path: Path) -> None:
+    """The system names no file in what it says of a read, a write or a sync."""
+    disk.start()
+    disk.journal.close()
+    taken = tmp_path / "taken"
+    back_up(disk.folder, taken)
+    said = json.loads((taken / MANIFEST).read_text())
+    said["files"]["unreadable"] = 0
+    (taken / MANIFEST).write_text(json.dumps(said))
+    (taken / "unreadable").symlink_to("/proc/self/mem")
+    with pytest.raises(OSError, match="Input/output error") as refused:
+        restore(taken, tmp_path / "restored")
+    assert refused.value.filename == str(taken / "unreadable")
+    assert not (tmp_path / "restored").exists()
+
+
 def test_a_target_may_be_where_an_empty_file_system_is_mounted(
     disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

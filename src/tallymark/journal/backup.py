@@ -28,7 +28,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Final, final
 
-from tallymark.journal.files import NOT_LINKED
+from tallymark.journal.files import NOT_LINKED, Named
 from tallymark.stored import anchor as anchors
 from tallymark.stored.layout import HEADER, SEALED, header_at
 from tallymark.stored.segment import parsed_checkpoint, parsed_name, scan
@@ -300,13 +300,17 @@ def _link_or_copy(source: Path, target: Path) -> int:
 
 def _copy(source: Path, target: Path) -> int:
     """Copy a file, readable by its owner alone, and return the source's inode."""
-    with open(source, "rb") as read, open(target, "wb", opener=_private) as written:
-        shutil.copyfileobj(read, written, _COPIED_AT_ONCE)
-        return os.fstat(read.fileno()).st_ino
+    with Named(target), open(source, "rb") as read, open(target, "wb", opener=_private) as written:
+        while True:
+            with Named(source):
+                data = read.read(_COPIED_AT_ONCE)
+            if not data:
+                return os.fstat(read.fileno()).st_ino
+            written.write(data)
 
 
 def _write(target: Path, data: bytes) -> None:
-    with open(target, "wb", opener=_private) as file:
+    with Named(target), open(target, "wb", opener=_private) as file:
         file.write(data)
 
 
@@ -317,7 +321,8 @@ def _private(path: str, flags: int) -> int:
 def _sync(path: Path, flags: int) -> None:
     fd = os.open(path, flags)
     try:
-        os.fsync(fd)
+        with Named(path):
+            os.fsync(fd)
     finally:
         os.close(fd)
 
