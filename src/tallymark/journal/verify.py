@@ -159,6 +159,7 @@ def verify(folder: Path) -> Report:
     found = Folder(folder)
     report = Report(folder)
     report.spares = len(found.spares)
+    report.problems += found.doubles
     checkpoint = 0
     names: dict[int, str] = {}
     for position, name in found.checkpoints:
