@@ -252,7 +252,7 @@ def _attach_queue(
             arguments[argument] = attach.properties[name]
     check_consumer_arguments(named(QUEUE, queue.name, queue.vhost), arguments)
     tag = link.name
-    if tag in session.engine.consumers:
+    while tag in session.engine.consumers:
         tag = f"{tag} ({link.remote_handle})"
     browses = source.distribution_mode == amqp.COPY or is_stream
     exclusive = _is_exclusive(attach, browses)
