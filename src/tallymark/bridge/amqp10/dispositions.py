@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from tallymark.bridge.amqp10.client import Answers, Session
+from tallymark.bridge.amqp10.client import Answers, Session, number_of
 from tallymark.bridge.amqp10.consume import RELEASED, OutgoingLink
 from tallymark.engine.arguments import LONGEST_MS
 from tallymark.engine.clock import Clock
+from tallymark.engine.intervals import IntervalSet
 from tallymark.engine.session import (
     ACCEPTED,
     DISCARDED,
@@ -102,7 +103,8 @@ def settle(session: Session, event: DispositionReceived) -> None:
     if not event.settled and state is not None:
         if session.answers is None:
             session.answers = Answers(session)
-        session.answers.add(event.first, event.last, state)
+        for low, high in _outside_transactions(session, first, last):
+            session.answers.add(number_of(low), number_of(high), state)
 
 
 def settle_by_default(session: Session, first: int, last: int) -> None:
@@ -118,6 +120,16 @@ def _settle_as(session: Session, first: int, last: int, state: DeliveryState | N
         session.engine, Tag(first), Tag(last), outcome_of(state), notes_of(state),
         EngineMs(due_of(state, broker.clock)),
     )  # fmt: skip
+
+
+def _outside_transactions(session: Session, first: Tag, last: Tag) -> list[tuple[Tag, Tag]]:
+    """Return those of tags first..last that were not settled under a transaction which is open: of
+    the others the discharge decides, and nothing is confirmed before it [TX-15]."""
+    parked = IntervalSet()
+    for work in session.client.works.values():
+        for low, high in work.parked(session, first, last):
+            parked.add(low, high + 1)
+    return [(Tag(low), Tag(high - 1)) for low, high in parked.gaps(first, last + 1)]
 
 
 def _forget(session: Session, first: int, last: int) -> None:
