@@ -508,6 +508,28 @@ def test_settled_without_an_outcome_is_the_default_outcome(
     assert counts(rig) == (ready, 0, settled)
 
 
+def test_a_default_outcome_of_modified_says_all_that_it_says(rig: Rig) -> None:
+    fill(rig, 1)
+    peer = rig.connect10()
+    session = peer.session()
+    due = rig.broker.clock.wall_ms + 60_000
+    said = {Symbol("x-opt-why"): "closed", Symbol("x-opt-delivery-time"): Timestamp(due)}
+    default = Modified(delivery_failed=True, message_annotations=said)  # type: ignore[arg-type]
+    link = peer.receiver(session, source=Source(address="q", default_outcome=default))
+    link.flow(2)
+    peer.pump()
+    session.settle_received(0, 0, None)  # type: ignore[arg-type]
+    peer.pump()
+    assert len(peer.got) == 1
+    rig.now_ms += 60_000
+    peer.pump()
+    again = peer.got[1].sections
+    assert again.message_annotations is not None
+    assert again.message_annotations["x-opt-why"] == "closed"
+    assert again.header is not None
+    assert again.header.delivery_count == 1
+
+
 def test_received_is_no_outcome(rig: Rig) -> None:
     fill(rig, 1)
     peer = rig.connect10()
@@ -776,6 +798,23 @@ def test_a_dynamic_source_goes_with_the_session(rig: Rig) -> None:
     assert len(rig.broker.vhost("/").queues) == 2
     session.end()
     peer.pump()
+    assert list(rig.broker.vhost("/").queues) == ["q"]
+
+
+@pytest.mark.parametrize(
+    ("filter", "properties"),
+    [
+        ({Symbol("sql"): Described(Symbol("amqp:sql-filter"), "n >")}, None),
+        (None, {Symbol("rabbitmq:priority"): "high"}),
+        (None, {Symbol("tallymark:exclusive"): 3}),
+    ],
+)
+def test_no_queue_is_left_of_a_dynamic_source_that_is_refused(
+    rig: Rig, filter: dict[object, object] | None, properties: dict[object, object] | None
+) -> None:
+    peer = rig.connect10()
+    source = Source(dynamic=True, filter=filter)
+    peer.refused(peer.session(), Attach(source=source, properties=properties), False)
     assert list(rig.broker.vhost("/").queues) == ["q"]
 
 

@@ -191,6 +191,15 @@ def test_handles_and_names_may_be_used_again(rig: Rig) -> None:
     assert counts(rig) == (10, 0, 10)
 
 
+def test_any_names_may_be_used_at_once(rig: Rig) -> None:
+    peer = rig.connect10()
+    session = peer.session()
+    for name in ("a (2)", "a", "a"):
+        peer.receiver(session, attach=Attach(name=name, source=Source(address="q")))
+    tags = [consumer.tag for consumer in rig.queue("q").consumers]
+    assert sorted(tags) == ["a", "a (2)", "a (2) (2)"]
+
+
 def test_more_links_than_handle_max_end_the_session() -> None:
     rig = Rig(Limits(handle_max=3))
     rig.declare("q")

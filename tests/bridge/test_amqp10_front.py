@@ -408,6 +408,22 @@ def test_an_address_that_is_no_string_is_none() -> None:
     ) == [None]
 
 
+@pytest.mark.parametrize("value", ["a", None])
+def test_a_value_is_not_taken_for_the_null_in_front_of_its_neighbour(value: object) -> None:
+    alone = message(body=Value(value))
+    section = header(True, UByte(9))
+    raw, cuts = together(alone, LEADING_NULL + section + message())
+    assert [front.priority for _, _, front in fronts(raw, cuts, 0, 2)] == [-1, 9]
+    raw, cuts = together(LEADING_NULL + section + message(), alone)
+    assert [front.priority for _, _, front in fronts(raw, cuts, 0, 2)] == [9, -1]
+
+
+def test_a_null_before_a_footer_is_the_body() -> None:
+    raw = encode_message(body=Value(None), footer={Symbol("x-f"): 1})
+    assert front_of(raw).size == 0
+    assert is_sound(raw, 0, len(raw))
+
+
 BODIES: list[Body | bytes] = [b"b", Value(None), Sequences([])]
 
 

@@ -7,6 +7,7 @@ import pytest
 from tallymark.wire.amqp10.events import (
     DispositionReceived,
     LinkDetached,
+    SettlementReceived,
 )
 from tallymark.wire.amqp10.limits import Limits
 from tallymark.wire.amqp10.outcomes import (
@@ -104,6 +105,24 @@ def test_tx_15_a_rollback_of_what_was_settled_applies_the_default_outcome(rig: R
     assert ready(rig) == ["0"]
     assert failed(rig) == [1]
     assert counts(rig) == (1, 1, 0)
+
+
+def test_tx_15_nothing_is_confirmed_of_what_the_discharge_decides(rig: Rig) -> None:
+    """A range that is disposed of outside of the transaction has such a delivery in it: to say that
+    it is accepted would have the client forget what a rollback leaves with it."""
+    fill(rig, 3)
+    peer, session, control = begun(rig)
+    link = peer.receiver(session, credit=3, rcv=1)
+    id = control.declare()
+    retire(peer, peer.got[1], id, ACCEPTED, settled=False)
+    session.settle_second(link, peer.got[0].id, peer.got[2].id, ACCEPTED)  # type: ignore[arg-type]
+    peer.pump()
+    told = [one for one in peer.events if isinstance(one, SettlementReceived)]
+    assert [(one.first, one.last) for one in told] == [(0, 0), (2, 2)]
+    control.roll_back(id)
+    assert counts(rig) == (0, 1, 2)
+    peer.settle(peer.got[1], RELEASED)
+    assert ready(rig) == ["1"]
 
 
 def test_tx_15_a_rollback_leaves_unsettled_ones_to_the_link(rig: Rig) -> None:

@@ -313,6 +313,22 @@ def test_messages_in_a_row_are_told_apart() -> None:
     assert [each[0].priority for each in found] == [None] * 6 + [9, None]
 
 
+@pytest.mark.parametrize("value", [b"a", None])
+def test_a_value_is_not_taken_for_the_null_in_front_of_its_neighbour(value: object) -> None:
+    """As clients made of qpid-proton write messages without a body."""
+    alone = message(body=Value(value))
+    named = b"\0\x53\x77\x40" + message(Properties(message_id="m"), None, b"a")
+    found = in_amqp091(payload(3, alone, named))
+    assert found == [in_amqp091(payload(3, each))[0] for each in (alone, named)]
+    assert (found[1][0].message_id, found[1][1]) == ("m", b"a")
+
+
+def test_a_null_before_a_footer_is_the_body() -> None:
+    raw = encode_message(body=Value(None), footer={Symbol("x-f"): 1})
+    ((properties, body),) = in_amqp091(payload(3, raw))
+    assert (properties.type, body) == ("amqp-1.0", raw)
+
+
 def test_a_slice_keeps_what_the_engine_knows_of_it() -> None:
     known = Annotations(route=Route("dlx", "new"))
     routes = [Route("e", "0"), Route("e", "1"), Route("e", "2")]

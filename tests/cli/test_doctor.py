@@ -130,6 +130,17 @@ def test_what_a_start_is_refused_for_is_wrong(tmp_path: Path) -> None:
         assert (one.state, why in one.found) == (WRONG, True), one
 
 
+@pytest.mark.parametrize("name", ["users.json", "limits.json", "features.json"])
+def test_a_damaged_file_of_the_folder_is_wrong_and_what_to_do_is_said(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_text("[{")
+    (one,) = found(Config(data_dir=tmp_path, amqp_port=0, http_port=0), "settings")
+    assert one.state == WRONG
+    assert one.found.startswith(f"{tmp_path / name}: ")
+    assert "Mend the file, or put back that of a backup; without it " in one.found
+
+
 def test_it_looks_at_this_machine_and_changes_nothing(tmp_path: Path) -> None:
     data = tmp_path / "data"
     ports = ("--amqp-port", "0", "--http-port", "0")

@@ -12,8 +12,10 @@ import pytest
 
 from tallymark.journal import backup as backups
 from tallymark.journal.backup import MANIFEST, NotABackup, back_up, restore
+from tallymark.journal.recovery import JournalCorrupt
 from tallymark.journal.verify import verify
 from tallymark.stored.layout import header_at
+from tallymark.stored.records import ENTERED
 from tests.journal.builders import TIME, Disk, all_shown, entering
 from tests.journal.test_cleaning import checkpoint, fill, settle
 
@@ -249,6 +251,31 @@ def test_blocks_behind_one_that_was_not_yet_written_are_left_out(
     assert len(opened(tmp_path / "backup")) == 4
 
 
+def test_blocks_behind_one_that_is_damaged_are_in_it(disk: Disk, tmp_path: Path) -> None:
+    """The anchor says that the block was on disk: a start names what is lost, and has the rest."""
+    disk.start(segment_bytes=1 << 20)
+    ends = []
+    for number in range(1, 5):
+        disk.journal.commit(entering(number), TIME)
+        disk.wait()
+        ends.append(disk.journal.end & 0xFFFFFFFF)
+    disk.journal.write_anchor([], [], TIME)
+    disk.finish_cleaning()
+    disk.journal.close(clean=False)
+    (segment,) = disk.segments()
+    with open(segment, "r+b") as file:
+        file.seek(ends[1])
+        file.write(b"damage")
+    taken = back_up(disk.folder, tmp_path / "backup")
+    assert taken.position & 0xFFFFFFFF == ends[-1]
+    with pytest.raises(JournalCorrupt, match=f"bytes {ends[1]} to {ends[2]} are lost"):
+        opened(tmp_path / "backup")
+    again = Disk(tmp_path / "backup")
+    found = again.open(accept_loss=True)
+    again.journal.close()
+    assert [record.first for record in found if record.kind == ENTERED] == [1, 2, 4]
+
+
 def test_quarantine_and_settings_are_in_it_and_the_lock_is_not(disk: Disk, tmp_path: Path) -> None:
     disk.start()
     fill(disk, 1, 1)
@@ -384,6 +411,22 @@ def test_a_manifest_that_says_something_else_is_refused(
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **changed}))
     with pytest.raises(NotABackup, match=f"{MANIFEST} cannot be read"):
         restore(tmp_path / "backup", tmp_path / "restored")
+
+
+def test_a_file_that_cannot_be_read_is_named(disk: Disk, tmp_path: Path) -> None:
+    """The system names no file in what it says of a read, a write or a sync."""
+    disk.start()
+    disk.journal.close()
+    taken = tmp_path / "taken"
+    back_up(disk.folder, taken)
+    said = json.loads((taken / MANIFEST).read_text())
+    said["files"]["unreadable"] = 0
+    (taken / MANIFEST).write_text(json.dumps(said))
+    (taken / "unreadable").symlink_to("/proc/self/mem")
+    with pytest.raises(OSError, match="Input/output error") as refused:
+        restore(taken, tmp_path / "restored")
+    assert refused.value.filename == str(taken / "unreadable")
+    assert not (tmp_path / "restored").exists()
 
 
 def test_a_target_may_be_where_an_empty_file_system_is_mounted(

@@ -85,7 +85,7 @@ def test_the_journal_of_a_follower_goes_on_behind_a_leader_that_was_killed(tmp_p
 def test_what_can_be_done_about_a_loss_is_said_for_the_journals_home(tmp_path: Path) -> None:
     leader = written(tmp_path / "leader", clean=True)
     leader.segments()[1].unlink()
-    missing = r"segments 2 to 2 are missing.*\. "
+    missing = r"segment 2 is missing.*\. "
     with pytest.raises(JournalCorrupt, match=missing + "Restore the files"):
         leader.open()
     copy = Opened(leader.folder, remedy=REMEDY)

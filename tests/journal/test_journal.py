@@ -16,6 +16,7 @@ from tallymark.journal.files import FolderInUse
 from tallymark.journal.journal import Journal
 from tallymark.journal.recovery import JournalCorrupt
 from tallymark.journal.verify import verify
+from tallymark.server.rehearsal import rehearse
 from tallymark.stored.layout import HEADER
 from tallymark.stored.records import COUNTERS, ENTERED, LEASED, LIVE, PAYLOAD
 from tests.journal.builders import TIME, Disk, all_shown, entering, local, payload, settling, shown
@@ -259,14 +260,58 @@ def test_a_missing_segment_is_corruption(disk: Disk) -> None:
     disk.wait()
     disk.journal.close()
     disk.remove(disk.segments()[1].name)
-    with pytest.raises(JournalCorrupt, match="segments 2 to 2 are missing"):
+    with pytest.raises(JournalCorrupt, match="segment 2 is missing"):
         disk.open()
     found = firsts(disk.start(accept_loss=True))
     assert found[0] == 1
     assert found[-1] == 29
     assert len(found) < 29
-    assert disk.journal.problems == ["segments 2 to 2 are missing"]
+    alone = "segment 2 is missing, and no sound checkpoint is there to stand for it"
+    assert disk.journal.problems == [alone]
     disk.journal.close()
+
+
+@pytest.mark.parametrize("accept_loss", [False, True])
+def test_the_files_of_two_journals_in_one_folder_are_refused(
+    tmp_path: Path, accept_loss: bool
+) -> None:
+    """Which of them is the broker's nobody can tell from here: neither is read or removed."""
+    one, other = Disk(tmp_path / "one"), Disk(tmp_path / "other")
+    for disk in (one, other):
+        disk.start()
+        for number in range(1, 30):
+            disk.journal.commit(entering(number, 1, 500), TIME)
+        disk.wait()
+        disk.journal.close()
+    stranger = other.segments()[1]
+    (one.folder / stranger.name).write_bytes(stranger.read_bytes())
+    names = sorted(path.name for path in one.folder.iterdir())
+    first, second = sorted((one.segments()[1].name, one.segments()[2].name))
+    text = f"segment 2 is there twice, as {first} and as {second}"
+    with pytest.raises(JournalCorrupt, match=text + r"\. Take the files of the other journal"):
+        one.start(accept_loss=accept_loss)
+    assert sorted(path.name for path in one.folder.iterdir()) == names
+    assert text in verify(one.folder).problems
+    assert rehearse(one.folder) == []
+
+
+def test_a_journal_that_lost_its_checkpoints_says_so(disk: Disk) -> None:
+    """What a checkpoint stood for was let go of: to look for these segments would be in vain."""
+    disk.start()
+    for number in range(1, 60):
+        disk.journal.commit(entering(number, 1, 500), TIME)
+    disk.wait()
+    disk.journal.checkpoint([], TIME)
+    disk.finish_cleaning()
+    disk.journal.close()
+    for name in disk.names(".checkpoint"):
+        disk.remove(name)
+    for path in disk.segments()[:2]:
+        disk.remove(path.name)
+    text = "segments 1 to 2 are missing, and no sound checkpoint is there to stand for them"
+    with pytest.raises(JournalCorrupt, match=text):
+        disk.open()
+    assert text in verify(disk.folder).problems
 
 
 def test_a_row_finds_its_payload_however_long_ago_it_was(disk: Disk) -> None:

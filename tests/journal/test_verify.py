@@ -76,7 +76,7 @@ def test_a_missing_segment_and_a_damaged_checkpoint_are_damage(disk: Disk) -> No
     disk.segments()[0].unlink()
     problems = verify(disk.folder).problems
     assert any(name in problem for problem in problems)
-    assert any("segments 1 to 1 are missing" in problem for problem in problems)
+    assert any("segment 1 is missing, and no sound checkpoint" in problem for problem in problems)
 
 
 def test_the_newest_segment_that_is_missing_is_told_by_the_anchor(disk: Disk) -> None:

@@ -68,6 +68,24 @@ def refused(broker: BrokerProcess) -> str:
     return said
 
 
+def test_a_loss_that_is_accepted_is_named_before_anybody_is_served(tmp_path: Path) -> None:
+    """The repair is done then, and no later start would name it."""
+    folder = tmp_path / "data"
+    broker = BrokerProcess(folder).start()
+    publish(broker, 30, 1000)
+    broker.stop()
+    (segment,) = folder.glob("0*.segment")
+    with segment.open("r+b") as file:
+        file.truncate(16_000)
+    assert f"{segment.name}: bytes" in refused(broker)
+    broker.flags["accept_loss"] = "true"
+    with broker:
+        log = broker.log()
+        start = log[log.rindex("messages.lost") : log.rindex("broker.recovered")]
+        assert "journal.problem" in start
+        assert "segment 1 is short of bytes of live messages" in start
+
+
 def test_a_newest_segment_that_vanishes_is_missed(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     broker = BrokerProcess(folder).start()

@@ -298,6 +298,16 @@ def test_what_is_no_user_is_refused(name: str, password: str, pattern: str) -> N
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+def test_a_disk_without_room_is_told_with_the_file_and_nothing_is_left(tmp_path: Path) -> None:
+    users.save(tmp_path, {})
+    (tmp_path / f"users.json.{os.getpid()}.new").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as refused:
+        add(tmp_path, "ann", "secret")
+    assert refused.value.filename == str(tmp_path / "users.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["users.json"]
+    assert users.load(tmp_path) == {}
+
+
 def test_a_file_that_root_writes_belongs_to_the_folders_owner(tmp_path: Path) -> None:
     """As root's own, with mode 600, it let nobody in: the broker could not read it."""
     folder = tmp_path / "data"

@@ -24,8 +24,10 @@ from tallymark.cli.output import show_table
 from tallymark.cli.serve import with_settings
 from tallymark.cli.serving import configured
 from tallymark.server.access import users
+from tallymark.server.access.limits import LimitsError
 from tallymark.server.access.user import UsersError
 from tallymark.server.config.settings import Config
+from tallymark.server.features import FeaturesError
 from tallymark.server.listening import ABSENT, CannotServe, addresses_of, is_path
 
 OK: Final = "ok"
@@ -119,7 +121,7 @@ def users_of(folder: Path) -> Finding:
     try:
         count = len(users.load(folder)) if folder.is_dir() else 0
     except UsersError as error:
-        return Finding("users", WRONG, str(error), "a broker would not start: mend the file")
+        return Finding("users", WRONG, str(error), "a broker would not start")
     if count:
         return Finding("users", OK, f"{count:,}")
     return Finding(
@@ -134,7 +136,7 @@ def start(config: Config) -> Finding:
 
     try:
         check_start(config)
-    except (StartRefused, UsersError, CannotServe) as error:
+    except (StartRefused, UsersError, LimitsError, FeaturesError, CannotServe) as error:
         return Finding("settings", WRONG, str(error), "a broker would not start with them")
     return Finding("settings", OK, "a broker would start with them")
 

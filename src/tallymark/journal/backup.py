@@ -28,7 +28,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Final, final
 
-from tallymark.journal.files import NOT_LINKED
+from tallymark.journal.files import NOT_LINKED, Named
+from tallymark.journal.reading import read_anchor
 from tallymark.stored import anchor as anchors
 from tallymark.stored.layout import HEADER, SEALED, header_at
 from tallymark.stored.segment import parsed_checkpoint, parsed_name, scan
@@ -196,15 +197,15 @@ class _Capture:
         return name.endswith(".segment") and "/" not in name and not _is_sealed(self._source / name)
 
     def _copy_sound_blocks(self, name: str, inode: int) -> bool:
-        """Copy the blocks up to the first that is not whole: it was being written, and those
-        after it may have been synced since the copy began."""
+        """Copy the blocks of a segment that is being written, as far as they are of this moment;
+        see _end_of_blocks."""
         number, salt = parsed_name(name) or (0, 0)
-        with open(self._source / name, "rb") as file:
+        with Named(self._source / name), open(self._source / name, "rb") as file:
             if os.fstat(file.fileno()).st_ino != inode:
                 return False
             data = file.read()
-        _, end, _ = scan(data, number, salt)
-        _write(self._target / name, data[:end])
+        known = read_anchor(self._target)[0].position  # that of this pass: older than the data
+        _write(self._target / name, data[: _end_of_blocks(data, number, salt, known)])
         self._copied.append(name)
         return True
 
@@ -215,6 +216,25 @@ class _Capture:
             (self._target / name).unlink(missing_ok=True)
             return
         _write(self._target / name, data)
+
+
+def _end_of_blocks(data: bytes, number: int, salt: int, known: int) -> int:
+    """Return the offset up to which the blocks of a segment that is being written are copied.
+
+    known: position up to which everything was on disk before the data was read.
+
+    That is the first block that is not whole: it was being written, and those after it may have
+    been synced since the reading began. One before `known` is damaged, though: it is copied with
+    what follows it, for a start to name what is lost and go on behind it.
+    """
+    start = block = 0
+    while True:
+        headers, end, verdict = scan(data, number, salt, known, start, block)
+        if verdict.resume < 0 or known <= number << 32 | end:
+            return end
+        if headers:
+            block = headers[-1].block + 1
+        start = verdict.resume
 
 
 def _listed(folder: Path) -> dict[str, int]:
@@ -300,13 +320,17 @@ def _link_or_copy(source: Path, target: Path) -> int:
 
 def _copy(source: Path, target: Path) -> int:
     """Copy a file, readable by its owner alone, and return the source's inode."""
-    with open(source, "rb") as read, open(target, "wb", opener=_private) as written:
-        shutil.copyfileobj(read, written, _COPIED_AT_ONCE)
-        return os.fstat(read.fileno()).st_ino
+    with Named(target), open(source, "rb") as read, open(target, "wb", opener=_private) as written:
+        while True:
+            with Named(source):
+                data = read.read(_COPIED_AT_ONCE)
+            if not data:
+                return os.fstat(read.fileno()).st_ino
+            written.write(data)
 
 
 def _write(target: Path, data: bytes) -> None:
-    with open(target, "wb", opener=_private) as file:
+    with Named(target), open(target, "wb", opener=_private) as file:
         file.write(data)
 
 
@@ -317,7 +341,8 @@ def _private(path: str, flags: int) -> int:
 def _sync(path: Path, flags: int) -> None:
     fd = os.open(path, flags)
     try:
-        os.fsync(fd)
+        with Named(path):
+            os.fsync(fd)
     finally:
         os.close(fd)
 

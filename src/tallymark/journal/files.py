@@ -32,6 +32,21 @@ AGAIN_S: Final = 0.02
 """Delay between two attempts to open a file while no descriptor is available, seconds."""
 
 
+@final
+class Named:
+    """Naming of a file in an OSError that names none, as those of reads and writes do."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(self._path)
+
+
 def _free_bytes(folder: str) -> int:
     facts = os.statvfs(folder)
     return facts.f_bavail * facts.f_frsize

@@ -51,6 +51,8 @@ RESTORE_FILES: Final = (
     "Restore the files, or start with --accept-loss to go on without what is named"
 )
 """Remedy for a journal whose only home is its folder."""
+TAKE_AWAY: Final = "Take the files of the other journal out of the folder: nothing was changed"
+"""Remedy for a folder with the files of two journals, whatever losses are accepted."""
 
 
 class JournalCorrupt(Exception):
@@ -89,7 +91,7 @@ class SegmentFile:
 class Folder:
     """The files of a data folder."""
 
-    __slots__ = ("checkpoints", "leftovers", "path", "segments", "spares")
+    __slots__ = ("checkpoints", "doubles", "leftovers", "path", "segments", "spares")
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -101,6 +103,9 @@ class Folder:
         self.spares: list[str] = []
         self.leftovers: list[str] = []
         """Names of files that a crash left unfinished or superseded."""
+        self.doubles: list[str] = []
+        """Texts about segments of the same number that have nothing to do with each other. No crash
+        leaves such: somebody has put files of two journals into the folder."""
         segments: list[SegmentFile] = []
         for name in sorted(os.listdir(path)):
             named = parsed_name(name)
@@ -117,6 +122,11 @@ class Folder:
             known = self.segments.get(segment.number)
             if known is None:
                 self.segments[segment.number] = segment
+            elif known.salt != segment.salt:
+                self.doubles.append(
+                    f"segment {segment.number} is there twice, as {known.name} and as "
+                    f"{segment.name}"
+                )
             elif known.stripped:
                 self.leftovers.append(segment.name)
             else:
@@ -215,6 +225,8 @@ class Recovery:
         earlier ones, whose payloads they may mean."""
         if not self._has_begun:
             self._has_begun = True
+            if self.folder.doubles:
+                raise JournalCorrupt(self.folder.path, self.folder.doubles, TAKE_AWAY)
             if self._anchor_problem:
                 self.problems.append(self._anchor_problem)
             for found in self._checkpointed():
@@ -327,7 +339,7 @@ class Recovery:
         expected = first
         for segment in found:
             if segment.number != expected:
-                self._lost(f"segments {expected} to {segment.number - 1} are missing")
+                self._lost(gap_text(expected, segment.number - 1, self.checkpoint))
             expected = segment.number + 1
         if not found and self.checkpoint & 0xFFFFFFFF:
             self._lost(f"segment {first} is missing, which the checkpoint continues")
@@ -517,6 +529,17 @@ class Opened:
     def begin_again(self) -> None:
         """Have a replay from the newest checkpoint. Raises OSError."""
         self.recovery = Recovery(Folder(self.path), self._accept_loss, self._remedy)
+
+
+def gap_text(first: int, last: int, checkpoint: int) -> str:
+    """Return a text about segments that are missing. Without a checkpoint nobody can tell whether
+    they are what was lost: segments are let go of once a checkpoint stands for them."""
+    text = f"segment {first} is missing"
+    those = "it"
+    if last > first:
+        text = f"segments {first} to {last} are missing"
+        those = "them"
+    return text if checkpoint else f"{text}, and no sound checkpoint is there to stand for {those}"
 
 
 def _loss(segment: SegmentFile, at: int, verdict: Verdict, headers: list[Header]) -> str:

@@ -14,7 +14,7 @@ from typing import Final, final
 
 from tallymark.engine.record import Record
 from tallymark.journal.reading import read_anchor, read_file, read_head
-from tallymark.journal.recovery import Folder, SegmentFile
+from tallymark.journal.recovery import Folder, SegmentFile, gap_text
 from tallymark.journal.unpacking import Unpacker
 from tallymark.stored import records
 from tallymark.stored.layout import (
@@ -159,6 +159,7 @@ def verify(folder: Path) -> Report:
     found = Folder(folder)
     report = Report(folder)
     report.spares = len(found.spares)
+    report.problems += found.doubles
     checkpoint = 0
     names: dict[int, str] = {}
     for position, name in found.checkpoints:
@@ -218,7 +219,7 @@ def _check_numbers(report: Report, files: list[SegmentFile], checkpoint: int) ->
     for file in files:
         if file.number >= expected:
             if file.number > expected:
-                report.problems.append(f"segments {expected} to {file.number - 1} are missing")
+                report.problems.append(gap_text(expected, file.number - 1, checkpoint))
             expected = file.number + 1
 
 

@@ -12,6 +12,7 @@ version that can have such a journal has flags, so that they are on.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,6 +25,11 @@ from tallymark.stored.layout import FORMAT, WHOLE
 from tallymark.stored.segment import parsed_checkpoint, parsed_name
 
 FILE: Final = "features.json"
+REMEDY: Final = (
+    "Mend the file, or put back that of a backup; without it all flags are off, until they are "
+    "enabled again"
+)
+"""Remedy for a damaged file of a folder with a journal."""
 
 
 class FeaturesError(Exception):
@@ -82,18 +88,13 @@ class Features:
         Raises: FeaturesError, OSError.
         """
         try:
-            data = (folder / FILE).read_bytes()
+            return Features(folder, _enabled_in(folder))
         except FileNotFoundError:
             if not is_copy and _has_journal(folder):
                 return Features(folder, frozenset())
             features = Features(folder, frozenset(FLAGS))
             features._save(features.enabled)
             return features
-        try:
-            stored = msgspec.json.decode(data, type=_Stored)
-        except msgspec.MsgspecError as error:
-            raise FeaturesError(f"{folder / FILE}: {error}") from error
-        return Features(folder, _checked(folder, stored.enabled))
 
     @property
     def death_form(self) -> int:
@@ -131,6 +132,23 @@ class Features:
         stored = _Stored([name for name in FLAGS if name in enabled])
         data = msgspec.json.format(msgspec.json.encode(stored), indent=1) + b"\n"
         Files().replace(self._folder, FILE, [[data]])
+
+
+def check_features(folder: Path) -> None:
+    """Look whether the file, where there is one, can be read. Raises FeaturesError."""
+    with suppress(FileNotFoundError):
+        _enabled_in(folder)
+
+
+def _enabled_in(folder: Path) -> frozenset[str]:
+    """Return the names of the flags in the file. Raises FeaturesError, FileNotFoundError."""
+    try:
+        stored = msgspec.json.decode((folder / FILE).read_bytes(), type=_Stored)
+    except FileNotFoundError:
+        raise
+    except (OSError, msgspec.MsgspecError) as error:
+        raise FeaturesError(f"{folder / FILE}: {error}. {REMEDY}") from error
+    return _checked(folder, stored.enabled)
 
 
 def _has_journal(folder: Path) -> bool:

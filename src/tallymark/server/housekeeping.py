@@ -97,8 +97,10 @@ class Housekeeping(Upkeep):
         """Number of steps of cleaning so far that the timer began."""
 
     def begin(self) -> None:
-        """Check the disk, once before the first client."""
+        """Check the disk, and log what was lost or worked around at the start, once before the
+        first client."""
         self._check_disk()
+        self._log_problems()
 
     # -- in the turn
 
@@ -283,6 +285,10 @@ class Housekeeping(Upkeep):
             log.info("checkpoint.done", position=f"{self._checkpoint_done:#x}")
             if self.wants_checkpoint:  # another was asked for while this one was being written
                 self._turns.schedule()
+        self._log_problems()
+
+    def _log_problems(self) -> None:
+        journal = self._turns.journal
         for problem in journal.problems:
             if (
                 problem != self._last_problem or not self._alarms.active

@@ -50,6 +50,8 @@ def rehearse(folder: Path) -> list[str]:
 
 def _rehearse(folder: Path) -> list[str]:
     found = Folder(folder)
+    if found.doubles:
+        return []  # there is no one journal that a start could read
     recovery = Recovery(found, True)
     stock = Stock(found)
     broker = Broker(_nothing_is_read)

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tallymark import __version__, is_compiled
 from tallymark.bridge.amqp091.lifecycle import Settings as Settings091
+from tallymark.engine.quotas import Quotas
 from tallymark.journal.files import Files, FolderInUse
 from tallymark.journal.postgresql.errors import (
     AnotherLeads,
@@ -38,7 +39,7 @@ from tallymark.journal.postgresql.marks import forget_marks
 from tallymark.journal.recovery import JournalCorrupt
 from tallymark.server import amqp10, logs, supervisor
 from tallymark.server.access import audit, users
-from tallymark.server.access.limits import LimitsError
+from tallymark.server.access.limits import LimitsError, load_limits
 from tallymark.server.access.tls import Certificates, Tls, TlsRefused
 from tallymark.server.access.user import GUEST, UsersError
 from tallymark.server.amqp import AmqpClient, Settings
@@ -47,7 +48,7 @@ from tallymark.server.config.kinds import LOCAL, is_loopback, show_size
 from tallymark.server.config.reload import on_signal
 from tallymark.server.config.settings import Config, ConfigError
 from tallymark.server.doors import RESERVED
-from tallymark.server.features import FeaturesError
+from tallymark.server.features import FeaturesError, check_features
 from tallymark.server.handshakes import Listener, listen_for
 from tallymark.server.heap import bound_heap
 from tallymark.server.http.web import Web
@@ -155,12 +156,14 @@ def room(config: Config, error: OSError) -> str:
 
 def check_start(config: Config) -> None:
     """Look at all that a start is refused for before it looks at the journal. Raises StartRefused,
-    UsersError or CannotServe."""
+    UsersError, LimitsError, FeaturesError or CannotServe."""
     if config.data_dir.exists() and not config.data_dir.is_dir():
         raise CannotServe(f"data folder {config.data_dir} is not a folder")
     check_settings(config)
     if config.journal == LOCAL:
         _check_users(config)
+        load_limits(config.data_dir, Quotas())
+        check_features(config.data_dir)
 
 
 def check_settings(config: Config) -> None:

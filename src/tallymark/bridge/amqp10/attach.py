@@ -212,7 +212,7 @@ def _attach_source(session: Session, link: SenderLink, attach: Attach) -> None:
         if VOLATILE_QUEUE in source.capabilities:
             _attach_replies(session, link, attach, source)
         else:
-            _attach_queue(session, link, attach, source, _make_node(session, True))
+            _attach_node(session, link, attach, source)
         return
     if source.address == MANAGEMENT:
         _attach_responses(session, link, attach)
@@ -225,6 +225,18 @@ def _attach_source(session: Session, link: SenderLink, attach: Attach) -> None:
         return
     session.client.access.check(QUEUE, name, READ)
     _attach_queue(session, link, attach, source, _find_queue(session, name))
+
+
+def _attach_node(session: Session, link: SenderLink, attach: Attach, source: Source) -> None:
+    """Attach a link to a queue that is made for it, and goes with it: at once where the link is
+    refused."""
+    queue = _make_node(session, True)
+    try:
+        _attach_queue(session, link, attach, source, queue)
+    except (BrokerError, AttachRefused, FilterError):
+        client = session.client
+        client.broker.registry.delete_queue(client.connection, queue.name, False, False)
+        raise
 
 
 def _attach_queue(
@@ -240,7 +252,7 @@ def _attach_queue(
             arguments[argument] = attach.properties[name]
     check_consumer_arguments(named(QUEUE, queue.name, queue.vhost), arguments)
     tag = link.name
-    if tag in session.engine.consumers:
+    while tag in session.engine.consumers:
         tag = f"{tag} ({link.remote_handle})"
     browses = source.distribution_mode == amqp.COPY or is_stream
     exclusive = _is_exclusive(attach, browses)
@@ -276,7 +288,8 @@ def _attach_queue(
         )
     )
     end = OutgoingLink(session, link, consumer, settled, source.dynamic)
-    end.default_outcome = outcome_of(default)
+    if default is not None:
+        end.default_outcome = default
     consumer.handle = end
     link.available = end.available
     session.enter(link, end)

@@ -18,7 +18,7 @@ from tallymark.bridge.permissions import CONFIGURE, QUEUE, READ
 from tallymark.engine.effects import Deliver, TimedOut
 from tallymark.engine.errors import AccessRefused
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import DISCARDED, RETURNED, Consumer, timeout_of
+from tallymark.engine.session import DISCARDED, Consumer, timeout_of
 from tallymark.units import Tag
 from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10.events import CreditReceived
@@ -66,8 +66,8 @@ class OutgoingLink(LinkEnd):
         """True once the client has granted credit."""
         self._is_dynamic = is_dynamic
         """True if the queue was made for this link, and is deleted with it."""
-        self.default_outcome = RETURNED
-        """Engine's outcome for a delivery that is settled without an outcome."""
+        self.default_outcome: DeliveryState = RELEASED
+        """Outcome of a delivery that is settled without one."""
         self._outgoing = Outgoing(consumer.queue.settings.is_stream)
         self.work: Work | None = None
         """Transaction under which deliveries are acquired, while it is open [TX-16]."""

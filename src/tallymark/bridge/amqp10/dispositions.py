@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from tallymark.bridge.amqp10.client import Answers, Session
-from tallymark.bridge.amqp10.consume import OutgoingLink
+from tallymark.bridge.amqp10.client import Answers, Session, number_of
+from tallymark.bridge.amqp10.consume import RELEASED, OutgoingLink
 from tallymark.engine.arguments import LONGEST_MS
 from tallymark.engine.clock import Clock
+from tallymark.engine.intervals import IntervalSet
 from tallymark.engine.session import (
     ACCEPTED,
     DISCARDED,
@@ -90,24 +91,45 @@ def settle(session: Session, event: DispositionReceived) -> None:
     side."""
     first, last = session.tag_of(event.first), session.tag_of(event.last)
     state = event.state
-    outcome = outcome_of(state)
-    engine, broker = session.engine, session.client.broker
-    if outcome == UNKNOWN:
+    if outcome_of(state) == UNKNOWN:
         if event.settled:
             _forget(session, first, last)
-            for low, high, usual in default_outcomes(session, first, last):
-                broker.settlement.settle(engine, Tag(low), Tag(high), usual)
+            settle_by_default(session, first, last)
         return
-    due_ms = due_of(state, broker.clock)
-    notes = notes_of(state)
     if event.settled:
         _forget(session, first, last)
-    for low, high in outstanding(engine, first, last):
-        broker.settlement.settle(engine, Tag(low), Tag(high), outcome, notes, EngineMs(due_ms))
+    for low, high in outstanding(session.engine, first, last):
+        _settle_as(session, low, high, state)
     if not event.settled and state is not None:
         if session.answers is None:
             session.answers = Answers(session)
-        session.answers.add(event.first, event.last, state)
+        for low, high in _outside_transactions(session, first, last):
+            session.answers.add(number_of(low), number_of(high), state)
+
+
+def settle_by_default(session: Session, first: int, last: int) -> None:
+    """Settle the unsettled tags among first..last, each with the default outcome of its link."""
+    for low, high, state in default_outcomes(session, first, last):
+        _settle_as(session, low, high, state)
+
+
+def _settle_as(session: Session, first: int, last: int, state: DeliveryState | None) -> None:
+    """Settle unsettled tags first..last with this outcome, and what it says of the messages."""
+    broker = session.client.broker
+    broker.settlement.settle(
+        session.engine, Tag(first), Tag(last), outcome_of(state), notes_of(state),
+        EngineMs(due_of(state, broker.clock)),
+    )  # fmt: skip
+
+
+def _outside_transactions(session: Session, first: Tag, last: Tag) -> list[tuple[Tag, Tag]]:
+    """Return those of tags first..last that were not settled under a transaction which is open: of
+    the others the discharge decides, and nothing is confirmed before it [TX-15]."""
+    parked = IntervalSet()
+    for work in session.client.works.values():
+        for low, high in work.parked(session, first, last):
+            parked.add(low, high + 1)
+    return [(Tag(low), Tag(high - 1)) for low, high in parked.gaps(first, last + 1)]
 
 
 def _forget(session: Session, first: int, last: int) -> None:
@@ -157,15 +179,17 @@ def _held(engine: EngineSession, first: int, last: int) -> list[InFlight]:
     return found
 
 
-def default_outcomes(session: Session, first: int, last: int) -> list[tuple[int, int, int]]:
+def default_outcomes(
+    session: Session, first: int, last: int
+) -> list[tuple[int, int, DeliveryState]]:
     """Return the default outcomes of unsettled tags among first..last, as (first, last, outcome).
     Each link's source defines what settling without an outcome means
     [amqp-1.0 §3.5.3 default-outcome]."""
-    found: list[tuple[int, int, int]] = []
+    found: list[tuple[int, int, DeliveryState]] = []
     for entry in _held(session.engine, first, last):
         consumer = entry.consumer
         end = None if consumer is None else consumer.handle
-        outcome = end.default_outcome if isinstance(end, OutgoingLink) else RETURNED
+        outcome = end.default_outcome if isinstance(end, OutgoingLink) else RELEASED
         for low, high in entry.pieces(Tag(max(first, entry.first)), Tag(min(last, entry.last))):
             found.append((low, high, outcome))
     return found

@@ -22,12 +22,12 @@ from tallymark.bridge.amqp10.dispositions import (
     notes_of,
     outcome_of,
     outstanding,
+    settle_by_default,
 )
 from tallymark.bridge.amqp10.links import LinkEnd
 from tallymark.bridge.amqp10.stretch import Reply
 from tallymark.bridge.amqp10.work import find, unknown
 from tallymark.engine.errors import ResourceExhausted, RolledBack
-from tallymark.stored.annotations import Notes
 from tallymark.units import EngineMs, Ms, Tag
 from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10.composites import read_composite
@@ -272,10 +272,7 @@ def after_rollback(work: Work) -> None:
     that were taken back [TX-16]."""
     for session, first, last in work.forgotten():
         if not session.engine.closed:
-            for low, high, outcome in default_outcomes(session, first, last):
-                session.client.broker.settlement.settle(
-                    session.engine, Tag(low), Tag(high), outcome
-                )
+            settle_by_default(session, first, last)
     for engine, first, last in work.transaction.released:
         holder = engine.handle
         assert isinstance(holder, Session), holder
@@ -325,7 +322,7 @@ def retire(session: Session, event: DispositionReceived, state: TransactionalSta
         _park(session, work, first, last, state.outcome, event.settled)
     elif event.settled:
         for low, high, outcome in default_outcomes(session, first, last):
-            _hold(session, work, low, high, outcome, (), 0, b"")
+            _hold(session, work, low, high, outcome, b"")
     if event.settled:
         work.forget(session, first, last)
 
@@ -338,12 +335,8 @@ def _park(
     state: DeliveryState | None,
     settled: bool,
 ) -> None:
-    broker = session.client.broker
-    outcome = outcome_of(state)
-    due_ms = due_of(state, broker.clock)
-    notes = notes_of(state)
     for low, high in outstanding(session.engine, first, last):
-        _hold(session, work, low, high, outcome, notes, due_ms, encoded_state(state))
+        _hold(session, work, low, high, state, encoded_state(state))
         if not settled and state is not None:
             work.expect(session, low, high, state)
 
@@ -353,17 +346,16 @@ def _hold(
     work: Work,
     low: int,
     high: int,
-    outcome: int,
-    notes: Notes,
-    due_ms: int,
+    state: DeliveryState | None,
     key: bytes,
 ) -> None:
     """Stage the settlement of unsettled tags until the discharge."""
-    transactions = session.client.broker.transactions
+    broker = session.client.broker
     try:
-        transactions.settle(
-            work.transaction, session.engine, Tag(low), Tag(high), outcome, notes, EngineMs(due_ms)
-        )
+        broker.transactions.settle(
+            work.transaction, session.engine, Tag(low), Tag(high), outcome_of(state),
+            notes_of(state), EngineMs(due_of(state, broker.clock)),
+        )  # fmt: skip
     except ResourceExhausted as error:
         work.fail(str(error))
     work.park(session, low, high, key)

@@ -41,8 +41,8 @@ from tallymark.wire.amqp091.properties import Properties, encode_properties
 from tallymark.wire.amqp10.encoded import (
     data_bytes,
     find_section,
+    opening,
     section_code,
-    value_at,
 )
 from tallymark.wire.amqp10.errors import DecodeError
 from tallymark.wire.amqp10.front import UNREADABLE, Front, lenient_fronts
@@ -61,7 +61,7 @@ class _Converted:
 
     def __init__(self, head: bytes, size: int, code: int, persistent: bool, section: bytes) -> None:
         self.head = head
-        """Leading bytes, up to and including the descriptor of the body's first section."""
+        """Leading bytes by which other messages with the same sections are known."""
         self.size = size
         """Bytes before that section."""
         self.code = code
@@ -128,9 +128,10 @@ class Converter:
         section = section_of(front, raw, start + front.size, at, code == DATA, persistent)
         if at == end:
             return _Converted(b"", at - start, code, persistent, section)
-        head = raw[start : value_at(raw, at, end)]
+        head = opening(raw, start, at, end)
         made = _Converted(head, at - start, code, persistent, section)
-        self._last = made
+        if head:
+            self._last = made
         return made
 
 

@@ -15,6 +15,8 @@ from tallymark.server.access.users import replace_file
 from tallymark.server.logs import log_of
 
 FILE: Final = "limits.json"
+REMEDY: Final = "Mend the file, or put back that of a backup; without it there are no limits"
+"""Remedy for a damaged file."""
 
 log = log_of("users")
 
@@ -36,7 +38,7 @@ def load_limits(folder: Path, quotas: Quotas) -> None:
     except FileNotFoundError:
         return
     except (OSError, msgspec.MsgspecError) as error:
-        raise LimitsError(f"{file}: {error}") from error
+        raise LimitsError(f"{file}: {error}. {REMEDY}") from error
     quotas.limit(found.vhosts, found.users)
 
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from tallymark.journal.files import OUT_OF_FILES
+from tallymark.journal.files import OUT_OF_FILES, Named
 from tallymark.server.access import scram
 from tallymark.server.access.audit import BY_FILE, token_refused, users_changed
 from tallymark.server.access.logins import Logins
@@ -59,6 +59,10 @@ if TYPE_CHECKING:
 log = log_of("server")
 
 FILE: Final = "users.json"
+REMEDY: Final = (
+    "Mend the file, or put back that of a backup; without it a start has guest alone, from loopback"
+)
+"""Remedy for a damaged file."""
 ATTEMPTS: Final = 20
 """Attempts at a change that another process overtakes."""
 Stamp = tuple[int, int, int]
@@ -77,7 +81,7 @@ def load(folder: Path) -> dict[str, User]:
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.MsgspecError) as error:
-        raise UsersError(f"{file}: {error}") from error
+        raise UsersError(f"{file}: {error}. {REMEDY}") from error
     return {user.name: user for user in users}
 
 
@@ -121,19 +125,24 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def replace_file(folder: Path, name: str, data: bytes) -> None:
     """A file of the data folder: written aside with mode 600, synced, renamed, the folder
-    synced. Written by root it belongs to the folder's owner, as whom the broker reads it."""
+    synced. Written by root it belongs to the folder's owner, as whom the broker reads it. On
+    OSError nothing is left aside."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     aside = folder / f"{name}.{os.getpid()}.new"
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        if os.geteuid() == 0:
-            owner = folder.stat()
-            with contextlib.suppress(PermissionError):  # root of a container, or over NFS
-                os.fchown(descriptor, owner.st_uid, owner.st_gid)
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(folder / name)
+    try:
+        with Named(folder / name), os.fdopen(descriptor, "wb") as file:
+            if os.geteuid() == 0:
+                owner = folder.stat()
+                with contextlib.suppress(PermissionError):  # root of a container, or over NFS
+                    os.fchown(descriptor, owner.st_uid, owner.st_gid)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(folder / name)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
     directory = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(directory)

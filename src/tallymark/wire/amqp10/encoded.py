@@ -29,6 +29,8 @@ from tallymark.wire.amqp10.sections import (
 
 NO_SECTION: Final = -1
 
+_NULL: Final = 0x40
+"""Format code of null."""
 _NULL_BODY: Final = b"\0\x53\x77\x40"
 
 # The format codes that the value of a section may have; of VALUE any.
@@ -61,15 +63,27 @@ def section_code(raw: bytes, pos: int, end: int) -> int:
 
 def begin(raw: bytes, pos: int, end: int) -> int:
     """Return the offset at which the sections of the message raw[pos:end] begin, after a leading
-    null."""
+    null. One that only a footer follows is the body."""
     if raw.startswith(_NULL_BODY, pos) and pos + 4 < end:
-        return pos + 4
+        after = pos + 4
+        return pos if section_code(raw, after, end) == FOOTER else after
     return pos
 
 
 def value_at(raw: bytes, pos: int, end: int) -> int:
     """Return the offset of the value of the section at `pos`."""
     return pos + 3 if raw[pos + 1] == 0x53 else skip(raw, pos + 1, end)
+
+
+def opening(raw: bytes, start: int, pos: int, end: int) -> bytes:
+    """Return the bytes by which other messages are known that begin as raw[start:end] does up to
+    its section at `pos`: all up to and including the descriptor of that section. Empty where none
+    is known by them: a value null at the beginning may be a body, or be passed over, see `begin`.
+    """
+    at = value_at(raw, pos, end)
+    if pos > start or section_code(raw, pos, end) != VALUE:
+        return raw[start:at]
+    return b"" if raw[at] == _NULL else raw[start : at + 1]
 
 
 def section_end(raw: bytes, pos: int, end: int, code: int) -> int:

@@ -22,6 +22,7 @@ from tallymark.wire.amqp10.encoded import (
     NO_SECTION,
     begin,
     find_section,
+    opening,
     section_code,
     section_end,
     value_at,
@@ -175,7 +176,7 @@ def read_front(raw: bytes, start: int, end: int) -> Front:
         raise DecodeError(f"no section of a message begins with {shown}")
     front.size = pos - start
     if code > MESSAGE_ANNOTATIONS:
-        front.key = raw[start : value_at(raw, pos, end)]
+        front.key = opening(raw, start, pos, end)
     return front
 
 
