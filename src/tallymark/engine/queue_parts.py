@@ -7,6 +7,7 @@ what a stream has let go of, and what claims it has to respect."""
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import final
 
@@ -195,9 +196,10 @@ class Deduplication:
     """The ids and numbers of one queue."""
 
     def __init__(self) -> None:
-        self.ids: dict[str, EngineMs] = {}
+        self.ids: OrderedDict[str, EngineMs] = OrderedDict()
         """Message ids given by publishers within the window, oldest first, with the time at which
-        each was accepted."""
+        each was accepted. A plain dict finds its first key by a walk over all that were deleted
+        before it."""
         self.passing: set[str] = set()
         """Ids among these that end at a restart, as their transient messages do."""
         self.numbers: dict[str, int] = {}
