@@ -95,6 +95,7 @@ class Clients:
         reason = records.RETURNED_BY_LOSS if lost else records.RETURNED_BY_CLOSE
         self._transactions.close_session(session, lost)
         self._settlement.return_all(session, reason)
+        self._state.holders.end_session(session)
         for consumer in consumers:
             self._registry.end_if_unused(consumer.queue)
 

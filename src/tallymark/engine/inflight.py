@@ -44,6 +44,7 @@ class Handover:
     def __init__(self, state: State) -> None:
         self._clock = state.clock
         self._deadlines = state.deadlines
+        self._holders = state.holders
         self._ledger = state.ledger
         self._settling = state.agenda.settling
         self._store = state.store
@@ -56,6 +57,8 @@ class Handover:
         tag."""
         n = piece.hi - piece.lo
         tag = session.next_tag
+        if not no_ack and queue.id not in session.sources:
+            self._holders.add(queue, session)
         session.next_tag = Tag(tag + n)
         owner = consumer.id if consumer is not None else session.id
         if no_ack:
@@ -66,6 +69,8 @@ class Handover:
             return tag
         session.unacked += n
         if consumer is not None:
+            if not consumer.unacked:
+                consumer.held_from = tag
             consumer.unacked += n
         else:
             session.got += n

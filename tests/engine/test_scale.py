@@ -1,0 +1,95 @@
+"""Scale: a command on one queue, consumer or binding costs the same whatever else there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.support.engine_rig import Rig
+from tests.support.engine_steps import manual
+from tests.support.growth import assert_linear
+
+SMALL = 100
+"""Number of queues or consumers; sixteen times as many are compared with it."""
+
+
+def _names(size: int) -> list[str]:
+    return [f"q{number}" for number in range(size)]
+
+
+def _held(size: int, sessions: int) -> Rig:
+    """Queues with one message each, which the sessions hold."""
+    rig = manual()
+    publisher = rig.session()
+    holders = [rig.session() for _ in range(sessions)]
+    for number, name in enumerate(_names(size)):
+        rig.queue(name)
+        rig.publish(publisher, name, [number])
+        rig.consume(holders[number % sessions], name, name)
+    rig.settle_down()
+    for name in _names(size):
+        assert rig.vhost.queues[name].acquired == 1
+    return rig
+
+
+def _deleted(size: int, sessions: int) -> Callable[[], object]:
+    rig = _held(size, sessions)
+
+    def delete() -> None:
+        for name in _names(size):
+            rig.delete(name)
+        rig.broker.check()
+
+    return delete
+
+
+def test_deleting_queues_whose_messages_are_held_by_as_many_sessions() -> None:
+    assert_linear(lambda size: _deleted(size, size), SMALL)  # each asked all sessions
+
+
+def test_deleting_queues_whose_messages_are_held_by_one_session() -> None:
+    assert_linear(lambda size: _deleted(size, 1), 500)  # each asked all that the session holds
+
+
+def test_emptying_queues_whose_messages_are_held_by_as_many_sessions() -> None:
+    def prepare(size: int) -> Callable[[], object]:
+        rig = _held(size, size)
+
+        def empty() -> None:
+            for name in _names(size):
+                rig.broker.contents.empty(rig.vhost.queues[name])
+            rig.broker.check()
+
+        return empty
+
+    assert_linear(prepare, SMALL)
+
+
+def test_detaching_links_of_one_session() -> None:
+    def prepare(size: int) -> Callable[[], object]:
+        rig = _held(size, 1)
+        session = next(one for one in rig.connection.sessions if one.consumers)
+
+        def detach() -> None:
+            for consumer in list(session.consumers.values()):
+                rig.broker.consuming.detach(consumer)
+            rig.broker.check()
+
+        return detach
+
+    assert_linear(prepare, 500)
+
+
+def test_who_may_hold_messages_of_a_queue_is_forgotten_with_either() -> None:
+    rig = _held(4, 2)
+    holders = rig.broker.state.holders
+    first = rig.vhost.queues["q0"]
+    second = rig.vhost.queues["q1"]
+    (one,), (other,) = holders.of(first), holders.of(second)
+    assert one is not other
+    rig.delete("q0")
+    assert holders.of(first) == []
+    assert first.id not in one.sources
+    rig.broker.clients.close_session(other, lost=True)
+    assert holders.of(second) == []
+    assert not other.sources
+    assert second.ready == 1
