@@ -93,3 +93,38 @@ def test_who_may_hold_messages_of_a_queue_is_forgotten_with_either() -> None:
     assert holders.of(second) == []
     assert not other.sources
     assert second.ready == 1
+
+
+def _with_backlog(size: int) -> Rig:
+    """A queue that is watched, with a message ready beyond what its consumers may hold."""
+    rig = manual()
+    rig.declare("q", {"message-ttl": 1_000_000, "max-length": 1_000_000})
+    rig.publish(rig.session(), "q", list(range(size + 1)))
+    return rig
+
+
+def test_starting_consumers_of_a_watched_queue_with_a_backlog() -> None:
+    def prepare(size: int) -> Callable[[], object]:
+        rig = _with_backlog(size)
+        session = rig.session()
+
+        def start() -> None:
+            for name in _names(size):
+                rig.consume(session, "q", name, prefetch=1)
+
+        return start
+
+    assert_linear(prepare, SMALL)  # each asked all others what they want
+
+
+def test_cutting_consumers_of_a_watched_queue_with_a_backlog() -> None:
+    def prepare(size: int) -> Callable[[], object]:
+        rig = _with_backlog(size)
+        connection = rig.broker.clients.open_connection("/", "guest", "cut")
+        for name in _names(size):
+            rig.consume(rig.session(connection), "q", name, prefetch=1)
+        rig.settle_down()
+        assert rig.vhost.queues["q"].ready == 1
+        return lambda: rig.broker.clients.close_connection(connection, lost=True)
+
+    assert_linear(prepare, SMALL)

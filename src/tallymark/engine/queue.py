@@ -361,6 +361,14 @@ class Queue(Timed):
             wanted += consumer.wanted()
         return wanted
 
+    def is_wanted(self) -> bool:
+        """Return whether any consumer wants a message now: whether `demand` is above 0."""
+        if self.paused or self.rests:
+            return False
+        if self.settings.single_active:
+            return self.active is not None and self.active.wanted() > 0
+        return any(consumer.wanted() > 0 for consumer in self.consumers)
+
     def taken(self) -> int:
         """Return how many of the messages that ever entered are ready no longer, whatever became of
         them."""

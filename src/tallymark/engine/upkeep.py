@@ -74,10 +74,13 @@ class Upkeep:
             return
         if queue.deferred and self._end_deferrals(queue):
             self._agenda.mark(queue)
-        if queue.ready > 0 and queue.demand() > 0:
+        taken = queue.entered + queue.lanes.next_shift
+        # The dearer question, O(consumers), is asked last: all else would be the same.
+        may_spare = queue.ready > 0 and (queue.seen < taken or _is_over(queue))
+        if may_spare and queue.is_wanted():
             self._expire(queue, queue.seen)
         else:
-            queue.seen = queue.entered + queue.lanes.next_shift
+            queue.seen = taken
             done = self._expire(queue, queue.seen) and self._cut(queue)
             if not (done and self._expire(queue, queue.seen)):  # what lay behind those cut
                 self._agenda.mark(queue)
@@ -280,6 +283,17 @@ class Upkeep:
             n = max(min(excess, len(head)), _covering(head, excess_bytes))
             self._letters.bury(queue, [queue.remove(lane, n)], records.DEAD_MAXLEN)
         return True
+
+
+def _is_over(queue: Queue) -> bool:
+    """Return whether messages may have to leave for a limit."""
+    settings = queue.settings
+    if settings.overflow != DROP_HEAD:
+        return False
+    if 0 <= settings.max_length < queue.ready + queue.pending:
+        return True
+    body_bytes = queue.account.body_bytes  # below 0: not known yet
+    return settings.max_bytes >= 0 and (body_bytes < 0 or body_bytes > settings.max_bytes)
 
 
 def _expiry(queue: Queue, piece: Slice) -> int:
