@@ -128,3 +128,18 @@ def test_cutting_consumers_of_a_watched_queue_with_a_backlog() -> None:
         return lambda: rig.broker.clients.close_connection(connection, lost=True)
 
     assert_linear(prepare, SMALL)
+
+
+def test_deleting_the_exclusive_queues_of_one_connection_newest_first() -> None:
+    def prepare(size: int) -> Callable[[], object]:
+        rig = manual()
+        for name in _names(size):
+            rig.queue(name, durable=False, exclusive=True)
+
+        def delete() -> None:
+            for name in reversed(_names(size)):
+                rig.delete(name)
+
+        return delete
+
+    assert_linear(prepare, 500)

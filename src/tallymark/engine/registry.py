@@ -322,7 +322,7 @@ class Registry:
         if queue.id not in self._queues:
             self._queues[queue.id] = queue
             if queue.exclusive_owner:
-                connection.exclusive_queues.append(queue)
+                connection.exclusive_queues[queue.id] = queue
             for observer in self.observers:
                 observer(queue, True)
         self._dispatcher.use(queue)
@@ -395,8 +395,8 @@ class Registry:
         self._state.deadlines.forget(queue)
         del self._queues[queue.id]
         owner = self._connections.get(queue.exclusive_owner)
-        if owner is not None and queue in owner.exclusive_queues:
-            owner.exclusive_queues.remove(queue)
+        if owner is not None:
+            owner.exclusive_queues.pop(queue.id, None)
         for observer in self.observers:
             observer(queue, False)
         self._effects.append(

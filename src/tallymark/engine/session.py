@@ -86,7 +86,8 @@ class Connection:
         self.handle: object = None
         """Object of the bridge; the engine only passes it through."""
         self.sessions: list[Session] = []
-        self.exclusive_queues: list[Queue] = []
+        self.exclusive_queues: dict[int, Queue] = {}
+        """Queues that only this connection may use, by id."""
 
 
 @final
