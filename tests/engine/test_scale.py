@@ -143,3 +143,34 @@ def test_deleting_the_exclusive_queues_of_one_connection_newest_first() -> None:
         return delete
 
     assert_linear(prepare, 500)
+
+
+def test_asking_for_what_a_topic_exchange_needs_after_each_change() -> None:
+    def prepare(size: int) -> Callable[[], object]:
+        rig = manual()
+        rig.exchange("x", "topic")
+        for name in _names(size):
+            rig.queue(name)
+            rig.bind(name, "x", name)
+
+        def ask() -> None:
+            for _ in range(size):
+                rig.vhost.topology.changed()
+                assert not rig.vhost.needs_headers("x")
+
+        return ask
+
+    assert_linear(prepare, SMALL)  # by a walk over all bindings for each it is quadratic
+
+
+def test_needs_of_exchanges_behind_follow_their_bindings() -> None:
+    rig = manual()
+    rig.exchange("x", "topic")
+    rig.exchange("behind", "headers")
+    rig.vhost.bind_exchange("behind", "x", "#", {})
+    assert rig.vhost.needs_headers("x")
+    rig.vhost.unbind_exchange("behind", "x", "#", {})
+    assert not rig.vhost.needs_headers("x")
+    rig.vhost.bind_exchange("behind", "x", "#", {})
+    rig.vhost.delete_exchange("behind", False)
+    assert not rig.vhost.needs_headers("x")

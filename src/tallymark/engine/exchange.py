@@ -155,6 +155,8 @@ class Exchange:
         """True if each message must be routed by itself, though others may be equal."""
         self.bindings: dict[tuple[str, str, str, str], Binding] = {}
         """Bindings by identity, with this exchange as their source."""
+        self.onward: dict[Binding, None] = {}
+        """Bindings among these that lead to an exchange."""
         self.inbound: dict[Binding, None] = {}
         """Bindings with this exchange as their destination."""
 
@@ -168,10 +170,13 @@ class Exchange:
 
     def add(self, binding: Binding) -> None:
         self.bindings[binding.identity] = binding
+        if binding.exchange is not None:
+            self.onward[binding] = None
         self.index(binding)
 
     def remove(self, binding: Binding) -> None:
         del self.bindings[binding.identity]
+        self.onward.pop(binding, None)
         self.unindex(binding)
 
     def index(self, binding: Binding) -> None:
