@@ -174,3 +174,21 @@ def test_needs_of_exchanges_behind_follow_their_bindings() -> None:
     rig.vhost.bind_exchange("behind", "x", "#", {})
     rig.vhost.delete_exchange("behind", False)
     assert not rig.vhost.needs_headers("x")
+
+
+def test_unbinding_queues_of_a_local_random_exchange_newest_first() -> None:
+    def prepare(size: int) -> Callable[[], object]:
+        rig = manual()
+        rig.exchange("x", "x-local-random")
+        for name in _names(size):
+            rig.queue(name)
+            rig.bind(name, "x", "")
+        bindings = list(rig.vhost.exchanges["x"].bindings.values())
+
+        def unbind() -> None:
+            for binding in reversed(bindings):
+                rig.vhost.exchanges["x"].remove(binding)
+
+        return unbind
+
+    assert_linear(prepare, 500)

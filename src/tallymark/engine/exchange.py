@@ -365,6 +365,8 @@ class LocalRandomExchange(Exchange):
         super().__init__(name, LOCAL_RANDOM, durable, auto_delete, internal, arguments)
         self.routes_singly = True
         self._ring: list[Binding] = []
+        self._places: dict[Binding, int] = {}
+        """Index of each binding in the ring."""
         self._next = 0
 
     def check_binding(self, key: str, arguments: dict[str, object], to_queue: bool) -> None:
@@ -376,10 +378,16 @@ class LocalRandomExchange(Exchange):
             )
 
     def index(self, binding: Binding) -> None:
+        self._places[binding] = len(self._ring)
         self._ring.append(binding)
 
     def unindex(self, binding: Binding) -> None:
-        self._ring.remove(binding)
+        """Remove a binding. The last of the ring takes its place."""
+        place = self._places.pop(binding)
+        last = self._ring.pop()
+        if last is not binding:
+            self._ring[place] = last
+            self._places[last] = place
 
     def collect(self, keys: list[str], headers: dict[str, object] | None, into: Matches) -> None:
         ring = self._ring
