@@ -37,7 +37,7 @@ from tallymark.engine.queue_parts import (
 )
 from tallymark.engine.settings import Settings
 from tallymark.stored.annotations import Annotations, ready_since
-from tallymark.units import EngineMs, QueueSequence
+from tallymark.units import UNLIMITED, EngineMs, QueueSequence
 
 
 class QueueConsumer:
@@ -266,9 +266,10 @@ class Queue(Timed):
         self.account.move(piece, MOVING, DEFERRED)
         self.watched = True
 
-    def take_due(self, now_ms: EngineMs) -> list[Deferred]:
-        """Remove the deferrals that are due and return them, for `end_deferrals`."""
-        due = self.deferrals.take_due(now_ms)
+    def take_due(self, now_ms: EngineMs, most: int = UNLIMITED) -> list[Deferred]:
+        """Remove the deferrals that are due, up to `most` of them, and return them, for
+        `end_deferrals`."""
+        due = self.deferrals.take_due(now_ms, most)
         for entry in due:
             self.account.move(entry.piece, DEFERRED, MOVING)
         return due

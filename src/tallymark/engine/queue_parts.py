@@ -61,11 +61,11 @@ class Deferrals:
         """Return when the last entry is due; there must be one. O(entries)."""
         return max([entry[0] for entry in self._entries])
 
-    def take_due(self, now_ms: EngineMs) -> list[Deferred]:
-        """Remove the entries that are due and return them in order."""
+    def take_due(self, now_ms: EngineMs, most: int = UNLIMITED) -> list[Deferred]:
+        """Remove the entries that are due, up to `most` of them, and return them in order."""
         due: list[Deferred] = []
         entries = self._entries
-        while entries and entries[0][0] <= now_ms:
+        while entries and entries[0][0] <= now_ms and len(due) < most:
             due.append(heapq.heappop(entries)[2])
         return due
 

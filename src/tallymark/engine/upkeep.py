@@ -28,8 +28,8 @@ from tallymark.stored.annotations import ready_since
 from tallymark.units import UNLIMITED, EngineMs
 
 IN_A_TURN: Final = 4096
-"""Number of slices that may expire or exceed a limit in one turn; other queues are served in
-between."""
+"""Number of slices that may expire, exceed a limit or become due in one turn; other queues are
+served in between."""
 
 
 @final
@@ -58,10 +58,12 @@ class Upkeep:
 
     def before(self, queue: Queue) -> bool:
         """Prepare a queue to be served: due deferrals become ready, expired messages leave. False:
-        more messages expired than one turn may handle, and the queue must not be served before the
-        next turn."""
+        more messages are due or expired than one turn may handle, and the queue must not be served
+        before the next turn."""
         if queue.deferred:
             self._end_deferrals(queue)
+            if self._has_due(queue):  # one of them may be the next, whenever it was deferred
+                return False
         return self._expire(queue, queue.seen)
 
     def attend(self, queue: Queue) -> None:
@@ -72,7 +74,7 @@ class Upkeep:
                 self._agenda.mark(queue)
             self._arm(queue)
             return
-        if queue.deferred and self._end_deferrals(queue):
+        if queue.deferred and (self._end_deferrals(queue) or self._has_due(queue)):
             self._agenda.mark(queue)
         taken = queue.entered + queue.lanes.next_shift
         # The dearer question, O(consumers), is asked last: all else would be the same.
@@ -176,13 +178,19 @@ class Upkeep:
             self.deadlines.arm(queue, EngineMs(max(due, self.clock.now_ms + 1)))
 
     def _end_deferrals(self, queue: Queue) -> bool:
-        """Make due deferrals ready; False: none was due."""
-        due = queue.take_due(self.clock.now_ms)
+        """Make due deferrals ready, as many as a turn may handle; False: none was due, or none may
+        be handled."""
+        due = queue.take_due(self.clock.now_ms, self.room)
+        self.room -= len(due)
         found = bool(due)
         if queue.account.body_bytes >= 0:  # deferred before it had a limit on bytes, or a restart
             due = [entry for entry in due if self._is_weighed(queue, entry)]
         queue.end_deferrals(due)
         return found
+
+    def _has_due(self, queue: Queue) -> bool:
+        """Return whether a deferral is due."""
+        return bool(queue.deferrals) and queue.deferrals.next_due() <= self.clock.now_ms
 
     def _is_weighed(self, queue: Queue, entry: Deferred) -> bool:
         """Compute the body bytes of a deferred slice. False: it cannot be read and was
