@@ -192,3 +192,29 @@ def test_unbinding_queues_of_a_local_random_exchange_newest_first() -> None:
         return unbind
 
     assert_linear(prepare, 500)
+
+
+def test_a_policy_is_looked_at_by_the_sessions_that_hold_messages_of_its_queues() -> None:
+    rig = _held(2, 2)
+    holders = rig.broker.state.holders
+    (one,), (other,) = (holders.of(rig.vhost.queues[name]) for name in _names(2))
+    before = other.armed_ms
+    rig.set_policy("q0", {"consumer-timeout": 60_000})
+    assert one.armed_ms == rig.broker.clock.now_ms
+    assert other.armed_ms == before
+
+
+def test_a_shorter_time_out_by_a_policy_reaches_what_is_held_without_a_consumer() -> None:
+    rig = manual()
+    rig.queue("q")
+    session = rig.session()
+    rig.publish(session, "q", [1, 2])
+    rig.consume(session, "q", "c", prefetch=1)
+    rig.settle_down()
+    rig.broker.consuming.cancel(session.consumers["c"])
+    assert rig.get(session, rig.vhost.queues["q"]) is not None
+    rig.set_policy("q", {"consumer-timeout": 60_000})
+    rig.advance(59_000)
+    assert rig.vhost.queues["q"].acquired == 2
+    rig.advance(2_000)
+    assert rig.vhost.queues["q"].ready == 2

@@ -21,7 +21,6 @@ from tallymark.engine.session import (
     MERGE_MS,
     RELEASES,
     REQUEUES,
-    Connection,
     Consumer,
     InFlight,
     Session,
@@ -120,6 +119,7 @@ class Timeouts:
         self.deadlines = state.deadlines
         self.settlement = settlement
         self.effects = state.effects
+        self._holders = state.holders
 
     def look_at(self, session: Session) -> list[Consumer]:
         """Return overdue messages of a session whose deadline has come, and arm its next deadline.
@@ -193,10 +193,10 @@ class Timeouts:
                 queue, pieces, consumer.id, records.RETURNED_BY_TIMEOUT, False, True
             )
 
-    def watch(self, connection: Connection) -> None:
-        """Arm deadlines after a change of queue settings. They may come earlier for all unsettled
-        deliveries, also those of cancelled consumers and of basic.get."""
-        for session in connection.sessions:
+    def watch(self, queue: Queue) -> None:
+        """Arm deadlines after a change of a queue's settings. They may come earlier for all its
+        unsettled deliveries, also those of cancelled consumers and of basic.get."""
+        for session in self._holders.of(queue):
             if session.inflight:
                 self.deadlines.arm(session, self.clock.now_ms)
 

@@ -439,10 +439,8 @@ class Registry:
     def _resettle(self, vhost: VirtualHost) -> None:
         if not vhost.updated_queues:
             return
-        for connection in self._connections.values():
-            if connection.vhost == vhost.name:
-                self._timeouts.watch(connection)
         for queue in vhost.updated_queues:
+            self._timeouts.watch(queue)
             self.resettle(queue)
         vhost.updated_queues.clear()
 
