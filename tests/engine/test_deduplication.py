@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from tallymark.engine.queue_parts import Deduplication
 from tallymark.engine.restore import snapshot
 from tallymark.engine.session import RETURNED
 from tallymark.stored import records
+from tallymark.units import EngineMs
 from tests.support.engine_rig import Rig, Said
 from tests.support.engine_steps import drain, finish, manual, reject
+from tests.support.growth import assert_linear
 
 WINDOW = 100
 
@@ -198,3 +203,28 @@ def test_of_a_very_long_id_a_hash_is_kept() -> None:
     rig.send("q", 1, 2, 3)
     assert rig.ready("q") == [1, 2]
     assert [len(id) for id in rig.vhost.queues["q"].deduplication.ids] == [64, 64]
+
+
+def test_forgetting_ids_costs_no_more_than_their_number() -> None:
+    def prepare(size: int) -> Callable[[], object]:
+        known = Deduplication()
+        for at in range(size):
+            known.restore_id(str(at), EngineMs(at))
+        return lambda: known.forget_until(EngineMs(size))
+
+    assert_linear(prepare, 2000)  # by a walk over those forgotten before each it is quadratic
+
+
+def test_forgetting_one_id_at_a_time_costs_no_more_than_their_number() -> None:
+    def prepare(size: int) -> Callable[[], object]:
+        known = Deduplication()
+        for at in range(size):
+            known.restore_id(str(at), EngineMs(at))
+
+        def forget() -> None:
+            for at in range(size):
+                known.forget_until(EngineMs(at))
+
+        return forget
+
+    assert_linear(prepare, 2000)

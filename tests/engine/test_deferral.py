@@ -7,6 +7,7 @@ import pytest
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.packing import Packing
 from tallymark.engine.session import ACCEPTED, FAILED, RETURNED
+from tallymark.engine.upkeep import IN_A_TURN
 from tallymark.stored.annotations import Annotations
 from tests.support.engine_rig import START_MS, Rig, Said
 from tests.support.engine_steps import drain, finish, manual
@@ -661,3 +662,42 @@ def test_bodies_of_deferred_messages_may_leave_memory() -> None:
     assert got[0].number == 1
     rig.broker.settlement.settle(session, got[1], got[1], ACCEPTED)
     finish(rig)
+
+
+def test_deferrals_that_come_due_together_become_ready_over_several_turns() -> None:
+    count = 2 * IN_A_TURN + 10
+    rig = manual()
+    rig.declare("q")
+    session = rig.session()
+    known = Annotations(due_ms=rig.now_ms + 1000)
+    for number in range(1, count + 1):
+        rig.send("q", number, session=session, annotations=known, persistent=False)
+    rig.consume(rig.session(), "q", "c")
+    rig.settle_down()
+    rig.now_ms += 1000
+    found = []
+    for _ in range(2):
+        found.append((rig.turn(), counts(rig, "q")))
+    assert found == [
+        ([], (IN_A_TURN, 0, count - IN_A_TURN)),
+        ([], (2 * IN_A_TURN, 0, 10)),
+    ]
+    assert [d.number for d in rig.settle_down()] == list(range(1, count + 1))
+    rig.broker.check()
+
+
+def test_messages_given_back_again_and_again_are_sorted_in_where_they_belong() -> None:
+    rig = manual()
+    rig.declare("q")
+    session = rig.session()
+    for number in range(1, 61):
+        rig.send("q", number, session=session)
+    rig.consume(session, "q", "c")
+    tags = {d.number: d.tag for d in rig.settle_down()}
+    rig.broker.consuming.cancel(session.consumers["c"])
+    queue = rig.vhost.queues["q"]
+    for numbers in (range(31, 61, 2), range(1, 31, 3), range(32, 61, 2)):
+        taken = [rig.broker.settlement.take_back(session, tags[one])[1] for one in numbers]
+        queue.give_back(taken[::-1], False)
+        rig.broker.check()
+    assert rig.ready("q") == sorted([*range(31, 61), *range(1, 31, 3)])

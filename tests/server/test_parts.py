@@ -120,6 +120,30 @@ def test_a_long_answer_is_made_in_parts_one_in_a_round(tmp_path: Path, path: str
     asyncio.run(with_broker(tmp_path, play))
 
 
+@pytest.mark.parametrize("kind", ["subscriptions", "sinks"])
+def test_lists_of_subscriptions_and_sinks_are_made_in_parts(tmp_path: Path, kind: str) -> None:
+    async def play(ports: dict[str, int], node: Node) -> None:
+        await declared(ports, 1)
+        names = [f"s{number:03}" for number in range(QUEUES)]
+        queue = node.broker.vhost("/").queues["q000"]
+        for name in names:
+            if kind == "sinks":
+                node.broker.publishing.commit_sink("/", name, "mine", 0, [])
+            else:
+                node.broker.leases.attach(queue, name)
+        asked = asyncio.create_task(ask(ports, f"/api/tallymark/{kind}"))
+        steps = await steps_until(node, [asked])
+        assert sum(steps) == QUEUES // PART + (
+            kind == "sinks"
+        )  # one for stagings, of which none is
+        assert max(steps) == 1
+        status, text = asked.result()
+        assert status == 200
+        assert [row["name"] for row in json.loads(text)[kind]] == names
+
+    asyncio.run(with_broker(tmp_path, play))
+
+
 @pytest.mark.parametrize(
     "path",
     [

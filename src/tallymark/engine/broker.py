@@ -303,6 +303,8 @@ class Broker:
                     assert n == entry.left, (entry.first, entry.last, n, entry.left)
                     unacked += n
                     if not entry.queue.deleted and not entry.void:
+                        assert session.sources[entry.queue.id] <= entry.first, entry.first
+                        assert session in self.state.holders.of(entry.queue), entry.queue.name
                         held[entry.queue.id] = held.get(entry.queue.id, 0) + n
                 unacked += staged_of.get(session.id, 0)
                 assert unacked == session.unacked, (unacked, session.unacked)

@@ -64,7 +64,7 @@ class Clients:
         no effect."""
         for session in list(connection.sessions):
             self.close_session(session, lost)
-        for queue in list(connection.exclusive_queues):
+        for queue in list(connection.exclusive_queues.values()):
             self._registry.delete_queue(connection, queue.name, False, False)
         if self._connections.pop(connection.id, None) is not None:
             self._quotas.leave(connection.vhost, connection.user)
@@ -95,6 +95,7 @@ class Clients:
         reason = records.RETURNED_BY_LOSS if lost else records.RETURNED_BY_CLOSE
         self._transactions.close_session(session, lost)
         self._settlement.return_all(session, reason)
+        self._state.holders.end_session(session)
         for consumer in consumers:
             self._registry.end_if_unused(consumer.queue)
 

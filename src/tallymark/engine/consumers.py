@@ -163,7 +163,7 @@ def figures(consumer: Consumer, now_ms: EngineMs) -> dict[str, object]:
 
 def _oldest_held(consumer: Consumer, now_ms: EngineMs) -> Ms | None:
     if consumer.unacked:
-        for entry in consumer.session.inflight:
+        for entry in consumer.session.since(consumer.held_from):
             if entry.consumer is consumer and not entry.void:
                 return Ms(max(0, now_ms - entry.given_ms))
     return None

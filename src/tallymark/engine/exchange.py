@@ -155,6 +155,8 @@ class Exchange:
         """True if each message must be routed by itself, though others may be equal."""
         self.bindings: dict[tuple[str, str, str, str], Binding] = {}
         """Bindings by identity, with this exchange as their source."""
+        self.onward: dict[Binding, None] = {}
+        """Bindings among these that lead to an exchange."""
         self.inbound: dict[Binding, None] = {}
         """Bindings with this exchange as their destination."""
 
@@ -168,10 +170,13 @@ class Exchange:
 
     def add(self, binding: Binding) -> None:
         self.bindings[binding.identity] = binding
+        if binding.exchange is not None:
+            self.onward[binding] = None
         self.index(binding)
 
     def remove(self, binding: Binding) -> None:
         del self.bindings[binding.identity]
+        self.onward.pop(binding, None)
         self.unindex(binding)
 
     def index(self, binding: Binding) -> None:
@@ -360,6 +365,8 @@ class LocalRandomExchange(Exchange):
         super().__init__(name, LOCAL_RANDOM, durable, auto_delete, internal, arguments)
         self.routes_singly = True
         self._ring: list[Binding] = []
+        self._places: dict[Binding, int] = {}
+        """Index of each binding in the ring."""
         self._next = 0
 
     def check_binding(self, key: str, arguments: dict[str, object], to_queue: bool) -> None:
@@ -371,10 +378,16 @@ class LocalRandomExchange(Exchange):
             )
 
     def index(self, binding: Binding) -> None:
+        self._places[binding] = len(self._ring)
         self._ring.append(binding)
 
     def unindex(self, binding: Binding) -> None:
-        self._ring.remove(binding)
+        """Remove a binding. The last of the ring takes its place."""
+        place = self._places.pop(binding)
+        last = self._ring.pop()
+        if last is not binding:
+            self._ring[place] = last
+            self._places[last] = place
 
     def collect(self, keys: list[str], headers: dict[str, object] | None, into: Matches) -> None:
         ring = self._ring

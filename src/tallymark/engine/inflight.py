@@ -21,7 +21,6 @@ from tallymark.engine.session import (
     MERGE_MS,
     RELEASES,
     REQUEUES,
-    Connection,
     Consumer,
     InFlight,
     Session,
@@ -44,6 +43,7 @@ class Handover:
     def __init__(self, state: State) -> None:
         self._clock = state.clock
         self._deadlines = state.deadlines
+        self._holders = state.holders
         self._ledger = state.ledger
         self._settling = state.agenda.settling
         self._store = state.store
@@ -56,6 +56,8 @@ class Handover:
         tag."""
         n = piece.hi - piece.lo
         tag = session.next_tag
+        if not no_ack and queue.id not in session.sources:
+            self._holders.add(queue, session)
         session.next_tag = Tag(tag + n)
         owner = consumer.id if consumer is not None else session.id
         if no_ack:
@@ -66,6 +68,8 @@ class Handover:
             return tag
         session.unacked += n
         if consumer is not None:
+            if not consumer.unacked:
+                consumer.held_from = tag
             consumer.unacked += n
         else:
             session.got += n
@@ -115,6 +119,7 @@ class Timeouts:
         self.deadlines = state.deadlines
         self.settlement = settlement
         self.effects = state.effects
+        self._holders = state.holders
 
     def look_at(self, session: Session) -> list[Consumer]:
         """Return overdue messages of a session whose deadline has come, and arm its next deadline.
@@ -188,10 +193,10 @@ class Timeouts:
                 queue, pieces, consumer.id, records.RETURNED_BY_TIMEOUT, False, True
             )
 
-    def watch(self, connection: Connection) -> None:
-        """Arm deadlines after a change of queue settings. They may come earlier for all unsettled
-        deliveries, also those of cancelled consumers and of basic.get."""
-        for session in connection.sessions:
+    def watch(self, queue: Queue) -> None:
+        """Arm deadlines after a change of a queue's settings. They may come earlier for all its
+        unsettled deliveries, also those of cancelled consumers and of basic.get."""
+        for session in self._holders.of(queue):
             if session.inflight:
                 self.deadlines.arm(session, self.clock.now_ms)
 

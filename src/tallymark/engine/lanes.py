@@ -82,7 +82,11 @@ class Lane:
                     self._make_way(piece.first + piece.shift)
         returned = self.in_front()
         if len(pieces) > FEW:
-            together = returned + pieces
+            # Only what lies behind the first of them is sorted anew, and the one before, which that
+            # may continue.
+            first = min([piece.first + piece.shift for piece in pieces])
+            begin = max(0, bisect_left(returned, first, key=_place) - 1)
+            together = returned[begin:] + pieces
             together.sort(key=_place)
             merged: list[Slice] = []
             for piece in together:
@@ -90,7 +94,7 @@ class Lane:
                     merged[-1].hi = piece.hi
                 else:
                     merged.append(piece)
-            self.returned = merged
+            returned[begin:] = merged
             return
         for piece in pieces:
             at = bisect_left(returned, piece.first + piece.shift, key=_place)

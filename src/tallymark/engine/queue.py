@@ -37,7 +37,7 @@ from tallymark.engine.queue_parts import (
 )
 from tallymark.engine.settings import Settings
 from tallymark.stored.annotations import Annotations, ready_since
-from tallymark.units import EngineMs, QueueSequence
+from tallymark.units import UNLIMITED, EngineMs, QueueSequence
 
 
 class QueueConsumer:
@@ -266,9 +266,10 @@ class Queue(Timed):
         self.account.move(piece, MOVING, DEFERRED)
         self.watched = True
 
-    def take_due(self, now_ms: EngineMs) -> list[Deferred]:
-        """Remove the deferrals that are due and return them, for `end_deferrals`."""
-        due = self.deferrals.take_due(now_ms)
+    def take_due(self, now_ms: EngineMs, most: int = UNLIMITED) -> list[Deferred]:
+        """Remove the deferrals that are due, up to `most` of them, and return them, for
+        `end_deferrals`."""
+        due = self.deferrals.take_due(now_ms, most)
         for entry in due:
             self.account.move(entry.piece, DEFERRED, MOVING)
         return due
@@ -360,6 +361,14 @@ class Queue(Timed):
                 continue
             wanted += consumer.wanted()
         return wanted
+
+    def is_wanted(self) -> bool:
+        """Return whether any consumer wants a message now: whether `demand` is above 0."""
+        if self.paused or self.rests:
+            return False
+        if self.settings.single_active:
+            return self.active is not None and self.active.wanted() > 0
+        return any(consumer.wanted() > 0 for consumer in self.consumers)
 
     def taken(self) -> int:
         """Return how many of the messages that ever entered are ready no longer, whatever became of

@@ -7,6 +7,7 @@ what a stream has let go of, and what claims it has to respect."""
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import final
 
@@ -60,11 +61,11 @@ class Deferrals:
         """Return when the last entry is due; there must be one. O(entries)."""
         return max([entry[0] for entry in self._entries])
 
-    def take_due(self, now_ms: EngineMs) -> list[Deferred]:
-        """Remove the entries that are due and return them in order."""
+    def take_due(self, now_ms: EngineMs, most: int = UNLIMITED) -> list[Deferred]:
+        """Remove the entries that are due, up to `most` of them, and return them in order."""
         due: list[Deferred] = []
         entries = self._entries
-        while entries and entries[0][0] <= now_ms:
+        while entries and entries[0][0] <= now_ms and len(due) < most:
             due.append(heapq.heappop(entries)[2])
         return due
 
@@ -195,9 +196,10 @@ class Deduplication:
     """The ids and numbers of one queue."""
 
     def __init__(self) -> None:
-        self.ids: dict[str, EngineMs] = {}
+        self.ids: OrderedDict[str, EngineMs] = OrderedDict()
         """Message ids given by publishers within the window, oldest first, with the time at which
-        each was accepted."""
+        each was accepted. A plain dict finds its first key by a walk over all that were deleted
+        before it."""
         self.passing: set[str] = set()
         """Ids among these that end at a restart, as their transient messages do."""
         self.numbers: dict[str, int] = {}

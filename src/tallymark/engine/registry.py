@@ -65,7 +65,7 @@ class Contents:
         transactions: Transactions,
     ) -> None:
         self._agenda = state.agenda
-        self._connections = state.connections
+        self._holders = state.holders
         self._ledger = state.ledger
         self._queues = state.queues
         self._state = state
@@ -107,7 +107,7 @@ class Contents:
         """End all messages that sessions hold of a queue that is emptied [NQ-15]. Tags of a
         consumer whose time-outs requeue (NSQ) are removed from the session; other tags can still be
         settled, without effect."""
-        for session in [s for c in self._connections.values() for s in c.sessions]:
+        for session in self._holders.of(queue):
             kept: deque[InFlight] = deque()
             for entry in session.inflight:
                 if entry.queue is not queue or entry.void:
@@ -322,7 +322,7 @@ class Registry:
         if queue.id not in self._queues:
             self._queues[queue.id] = queue
             if queue.exclusive_owner:
-                connection.exclusive_queues.append(queue)
+                connection.exclusive_queues[queue.id] = queue
             for observer in self.observers:
                 observer(queue, True)
         self._dispatcher.use(queue)
@@ -385,8 +385,9 @@ class Registry:
                 queue.account.move(piece, ACQUIRED, MOVING)
                 self._state.drop(queue, piece, reason)
         if queue.acquired:
-            sessions = [s for c in self._connections.values() for s in c.sessions]
+            sessions = self._state.holders.of(queue)
             self._settlement.drop_in_flight(sessions, queue, reason)
+        self._state.holders.end_queue(queue)
         if queue.account.staged:
             self._transactions.drop(queue, reason, False)
         queue.deleted = True
@@ -394,8 +395,8 @@ class Registry:
         self._state.deadlines.forget(queue)
         del self._queues[queue.id]
         owner = self._connections.get(queue.exclusive_owner)
-        if owner is not None and queue in owner.exclusive_queues:
-            owner.exclusive_queues.remove(queue)
+        if owner is not None:
+            owner.exclusive_queues.pop(queue.id, None)
         for observer in self.observers:
             observer(queue, False)
         self._effects.append(
@@ -438,10 +439,8 @@ class Registry:
     def _resettle(self, vhost: VirtualHost) -> None:
         if not vhost.updated_queues:
             return
-        for connection in self._connections.values():
-            if connection.vhost == vhost.name:
-                self._timeouts.watch(connection)
         for queue in vhost.updated_queues:
+            self._timeouts.watch(queue)
             self.resettle(queue)
         vhost.updated_queues.clear()
 

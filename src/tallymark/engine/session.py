@@ -11,6 +11,8 @@ order finds its range by bisection and marks a lazily made bitmap.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Iterator
+from itertools import islice
 from typing import Final, cast, final
 
 from tallymark.engine.clock import Timed
@@ -50,6 +52,9 @@ RELEASES: Final = 2
 more until it has settled them, which then has no effect [FC-18, LC-4]."""
 
 
+NEAR: Final = 64
+"""Number of in-flight ranges that are looked up one by one; more are reached by a walk from the
+first, which is dearer for one and cheaper for many."""
 NOBODY: Final = 0
 """Id of a connection that is no client's: it owns nothing and can be told nothing."""
 
@@ -81,7 +86,8 @@ class Connection:
         self.handle: object = None
         """Object of the bridge; the engine only passes it through."""
         self.sessions: list[Session] = []
-        self.exclusive_queues: list[Queue] = []
+        self.exclusive_queues: dict[int, Queue] = {}
+        """Queues that only this connection may use, by id."""
 
 
 @final
@@ -206,6 +212,9 @@ class Consumer(QueueConsumer):
         self.filter: Filter | None = None
         """Filter that messages must match; None: all messages match."""
         self.unacked = 0
+        self.held_from = Tag(0)
+        """Tag below which it holds nothing: that of the first message it was sent since it held
+        none."""
         self.told_window = -1
         """Window in the last row of the ledger that gave one; -1: its rows give none."""
         self.in_line = False
@@ -355,6 +364,9 @@ class Session(Timed):
         """True if the free part of the shared limit is to be distributed in the next turn."""
         self.next_tag = Tag(1)
         self.inflight: deque[InFlight] = deque()
+        self.sources: dict[int, Tag] = {}
+        """Tag of the first message that it was given to settle from each queue that is there, by
+        queue id. Changed by Holders only."""
         self.unacked = 0
         self.got = 0
         """Count of the unacknowledged messages that the client fetched itself; no prefetch limits
@@ -403,12 +415,23 @@ class Session(Timed):
                     into.append(entry.part(low, high))
         return count
 
-    def find(self, tag: Tag) -> int:
-        """Return the index of the in-flight range that contains the tag.
+    def of_queue(self, queue: Queue) -> Iterator[InFlight]:
+        """Yield in-flight ranges among which are all of a queue, from the first on that can be."""
+        first = self.sources.get(queue.id)
+        if first is not None:
+            yield from self.since(first)
 
-        Raises:
-            PreconditionFailed: the tag was never given out or is settled already.
-        """
+    def since(self, tag: Tag) -> Iterator[InFlight]:
+        """Yield the in-flight ranges that end at the tag or behind it."""
+        inflight = self.inflight
+        at = self._at(tag)
+        near = min(at + NEAR, len(inflight))
+        for i in range(at, near):
+            yield inflight[i]
+        yield from islice(inflight, near, None)
+
+    def _at(self, tag: Tag) -> int:
+        """Return the index of the first in-flight range that ends at the tag or behind it."""
         inflight = self.inflight
         low = 0
         high = len(inflight)
@@ -418,6 +441,16 @@ class Session(Timed):
                 low = middle + 1
             else:
                 high = middle
+        return low
+
+    def find(self, tag: Tag) -> int:
+        """Return the index of the in-flight range that contains the tag.
+
+        Raises:
+            PreconditionFailed: the tag was never given out or is settled already.
+        """
+        inflight = self.inflight
+        low = self._at(tag)
         if low < len(inflight):
             entry = inflight[low]
             if entry.first <= tag and (entry.done is None or not entry.done[tag - entry.first]):

@@ -7,7 +7,6 @@ record change together [LC-2].
 
 from __future__ import annotations
 
-from collections import deque
 from typing import final
 
 from tallymark.engine.account import ACQUIRED, DROPPED, MOVING
@@ -95,13 +94,17 @@ class Settlement:
     def return_of(self, session: Session, consumer: Consumer, reason: int) -> None:
         """Requeue all messages that the session holds through one consumer at their old
         positions."""
-        kept: deque[InFlight] = deque()
+        inflight = session.inflight
+        kept: list[InFlight] = []
         pieces: list[Slice] = []
         queue = consumer.queue
-        for entry in session.inflight:
+        left = consumer.unacked
+        while inflight and left > 0:  # those staged under a transaction count and are not there
+            entry = inflight.popleft()
             if entry.consumer is not consumer:
                 kept.append(entry)
                 continue
+            left -= entry.left
             for low, high in entry.pieces(entry.first, entry.last):
                 session.unacked -= high - low + 1
                 if entry.void:
@@ -110,7 +113,7 @@ class Settlement:
                     self.store.finish(entry.slice.payload, high - low + 1)
                 else:
                     pieces.append(entry.part(low, high))
-        session.inflight = kept
+        inflight.extendleft(reversed(kept))
         consumer.unacked = consumer.overdue = 0
         if pieces:
             self.give_back(queue, pieces, consumer.id, reason, False)
@@ -352,7 +355,7 @@ class Settlement:
         """End all messages of a deleted queue that sessions hold. Their tags can still be settled,
         without effect."""
         for session in sessions:
-            for entry in session.inflight:
+            for entry in session.of_queue(queue):
                 if entry.queue is queue and not entry.void:
                     for low, high in entry.pieces(entry.first, entry.last):
                         piece = entry.part(low, high)
@@ -360,6 +363,8 @@ class Settlement:
                         self.record_drop(
                             queue, piece.first, QueueSequence(piece.first + len(piece)), reason
                         )
+                    if not queue.acquired:
+                        return
 
     def finish(
         self,

@@ -75,6 +75,7 @@ class State:
         self.queues: dict[int, Queue] = {}
         """All queues by id."""
         self.connections: dict[int, Connection] = {}
+        self.holders = Holders()
         self.queue_ids = Counter()
         self.owner_ids = Counter()
         """Counter of ids, shared by consumers, sessions, connections and transactions."""
@@ -100,6 +101,40 @@ class State:
         self.store.finish(piece.payload, n)
         if queue.stored:
             self.ledger.emit(dropped_record(queue.id, piece.first, n, reason, size))
+
+
+@final
+class Holders:
+    """Sessions that may hold messages of a queue: those that were given some and are open. So
+    whoever looks for a queue's messages in flight need not ask every session there is."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[int, dict[int, Session]] = {}
+        """Sessions by queue id and session id."""
+
+    def add(self, queue: Queue, session: Session) -> None:
+        """Note that a session is given messages of a queue for the first time, under its next
+        tag."""
+        session.sources[queue.id] = session.next_tag
+        self._sessions.setdefault(queue.id, {})[session.id] = session
+
+    def of(self, queue: Queue) -> list[Session]:
+        """Return the sessions that may hold messages of the queue."""
+        return list(self._sessions.get(queue.id, {}).values())
+
+    def end_queue(self, queue: Queue) -> None:
+        """Forget a queue that is deleted."""
+        for session in self._sessions.pop(queue.id, {}).values():
+            del session.sources[queue.id]
+
+    def end_session(self, session: Session) -> None:
+        """Forget a session that holds nothing any more."""
+        for id in session.sources:
+            sessions = self._sessions[id]
+            del sessions[session.id]
+            if not sessions:
+                del self._sessions[id]
+        session.sources.clear()
 
 
 @final

@@ -336,7 +336,7 @@ class Router:
                 needed |= BY_HEADERS
             if exchange.routes_singly:
                 needed |= SINGLY
-            following = [binding.exchange for binding in exchange.bindings.values()]
+            following = [binding.exchange for binding in exchange.onward]
             if exchange.alternate is not None:
                 following.append(self._exchanges.get(exchange.alternate))
             for reached in following:

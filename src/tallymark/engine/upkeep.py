@@ -28,8 +28,8 @@ from tallymark.stored.annotations import ready_since
 from tallymark.units import UNLIMITED, EngineMs
 
 IN_A_TURN: Final = 4096
-"""Number of slices that may expire or exceed a limit in one turn; other queues are served in
-between."""
+"""Number of slices that may expire, exceed a limit or become due in one turn; other queues are
+served in between."""
 
 
 @final
@@ -58,10 +58,12 @@ class Upkeep:
 
     def before(self, queue: Queue) -> bool:
         """Prepare a queue to be served: due deferrals become ready, expired messages leave. False:
-        more messages expired than one turn may handle, and the queue must not be served before the
-        next turn."""
+        more messages are due or expired than one turn may handle, and the queue must not be served
+        before the next turn."""
         if queue.deferred:
             self._end_deferrals(queue)
+            if self._has_due(queue):  # one of them may be the next, whenever it was deferred
+                return False
         return self._expire(queue, queue.seen)
 
     def attend(self, queue: Queue) -> None:
@@ -72,12 +74,15 @@ class Upkeep:
                 self._agenda.mark(queue)
             self._arm(queue)
             return
-        if queue.deferred and self._end_deferrals(queue):
+        if queue.deferred and (self._end_deferrals(queue) or self._has_due(queue)):
             self._agenda.mark(queue)
-        if queue.ready > 0 and queue.demand() > 0:
+        taken = queue.entered + queue.lanes.next_shift
+        # The dearer question, O(consumers), is asked last: all else would be the same.
+        may_spare = queue.ready > 0 and (queue.seen < taken or _is_over(queue))
+        if may_spare and queue.is_wanted():
             self._expire(queue, queue.seen)
         else:
-            queue.seen = queue.entered + queue.lanes.next_shift
+            queue.seen = taken
             done = self._expire(queue, queue.seen) and self._cut(queue)
             if not (done and self._expire(queue, queue.seen)):  # what lay behind those cut
                 self._agenda.mark(queue)
@@ -173,13 +178,19 @@ class Upkeep:
             self.deadlines.arm(queue, EngineMs(max(due, self.clock.now_ms + 1)))
 
     def _end_deferrals(self, queue: Queue) -> bool:
-        """Make due deferrals ready; False: none was due."""
-        due = queue.take_due(self.clock.now_ms)
+        """Make due deferrals ready, as many as a turn may handle; False: none was due, or none may
+        be handled."""
+        due = queue.take_due(self.clock.now_ms, self.room)
+        self.room -= len(due)
         found = bool(due)
         if queue.account.body_bytes >= 0:  # deferred before it had a limit on bytes, or a restart
             due = [entry for entry in due if self._is_weighed(queue, entry)]
         queue.end_deferrals(due)
         return found
+
+    def _has_due(self, queue: Queue) -> bool:
+        """Return whether a deferral is due."""
+        return bool(queue.deferrals) and queue.deferrals.next_due() <= self.clock.now_ms
 
     def _is_weighed(self, queue: Queue, entry: Deferred) -> bool:
         """Compute the body bytes of a deferred slice. False: it cannot be read and was
@@ -280,6 +291,17 @@ class Upkeep:
             n = max(min(excess, len(head)), _covering(head, excess_bytes))
             self._letters.bury(queue, [queue.remove(lane, n)], records.DEAD_MAXLEN)
         return True
+
+
+def _is_over(queue: Queue) -> bool:
+    """Return whether messages may have to leave for a limit."""
+    settings = queue.settings
+    if settings.overflow != DROP_HEAD:
+        return False
+    if 0 <= settings.max_length < queue.ready + queue.pending:
+        return True
+    body_bytes = queue.account.body_bytes  # below 0: not known yet
+    return settings.max_bytes >= 0 and (body_bytes < 0 or body_bytes > settings.max_bytes)
 
 
 def _expiry(queue: Queue, piece: Slice) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tallymark.wire.amqp10.connection import Connection
@@ -34,6 +36,7 @@ from tallymark.wire.amqp10.performatives import (
 from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.states import State
 from tests.support.amqp10_pair import BODY, CUTS, Cut, Pair, Server, conditions, transfer
+from tests.support.growth import assert_linear
 
 
 def failure(server: Server) -> str:
@@ -361,3 +364,22 @@ def test_behind_a_fatal_error_there_is_nothing_but_the_end() -> None:
     server.say(Close())
     assert [type(event).__name__ for event in server.events][-1] == "ConnectionFailed"
     assert server.messages() == []
+
+
+def test_links_of_a_session_are_forgotten_in_as_many_steps_as_there_are() -> None:
+    def prepare(size: int) -> Callable[[], object]:
+        pair = Pair(Limits(handle_max=size), Limits(handle_max=size)).open()
+        session, _ = pair.session()
+        for number in range(size):
+            session.attach_sender(Attach(name=str(number), source=Source(), target=Target()))
+        links = session.links
+        assert len(links) == size
+
+        def forget() -> None:
+            for link in reversed(links):
+                session.forget_link(link)
+            assert not session.links
+
+        return forget
+
+    assert_linear(prepare, 250)

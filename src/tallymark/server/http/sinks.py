@@ -31,7 +31,7 @@ from aiohttp import web
 from tallymark.bridge.amqp091.channel import Intake
 from tallymark.bridge.permissions import EXCHANGE, WRITE, check_keys
 from tallymark.engine.clock import Clock
-from tallymark.engine.sinks import Staging
+from tallymark.engine.sinks import Sink, Staging
 from tallymark.server.http.requests import (
     Refused,
     answer,
@@ -157,24 +157,24 @@ class Sinks(Routes):
         sinks = self.node.broker.sinks
         clock = self.node.broker.clock
         enters = self.http.enters(request)
+
+        def row(sink: Sink) -> dict[str, object]:
+            return {
+                "vhost": sink.vhost,
+                "name": sink.name,
+                "identity": sink.identity,
+                "batch": sink.batch,
+                "forgotten_at_ms": clock.to_wall(sink.due_ms) if sink.due_ms else None,
+            }
+
+        found = [sink for sink in sinks.sinks.values() if enters(sink.vhost)]
+        staged = [staging for staging in sinks.stagings.values() if enters(staging.vhost)]
         return answer(
             {
-                "sinks": [
-                    {
-                        "vhost": sink.vhost,
-                        "name": sink.name,
-                        "identity": sink.identity,
-                        "batch": sink.batch,
-                        "forgotten_at_ms": clock.to_wall(sink.due_ms) if sink.due_ms else None,
-                    }
-                    for sink in sinks.sinks.values()
-                    if enters(sink.vhost)
-                ],
-                "stagings": [
-                    _staging_row(staging, clock)
-                    for staging in sinks.stagings.values()
-                    if enters(staging.vhost)
-                ],
+                "sinks": await self.http.rows(request, found, row),
+                "stagings": await self.http.rows(
+                    request, staged, lambda staging: _staging_row(staging, clock)
+                ),
             }
         )
 

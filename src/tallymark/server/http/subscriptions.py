@@ -132,13 +132,14 @@ class Subscriptions:
 
     async def _list(self, request: web.Request) -> web.Response:
         leases, enters = self._node.broker.leases, self._http.enters(request)
-        rows = []
-        for subscription in leases.subscriptions.values():
-            if enters(subscription.queue.vhost):
-                stat = dict(leases.stat(subscription))
-                stat["name"] = stat.pop("subscription")
-                rows.append(stat)
-        return answer({"subscriptions": rows})
+
+        def row(subscription: Subscription) -> dict[str, object]:
+            stat = dict(leases.stat(subscription))
+            stat["name"] = stat.pop("subscription")
+            return stat
+
+        entered = [one for one in leases.subscriptions.values() if enters(one.queue.vhost)]
+        return answer({"subscriptions": await self._http.rows(request, entered, row)})
 
     async def _attach(self, request: web.Request) -> web.Response:
         wanted = await body_of(request, Attach)

@@ -60,7 +60,7 @@ class Session(SessionFlow):
         super().__init__(connection, channel)
         self._has_begun = False
         self._has_peer_seen_begin = False  # as far as it has shown
-        self._links: list[Link] = []
+        self._links: dict[LinkEnd, Link] = {}
         self._remote: dict[int, Link] = {}  # by the peer's handle
         self._attaching: dict[tuple[str, bool], Link] = {}  # by name and whether we send
         self._next_handle = 0
@@ -69,7 +69,7 @@ class Session(SessionFlow):
     @property
     def links(self) -> list[Link]:
         """Return the links that are not detached on both sides."""
-        return list(self._links)
+        return list(self._links.values())
 
     # Beginning and ending
 
@@ -123,8 +123,8 @@ class Session(SessionFlow):
     def drop(self) -> None:
         """Drop the session's links and their deliveries."""
         self.outbox.clear()
-        links = self._links
-        self._links = []
+        links = list(self._links.values())
+        self._links = {}
         self._remote.clear()
         self._attaching.clear()
         for link in links:
@@ -179,12 +179,12 @@ class Session(SessionFlow):
             raise ValueError(f"a link of the name {link.name!r} is being attached")
         if not self._has_room():
             raise ValueError(f"{len(self._links)} links, the peer takes no more")
-        self._links.append(link)
+        self._links[link] = link
         self._attaching[key] = link
         try:
             link.attach(attach, snd, rcv)
         except (ValueError, TypeError):  # something in it does not fit its field
-            self._links.remove(link)
+            del self._links[link]
             del self._attaching[key]
             raise
 
@@ -202,8 +202,7 @@ class Session(SessionFlow):
         return self._next_handle - 1
 
     def forget_link(self, link: LinkEnd) -> None:
-        if link in self._links:
-            self._links.remove(link)
+        if self._links.pop(link, None) is not None:
             heappush(self._free_handles, link.handle)
 
     def _receive_attach(self, attach: Attach) -> None:
@@ -229,7 +228,7 @@ class Session(SessionFlow):
             if we_send
             else ReceiverLink(self, self.in_flight, attach.name)
         )
-        self._links.append(link)
+        self._links[link] = link
         self._remote[attach.handle] = link
         link.request(attach)
         if link.is_answerable():
