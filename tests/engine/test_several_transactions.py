@@ -234,7 +234,7 @@ def test_fc_18_late_deliveries_settled_under_a_transaction() -> None:
             session, consumer = delivered(rig, 1, 2)
             consumer.on_timeout = RELEASES
             consumer.timeout_ms = 1000
-            rig.broker.timeouts.watch(rig.connection)
+            rig.broker.timeouts.watch(rig.vhost.queues["q"])
             rig.advance(2000)
             assert (consumer.overdue, rig.ready("q")) == (2, [1, 2])
             transactions = rig.broker.transactions
