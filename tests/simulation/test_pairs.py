@@ -94,6 +94,21 @@ def test_a_commit_waits_for_the_standby_server_and_is_lost_with_its_answer(
     assert server.fail_over() == 1
 
 
+def test_a_second_cut_ends_no_first_one(server: Server) -> None:
+    """World 9990293: what was sent in the first arrived at its end, long behind what was sent since
+    the second was over. A leader renewed its lease, and its blocks were on the way."""
+    wire = Wire(server, None, 0.0)
+    connection = wire.access.connect(URL)
+    began_ns = server.world.now_ns
+    wire.cut_off(4.0, True, False)
+    wire.cut_off(1.0, True, True)
+    wire.access.connect(URL).execute("BEGIN")
+    assert server.world.now_ns - began_ns >= 4 * SECOND_NS
+    wire.cut_off(1.0, False, True)
+    connection.execute("BEGIN")
+    assert server.world.now_ns - began_ns >= 5 * SECOND_NS
+
+
 def test_a_request_of_which_the_answer_alone_is_lost_is_done(server: Server) -> None:
     """The end of its connection comes after it, however long each is on its way."""
     wire = Wire(server, None, 0.001)

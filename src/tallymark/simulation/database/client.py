@@ -67,10 +67,11 @@ class Wire:
         return self.server.world.random.expovariate(1 / self.latency_s) if self.latency_s else 0.0
 
     def cut_off(self, seconds: float, there: bool, back: bool) -> None:
-        """Let nothing arrive for so long, at the server, at the broker or both."""
+        """Let nothing arrive for so long, at the server, at the broker or both. A direction that is
+        cut off for longer already stays so: what was sent meanwhile arrives no earlier."""
         until_ns = self.server.world.now_ns + int(seconds * SECOND_NS)
-        self.there_ns = until_ns if there else self.there_ns
-        self.back_ns = until_ns if back else self.back_ns
+        self.there_ns = max(self.there_ns, until_ns if there else 0)
+        self.back_ns = max(self.back_ns, until_ns if back else 0)
         if seconds > LOST_S:
             self.server.loop.call_later(LOST_S, self._give_up)
 
