@@ -14,6 +14,7 @@ from aiohttp import web
 from tallymark.bridge.nsq.auth import AuthAnswerError, decode_answer
 from tallymark.server import logs
 from tallymark.server.nsq.auth import ANSWER_MAX, Authorities, AuthUnavailable
+from tests.support.ports import reserved
 
 GOOD: dict[str, Any] = {
     "ttl": 60,
@@ -208,15 +209,13 @@ def test_another_one_is_asked_when_one_fails() -> None:
 def test_none_left_is_an_error_that_names_all_and_shows_no_secret() -> None:
     async def test() -> None:
         async with AuthServer(status=403) as bad, AuthServer({"ttl": 0}) as worse:
-            closed = AuthServer()
-            async with closed:
-                pass
+            closed = f"127.0.0.1:{reserved()}"
             with pytest.raises(AuthUnavailable) as refused:
-                await ask(bad.address, worse.address, closed.address, secret=b"topsecret")
+                await ask(bad.address, worse.address, closed, secret=b"topsecret")
             told = str(refused.value)
             assert f"failed to auth against {bad.address} - got response 403" in told
             assert f"{worse.address} - invalid TTL 0" in told
-            assert f"{closed.address} - cannot be asked" in told
+            assert f"{closed} - cannot be asked" in told
             assert "topsecret" not in told
 
     asyncio.run(test())
