@@ -10,6 +10,7 @@ import re
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
@@ -292,6 +293,7 @@ QUANTILES: Final = Kind(
 )
 
 
+@lru_cache(maxsize=256)  # each request over HTTP asks it, of few clients' addresses
 def is_loopback(host: str) -> bool:
     """Return whether a listening address can be reached from this machine only."""
     if host == LOCALHOST:
