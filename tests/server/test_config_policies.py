@@ -8,7 +8,10 @@ from pathlib import Path
 import pika
 import pytest
 
+from tallymark.engine.ledger import definition_record
 from tallymark.server.config.settings import DECLARED, Config, ConfigError, load
+from tallymark.units import WallMs
+from tests.journal.builders import Disk
 from tests.support.process import BrokerProcess
 
 FILE = """
@@ -82,6 +85,15 @@ PLAIN = "[[policies]]\nname = 'p'\npattern = ''\n"
             PLAIN + "definition.ha-mode = 2020-01-01",
             "number 1, 'p': Object of type date is not JSON serializable, expected values that",
         ),
+        (
+            PLAIN + "definition.slow-consumer-policy = 'gone'",
+            "number 1, 'p': slow consumer policy 'gone' is unknown, expected one of: delete, ",
+        ),
+        (
+            PLAIN + "definition.slow-consumer-policy = 'flow'\n"
+            "definition.slow-consumer-options.a = 1",
+            "number 1, 'p': slow consumer policy 'flow': unknown option 'a', expected none",
+        ),
         (PLAIN + "definition.expires = 1\nvhost = 1", "vhost is 1, expected text"),
         (PLAIN + "definition.expires = 1\noperator = 'yes'", "operator is 'yes', expected true"),
         (PLAIN + "definition.expires = 1\nvhost = 'eu'", "has 'p' for vhost 'eu', expected one"),
@@ -129,3 +141,23 @@ def test_they_are_in_effect_from_the_start_and_replaced_by_the_next_ones(tmp_pat
         assert stored(broker) == {"p": 2}
     with BrokerProcess(tmp_path / "data") as broker:
         assert stored(broker) == {"p": 2}
+
+
+def test_a_stored_policy_for_slow_consumers_that_is_not_there_any_more_is_told(
+    tmp_path: Path,
+) -> None:
+    """Its package was installed in the environment of an older version, and is not in this one."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    policy = {
+        "op": "policy", "vhost": "/", "name": "p", "pattern": ".*", "priority": 0,
+        "apply_to": "all", "definition": {"slow-consumer-policy": "gone"},
+    }  # fmt: skip
+    disk = Disk(folder)
+    disk.start()
+    disk.journal.commit([definition_record(json.dumps(policy).encode())], WallMs(1))
+    disk.journal.close()
+    with BrokerProcess(folder) as broker:
+        assert [row["name"] for row in broker.http("GET", "/api/policies")[1]] == ["p"]
+        (told,) = [line for line in broker.log().splitlines() if "policy.without_effect" in line]
+        assert "slow consumer policy 'gone' is unknown, expected one of: delete" in told

@@ -383,6 +383,24 @@ QUEUE = {"name": "q", "vhost": "/", "durable": True}
             "exchange 'x' in vhost '/': type 'x-recent-history' is not offered",
         ),
         (only("queues", **{**QUEUE, "name": "amq.gen-1"}), "are given by the broker"),
+        (
+            only("queues", **QUEUE, type="rabbit_mqtt_qos0_queue"),
+            "queue 'q' in vhost '/': type 'rabbit_mqtt_qos0_queue' is not offered",
+        ),
+        (
+            only("queues", **QUEUE, type="jms", arguments={"x-queue-type": "jms"}),
+            "queue 'q' in vhost '/': type 'jms' is not offered",
+        ),
+        (
+            only("bindings", source="amq.rabbitmq.event", vhost="/", destination="rest",
+                 destination_type="queue", routing_key="user.#"),
+            "binding from 'amq.rabbitmq.event' to queue 'rest' in vhost '/' with key 'user.#'",
+        ),
+        (
+            only("bindings", source="amq.topic", vhost="/", destination="amq.rabbitmq.log",
+                 destination_type="exchange", routing_key="k"),
+            "binding from 'amq.topic' to exchange 'amq.rabbitmq.log' in vhost '/' with key 'k'",
+        ),
         (only("queues", **{**QUEUE, "name": ""}), "queue '' in vhost '/': each import would make"),
     ],
 )  # fmt: skip

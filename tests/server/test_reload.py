@@ -63,6 +63,33 @@ main()
 """
 
 
+STOPPED = """
+import os, signal
+from tallymark.server import run
+drop = run.logs.drop_unwritten
+def ended():
+    os.kill(os.getpid(), signal.SIGHUP)
+    print(signal.getsignal(signal.SIGHUP).name, flush=True)
+    drop()
+run.logs.drop_unwritten = ended
+from tallymark.cli.main import main
+main()
+"""
+
+
+def test_a_hangup_after_the_stop_leaves_the_exit_code_as_it_is(tmp_path: Path, file: Path) -> None:
+    """It ended the process while Python was finalized, which takes all handlers away, so that a
+    supervisor took a clean stop for a crash."""
+    command = [sys.executable, "-c", STOPPED, "serve", "--data-dir", str(tmp_path / "data")]
+    command += ["--config", str(file), "--amqp-port", "0", "--http-port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.terminate()
+        assert process.stdout.readline() == "SIG_IGN\n"
+        assert process.wait(PATIENCE_S) == 0
+
+
 def test_a_hangup_during_the_start_is_done_when_the_broker_serves(
     tmp_path: Path, file: Path
 ) -> None:

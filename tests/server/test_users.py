@@ -10,6 +10,7 @@ import os
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tallymark.server.access import users
@@ -18,7 +19,14 @@ from tallymark.server.access.logins import AT_A_TIME
 from tallymark.server.access.scram import make_keys
 from tallymark.server.access.token_keys import Keys
 from tallymark.server.access.tokens import Tokens, rules_of
-from tallymark.server.access.user import Permission, User, UsersError, hashed_user, make_user
+from tallymark.server.access.user import (
+    Permission,
+    TopicPermission,
+    User,
+    UsersError,
+    hashed_user,
+    make_user,
+)
 from tallymark.server.access.users import Users
 from tallymark.server.config.settings import Config
 from tests.support.patience import PATIENCE_S
@@ -281,6 +289,26 @@ def test_a_proof_for_keys_of_an_earlier_password_is_refused(tmp_path: Path) -> N
     assert proven()
     add(tmp_path, "ann", "changed")
     assert not proven()
+
+
+@pytest.mark.parametrize("at", ["user", "permission", "topic permission", "keys"])
+def test_what_a_newer_version_says_of_a_user_is_refused(tmp_path: Path, at: str) -> None:
+    """It may take rights away. It was passed over, and lost with the next change."""
+    made = make_user("ann", "x", False, {"/": Permission()})
+    topics = {"/": {"amq.topic": TopicPermission("^a", "^b")}}
+    users.save(tmp_path, {"ann": msgspec.structs.replace(made, topics=topics)})
+    said = json.loads((tmp_path / users.FILE).read_text())
+    places: dict[str, dict[str, object]] = {
+        "user": said[0],
+        "permission": said[0]["vhosts"]["/"],
+        "topic permission": said[0]["topics"]["/"]["amq.topic"],
+        "keys": said[0]["scram"],
+    }
+    users.load(tmp_path)
+    places[at]["delete"] = "^a"
+    (tmp_path / users.FILE).write_text(json.dumps(said))
+    with pytest.raises(UsersError, match=r"users\.json: .* unknown field `delete`"):
+        users.load(tmp_path)
 
 
 def test_a_damaged_file_lets_nobody_in(tmp_path: Path) -> None:

@@ -33,6 +33,11 @@ DEAD_LETTERED: Final = 9
 DROPPED: Final = 10
 """Ended without success, for one of records.DROPPED_*."""
 
+TERMS: Final = (
+    "entered", "ready", "acquired", "leased", "deferred", "staged", "dead_letter_pending",
+    "quarantined", "settled", "dead_lettered", "dropped",
+)  # fmt: skip
+"""Names in `Account.terms`."""
 _REASONS: Final = {name: reason for reason, name in DROP_REASONS.items()}
 
 
@@ -169,11 +174,15 @@ class Account:
     # -- restoring: what entered is in MOVING until it is placed
 
     def restore(self, terms: dict[str, object]) -> None:
-        """Begin with the terms of a checkpoint: what had ended is ended, the rest is MOVING."""
+        """Begin with the terms of a checkpoint: what had ended is ended, the rest is MOVING. Raises
+        ValueError, for a reason that this version does not know, too."""
         self.entered = number_in(terms, "entered")
         self.settled = number_in(terms, "settled")
         self.dead_lettered = number_in(terms, "dead_lettered")
         dropped = object_in(terms, "dropped")
+        for name in dropped:
+            if name not in _REASONS:
+                raise ValueError(f"messages dropped as {name!r}: written by a newer version?")
         self.dropped = {_REASONS[name]: number_in(dropped, name) for name in dropped}
         self.moving = self.entered - self.ended()
 

@@ -32,6 +32,8 @@ from __future__ import annotations
 import json
 from typing import Final
 
+from tallymark.engine.arguments import QUEUE_TYPES
+from tallymark.engine.errors import BrokerError
 from tallymark.engine.exchange import Binding, Exchange, make_exchange
 from tallymark.engine.policies import Policy
 from tallymark.engine.queue import Queue
@@ -52,6 +54,40 @@ DELETE_POLICY: Final = "delete_policy"
 OPERATOR_POLICY: Final = "operator_policy"
 DELETE_OPERATOR_POLICY: Final = "delete_operator_policy"
 POLICY_OPS: Final = (POLICY, DELETE_POLICY, OPERATOR_POLICY, DELETE_OPERATOR_POLICY)
+IDS: Final = "ids"
+"""Operation of a checkpoint that tells the highest numbers that were given out."""
+SUBSCRIPTION: Final = "subscription"
+DROP_SUBSCRIPTION: Final = "drop_subscription"
+SINK: Final = "sink"
+DROP_SINK: Final = "drop_sink"
+KINDS: Final = ("queue", "exchange")
+"""Kinds of a binding's destination."""
+_BINDING: Final = ("vhost", "source", "kind", "destination", "key", "arguments")
+_POLICY: Final = ("vhost", "name", "pattern", "definition", "priority", "apply_to")
+FIELDS: Final[dict[str, tuple[str, ...]]] = {
+    VHOST: ("vhost", "default_queue_type", "description", "tags", "protected"),
+    DELETE_VHOST: ("vhost",),
+    EXCHANGE: ("vhost", "name", "type", "durable", "auto_delete", "internal", "arguments"),
+    DELETE_EXCHANGE: ("vhost", "name"),
+    QUEUE: ("vhost", "id", "name", "durable", "auto_delete", "arguments"),
+    DELETE_QUEUE: ("vhost", "id", "name"),
+    PAUSE_QUEUE: ("vhost", "id", "name", "paused"),
+    BINDING: _BINDING,
+    UNBIND: _BINDING,
+    POLICY: _POLICY,
+    DELETE_POLICY: ("vhost", "name"),
+    OPERATOR_POLICY: _POLICY,
+    DELETE_OPERATOR_POLICY: ("vhost", "name"),
+    IDS: ("queue", "owner", "message", "epoch"),
+    SUBSCRIPTION: ("epoch", "queue_id", "name", "fence", "limit_rows", "limit_bytes"),
+    DROP_SUBSCRIPTION: ("epoch",),
+    SINK: ("vhost", "name", "identity", "batch", "forget_ms", "target"),
+    DROP_SINK: ("vhost", "name"),
+}
+"""Fields of every operation in DEFINITION records, besides `op`: those of all versions up to this
+one."""
+_MAY_LACK: Final = ("default_queue_type", "description", "tags", "protected", "target")
+"""Fields that are written only where they say something."""
 
 
 def encode(definition: dict[str, object]) -> bytes:
@@ -64,6 +100,27 @@ def decode(blob: bytes) -> dict[str, object]:
     found: object = json.loads(blob)
     if not isinstance(found, dict) or "op" not in found or "vhost" not in found:
         raise ValueError(f"{blob[:80]!r} is no definition: expected an object with op and vhost")
+    return found
+
+
+def checked(blob: bytes) -> dict[str, object]:
+    """Decode what any DEFINITION record says. Raises ValueError for an operation or a field that
+    this version does not know, or one that is missing: the next checkpoint would leave it out."""
+    found: object = json.loads(blob)
+    if not isinstance(found, dict):
+        raise ValueError(f"{blob[:80]!r} is no definition: expected an object with op")
+    op = text_of(found, "op")
+    fields = FIELDS.get(op)
+    if fields is None:
+        raise ValueError(f"definition op {op!r}: written by a newer version?")
+    for field in found:
+        if field != "op" and field not in fields:
+            raise ValueError(
+                f"definition field {field!r} of op {op!r} is not known: written by a newer version?"
+            )
+    for field in fields:
+        if field not in found and field not in _MAY_LACK:
+            raise ValueError(f"definition op {op!r} lacks the field {field!r}")
     return found
 
 
@@ -218,27 +275,35 @@ def of_policy_deletion(vhost: str, name: str, operator: bool) -> dict[str, objec
 
 
 def exchange_from(definition: dict[str, object]) -> Exchange:
-    """Make an exchange from its definition. Raises ValueError, InvalidCommand (type)."""
-    return make_exchange(
-        text_of(definition, "name"),
-        text_of(definition, "type"),
-        flag_of(definition, "durable"),
-        flag_of(definition, "auto_delete"),
-        flag_of(definition, "internal"),
-        arguments_of(definition),
-    )
+    """Make an exchange from its definition. Raises ValueError, for an unknown type, too."""
+    name = text_of(definition, "name")
+    try:
+        return make_exchange(
+            name,
+            text_of(definition, "type"),
+            flag_of(definition, "durable"),
+            flag_of(definition, "auto_delete"),
+            flag_of(definition, "internal"),
+            arguments_of(definition),
+        )
+    except BrokerError as error:
+        raise ValueError(f"exchange {name!r}: {error}: written by a newer version?") from error
 
 
 def queue_from(definition: dict[str, object]) -> Queue:
-    """Make a queue from its definition. Raises ValueError."""
+    """Make a queue from its definition. Raises ValueError, for an unknown type, too."""
+    name, arguments = text_of(definition, "name"), arguments_of(definition)
+    type = arguments.get("x-queue-type", QUEUE_TYPES[0])
+    if type not in QUEUE_TYPES:
+        raise ValueError(f"queue {name!r} is of type {type!r}: written by a newer version?")
     return Queue(
         id_of(definition),
-        text_of(definition, "name"),
+        name,
         text_of(definition, "vhost"),
         flag_of(definition, "durable"),
         0,
         flag_of(definition, "auto_delete"),
-        arguments_of(definition),
+        arguments,
     )
 
 
@@ -249,7 +314,10 @@ def binding_from(
     ValueError."""
     source = exchanges.get(text_of(definition, "source"))
     destination = text_of(definition, "destination")
-    to_queue = text_of(definition, "kind") == "queue"
+    kind = text_of(definition, "kind")
+    if kind not in KINDS:
+        raise ValueError(f"binding to a {kind!r}: written by a newer version?")
+    to_queue = kind == "queue"
     queue = queues.get(destination) if to_queue else None
     exchange = None if to_queue else exchanges.get(destination)
     if source is None or (queue is None and exchange is None):

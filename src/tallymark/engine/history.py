@@ -8,9 +8,17 @@ row says so.
 from __future__ import annotations
 
 import json
-from typing import final
+from typing import Final, final
 
-from tallymark.engine.account import DEAD_LETTERED, DROPPED, LEASED, MOVING, READY, SETTLED
+from tallymark.engine.account import (
+    DEAD_LETTERED,
+    DROPPED,
+    LEASED,
+    MOVING,
+    READY,
+    SETTLED,
+    TERMS,
+)
 from tallymark.engine.arguments import named
 from tallymark.engine.intervals import DeferralLog, IntervalSet, LoggedDeferral, Tally
 from tallymark.engine.ledger import Ledger, dropped_record, lost_delivery_record
@@ -24,6 +32,9 @@ from tallymark.stored import records
 from tallymark.stored.annotations import Annotations, ready_since
 from tallymark.stored.records import decoded, number_in
 from tallymark.units import EngineMs, QueueSequence
+
+OF_STREAMS: Final = ("kept_from", "let_go_bytes")
+"""Names of a stream's counters, besides the terms of its account."""
 
 
 @final
@@ -431,6 +442,11 @@ def _sum_of(queue: Queue) -> str:
 
 
 def _set_counters(queue: Queue, counters: dict[str, object]) -> None:
+    """Begin with a checkpoint's counters. Raises ValueError, for a term that this version does not
+    know, too: the account would not balance without it."""
+    for name in counters:
+        if name not in TERMS and name not in OF_STREAMS:
+            raise ValueError(f"counter {name!r} is not known: written by a newer version?")
     queue.account.restore(counters)
     queue.retention.kept_from = QueueSequence(number_in(counters, "kept_from", 1))
     queue.retention.let_go_bytes = number_in(counters, "let_go_bytes", 0)

@@ -227,13 +227,14 @@ OPERATOR_WITHOUT_EFFECT: Final = (
     "max-in-memory-bytes",
     "max-in-memory-length",
     "target-group-size",
-)
+    # mirrors, and where replicas live: this is one node
+    "ha-mode", "ha-params", "ha-sync-mode", "queue-master-locator",
+)  # fmt: skip
+"""Keys that operator policies of RabbitMQ may have as well, of one version or another."""
 WITHOUT_EFFECT: Final = (
     *OPERATOR_WITHOUT_EFFECT,
-    # mirrors, and where replicas live: this is one node
-    "ha-mode", "ha-params", "ha-promote-on-failure", "ha-promote-on-shutdown",
-    "ha-sync-batch-size", "ha-sync-mode", "initial-cluster-size", "queue-leader-locator",
-    "queue-master-locator",
+    "ha-promote-on-failure", "ha-promote-on-shutdown", "ha-sync-batch-size", "initial-cluster-size",
+    "queue-leader-locator",
     # how a kind of queue keeps its messages: there is one way
     "queue-mode", "queue-version",
     # streams

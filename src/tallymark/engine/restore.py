@@ -42,6 +42,8 @@ from tallymark.engine.session import ACCEPTED, REJECTED, InFlight
 from tallymark.engine.sinks import part_record
 from tallymark.engine.subscription import Subscription, ranges_of, subscriptions_of
 from tallymark.stored import records
+from tallymark.stored.formats import NEWEST
+from tallymark.stored.records import number_in
 from tallymark.units import EngineMs, LeaseSequence, QueueSequence
 
 TELL_ONLY: Final = (records.SLOW, records.CONSUMER)
@@ -70,7 +72,7 @@ def snapshot(broker: Broker, clean: bool) -> list[Record]:
     """
     out = Ledger(broker.clock)
     ids: dict[str, object] = {
-        "op": "ids",
+        "op": definitions.IDS,
         "queue": broker.state.queue_ids.last,
         "owner": broker.owner_ids.last,
         "message": broker.state.message_ids.last,
@@ -300,12 +302,23 @@ class Restorer:
             return
         if kind == records.PAYLOAD:
             self._broker.state.message_ids.at_least(record.first + record.count - 1)
+            if record.payload is not None and record.payload.format > NEWEST:
+                raise ValueError(
+                    f"messages of unknown format {record.payload.format}: written by a newer "
+                    "version?"
+                )
             return
         if kind not in records.KINDS:
             raise ValueError(f"record of unknown kind {kind}: written by a newer version?")
         self._broker.owner_ids.at_least(record.owner)
         if kind in TELL_ONLY:
             return
+        reasons = records.REASONS.get(kind)
+        if record.reason and reasons is not None and record.reason not in reasons:
+            raise ValueError(
+                f"{records.KINDS[kind]} record of unknown reason {record.reason}: written by a "
+                "newer version?"
+            )
         if kind == records.LEASE_SETTLED:
             self._settle_lease(record)
             return
@@ -364,29 +377,32 @@ class Restorer:
         subscription = self._broker.leases.subscriptions.get(record.owner)
         if subscription is not None:
             for first, count, outcome in json.loads(record.blob):
+                if outcome not in records.OUTCOMES:
+                    raise ValueError(
+                        f"verdict of unknown outcome {outcome}: written by a newer version?"
+                    )
                 subscription.judge(first, count, outcome)
 
     def _define(self, record: Record) -> None:
         broker = self._broker
-        definition = json.loads(record.blob)
+        definition = definitions.checked(record.blob)
         op = definition["op"]
-        if op == "ids":
-            broker.state.queue_ids.at_least(definition["queue"])
-            broker.owner_ids.at_least(definition["owner"])
-            broker.state.message_ids.at_least(definition["message"])
-            broker.leases.attaches = max(broker.leases.attaches, definition["epoch"])
-        elif op == "subscription":
-            history = self._histories.get(definition["queue_id"])
-            broker.leases.attaches = max(
-                broker.leases.attaches, definition["epoch"], definition["fence"]
-            )
+        if op == definitions.IDS:
+            broker.state.queue_ids.at_least(number_in(definition, "queue"))
+            broker.owner_ids.at_least(number_in(definition, "owner"))
+            broker.state.message_ids.at_least(number_in(definition, "message"))
+            broker.leases.attaches = max(broker.leases.attaches, number_in(definition, "epoch"))
+        elif op == definitions.SUBSCRIPTION:
+            history = self._histories.get(number_in(definition, "queue_id"))
+            epoch, fence = number_in(definition, "epoch"), number_in(definition, "fence")
+            broker.leases.attaches = max(broker.leases.attaches, epoch, fence)
             if history is not None:
                 broker.leases.restore(definition, history.queue)
-        elif op == "drop_subscription":
-            subscription = broker.leases.subscriptions.get(definition["epoch"])
+        elif op == definitions.DROP_SUBSCRIPTION:
+            subscription = broker.leases.subscriptions.get(number_in(definition, "epoch"))
             if subscription is not None:
                 self._drop_subscription(subscription)
-        elif op in ("sink", "drop_sink"):
+        elif op in (definitions.SINK, definitions.DROP_SINK):
             broker.sinks.restore(definition)
         else:
             self._define_topology(definition, record.blob)

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tallymark.engine.errors import PreconditionFailed
+from tallymark.engine.vhost import VirtualHost
 from tallymark.journal.files import Files
 from tallymark.journal.home import Home
 from tallymark.journal.journal import Journal
@@ -123,8 +125,7 @@ def open_node(
     set_policies(broker, config.policies)
     for made in broker.vhosts.values():
         made.name_seed = secrets.token_bytes(32)
-        for name, problem in made.policy_table.problems():
-            log.warning("policy.without_effect", policy=name, vhost=made.name, reason=problem)
+        _tell_policies(made)
     if home is None and forget_copy(config.data_dir, files or Files()):
         log.warning("folder.copy_no_more", folder=str(config.data_dir), effect=NO_COPY)
     journal.start()
@@ -140,6 +141,19 @@ def open_node(
         sync=config.sync,
     )
     return node
+
+
+def _tell_policies(vhost: VirtualHost) -> None:
+    """Warn of stored policies that do not do what they say: their pattern is refused today, or they
+    name a policy for slow consumers of a package that is not installed any more."""
+    found = vhost.policy_table.problems()
+    for policy in [*vhost.policies.values(), *vhost.operator_policies.values()]:
+        try:
+            slow_policies().check(policy)
+        except PreconditionFailed as error:
+            found.append((policy.name, str(error)))
+    for name, problem in found:
+        log.warning("policy.without_effect", policy=name, vhost=vhost.name, reason=problem)
 
 
 def tokens_of(config: Config) -> Tokens | None:

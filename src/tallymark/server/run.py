@@ -284,7 +284,9 @@ async def _serve(config: Config, max_connections: int, read: Callable[[], Config
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _resolve, stop, number)
     hangups = _Hangups(loop)
+    stop.add_done_callback(lambda _: hangups.end())
     with contextlib.ExitStack() as held:
+        held.callback(hangups.end)
         tls = _certificates(config)
         bound = Bound(config, tls, held)
         make_folder(config.data_dir)
@@ -345,6 +347,7 @@ class _Hangups:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._node: Node | None = None
         self._came_early = False
+        self._loop = loop
         loop.add_signal_handler(signal.SIGHUP, self._came)
 
     def _came(self) -> None:
@@ -359,6 +362,12 @@ class _Hangups:
         self._node = node
         if self._came_early:
             on_signal(node)
+
+    def end(self) -> None:
+        """Pass over SIGHUP from now on: the broker stops, and no configuration matters any more.
+        The loop's end would have it end the process before its exit code is given."""
+        self._loop.remove_signal_handler(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 async def _run(

@@ -40,7 +40,7 @@ class ScramError(Exception):
     """The client's message is not SCRAM, or not of the mechanism that was offered."""
 
 
-class ScramKeys(msgspec.Struct, frozen=True):
+class ScramKeys(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Keys stored of a password: H(ClientKey) and ServerKey."""
 
     salt: bytes

@@ -44,7 +44,7 @@ class UsersError(Exception):
     """The users file or a command on it is refused; the text says why."""
 
 
-class Permission(msgspec.Struct, frozen=True):
+class Permission(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Regular expressions on the names that a user may configure, write and read, as RabbitMQ's."""
 
     configure: str = ".*"
@@ -52,7 +52,7 @@ class Permission(msgspec.Struct, frozen=True):
     read: str = ".*"
 
 
-class TopicPermission(msgspec.Struct, frozen=True):
+class TopicPermission(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Regular expressions on the routing keys with which a user may publish to a topic exchange and
     bind from it, as RabbitMQ's; `{username}` and `{vhost}` stand for these names."""
 
@@ -60,7 +60,7 @@ class TopicPermission(msgspec.Struct, frozen=True):
     read: str = ".*"
 
 
-class User(msgspec.Struct, frozen=True):
+class User(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """One user. By `algorithm`, hash is scrypt(password, salt, cost, block, parallel), 32 bytes, or
     RabbitMQ's digest(salt + password)."""
 

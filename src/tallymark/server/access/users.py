@@ -60,7 +60,8 @@ log = log_of("server")
 
 FILE: Final = "users.json"
 REMEDY: Final = (
-    "Mend the file, or put back that of a backup; without it a start has guest alone, from loopback"
+    "Mend the file, or put back that of a backup; without it a start has guest alone, from "
+    "loopback. A field that is not known is of a newer version"
 )
 """Remedy for a damaged file."""
 ATTEMPTS: Final = 20

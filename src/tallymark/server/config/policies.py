@@ -21,6 +21,7 @@ from typing import Final
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.policies import Policy, policy_from
 from tallymark.server.config.kinds import Kind, Wrong
+from tallymark.server.slow.policies import slow_policies
 
 FIELDS: Final = ("vhost", "name", "pattern", "definition", "priority", "apply-to", "operator")
 
@@ -85,7 +86,9 @@ def _one(item: object, number: int) -> ConfiguredPolicy:
     placed = ("vhost", "name", "operator")
     value = {field: part for field, part in item.items() if field not in placed}
     try:
-        return ConfiguredPolicy(vhost, policy_from(name, value, operator), operator)
+        policy = policy_from(name, value, operator)
+        slow_policies().check(policy)
+        return ConfiguredPolicy(vhost, policy, operator)
     except PreconditionFailed as error:
         raise Wrong(f"{what} {error}") from error
 

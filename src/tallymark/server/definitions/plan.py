@@ -393,6 +393,10 @@ class _Reader:
             self._skip("queue", vhost, name, "each import would make another, with a new name")
             return
         kind = entry.get("type")
+        for type in (kind, arguments.get("x-queue-type")):
+            if isinstance(type, str) and type not in (*QUEUE_TYPES, "", UNDEFINED):
+                self._skip("queue", vhost, name, f"type '{type}' is not offered")
+                return
         if kind in ("quorum", "stream"):
             arguments.setdefault("x-queue-type", kind)
         durable = _get(entry, "durable", bool, False)
@@ -480,7 +484,7 @@ class _Reader:
         if not destination and not binding.to_queue:
             raise Wrong("a binding to the default exchange, expected none")
         for end, name in (("exchange", source), (kind, destination)):
-            if (end, vhost, name) in self._passed_over:
+            if (end, vhost, name) in self._passed_over or self._is_of_a_plugin(end, vhost, name):
                 self._pass_over(
                     f"binding from '{source}' to {kind} '{destination}' in vhost '{vhost}' with "
                     f"key '{binding.key}'"
@@ -515,6 +519,12 @@ class _Reader:
             if predeclared == name:
                 return make_exchange(name, type, True, False, internal, {})
         return None
+
+    def _is_of_a_plugin(self, kind: str, vhost: str, name: str) -> bool:
+        """Return whether an end of a binding is an exchange that RabbitMQ makes by itself, and does
+        not export: amq.rabbitmq.log, amq.rabbitmq.event."""
+        is_given = kind == "exchange" and name.startswith("amq.")
+        return is_given and self._exchange_there(vhost, name) is None
 
     def _has(self, kind: str, vhost: str, name: str) -> bool:
         if kind == "exchange":
