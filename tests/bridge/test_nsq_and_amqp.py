@@ -17,10 +17,14 @@ from tallymark.wire.amqp091.methods import (
     ExchangeBind,
     ExchangeDeclare,
     ExchangeDeclareOk,
+    ExchangeDelete,
+    ExchangeDeleteOk,
     QueueBind,
     QueueBindOk,
     QueueDeclare,
     QueueDeclareOk,
+    QueueUnbind,
+    QueueUnbindOk,
 )
 from tallymark.wire.amqp091.properties import Properties
 from tallymark.wire.nsq.kernel import make_cells
@@ -194,3 +198,93 @@ def test_sc_d7_producers_of_a_topic_that_leads_to_a_slow_subscription_are_held_b
     rig.settle_down()
     assert rig.held[2:] == [(worker.bridge, "slow", False)]
     assert queue.ready == 4
+
+
+def depths(rig: NsqRig) -> tuple[int, int]:
+    """Messages in topic t's backlog and in its channel c."""
+    topic = rig.topics.find("t")
+    assert topic is not None
+    return topic.backlog.ready, rig.queue().ready
+
+
+@pytest.mark.parametrize("key", ["", "other"])
+@pytest.mark.parametrize("binds_first", [True, False])
+def test_a_channel_that_an_amqp_client_binds_stays_paused(key: str, binds_first: bool) -> None:
+    """A message of a paused topic reached such a channel twice: at once, and when it went on."""
+    rig = NsqRig()
+    rig.topics.channel("t", "c")
+    amqp, producer = rig.connect(), rig.client()
+    if not binds_first:
+        rig.topics.pause_topic("t", True)
+    assert amqp.ask(QueueBind("t:c", "t", key)) == [(1, QueueBindOk())]
+    if binds_first:
+        rig.topics.pause_topic("t", True)
+    producer.ask(pub(b"x"))
+    amqp.ask(amqp.publish(b"y", "", exchange="t"))
+    assert depths(rig) == (2, 0)
+    rig.topics.pause_topic("t", False)
+    assert depths(rig) == (0, 2)
+    producer.ask(pub(b"z"))
+    assert depths(rig) == (0, 3)
+    rig.broker.check()
+
+
+def test_a_backlog_that_an_amqp_client_binds_gets_nothing_twice() -> None:
+    rig = NsqRig()
+    rig.topics.channel("t", "c")
+    amqp = rig.connect()
+    assert amqp.ask(QueueBind("t:", "t", "key")) == [(1, QueueBindOk())]
+    rig.client().ask(pub(b"x"))
+    assert depths(rig) == (0, 1)
+    assert not rig.topics.release_late()
+
+
+def test_a_channel_or_backlog_that_an_amqp_client_unbinds_is_bound() -> None:
+    """What an NSQ client published was answered with OK, and gone."""
+    rig = NsqRig()
+    rig.topics.topic("t")
+    amqp, producer = rig.connect(), rig.client()
+    assert amqp.ask(QueueUnbind("t:", "t", "")) == [(1, QueueUnbindOk())]
+    assert producer.ask(pub(b"1")) == [OK]
+    rig.topics.channel("t", "c")
+    assert amqp.ask(QueueUnbind("t:c", "t", "")) == [(1, QueueUnbindOk())]
+    assert producer.ask(pub(b"2")) == [OK]
+    assert depths(rig) == (0, 2)
+    rig.topics.pause_topic("t", True)
+    assert amqp.ask(QueueUnbind("t:", "t", "")) == [(1, QueueUnbindOk())]
+    assert producer.ask(pub(b"3")) == [OK]
+    assert depths(rig) == (1, 2)
+
+
+def test_a_channel_can_be_bound_to_other_exchanges() -> None:
+    rig = NsqRig()
+    rig.topics.channel("t", "c")
+    amqp = rig.connect()
+    amqp.ask(ExchangeDeclare("mine", "fanout"), QueueBind("t:c", "mine", ""))
+    rig.topics.pause_topic("t", True)
+    amqp.ask(amqp.publish(b"x", "", exchange="mine"))
+    assert depths(rig) == (0, 1)
+
+
+def test_to_pause_a_topics_backlog_is_to_pause_the_topic() -> None:
+    """It was shown as paused, and was not."""
+    rig = NsqRig()
+    rig.topics.channel("t", "c")
+    topic = rig.topics.find("t")
+    assert topic is not None
+    rig.broker.registry.pause(topic.backlog, True)
+    rig.client().ask(pub(b"x"))
+    assert depths(rig) == (1, 0)
+    rig.broker.registry.pause(topic.backlog, False)
+    assert depths(rig) == (0, 1)
+
+
+def test_a_topic_whose_exchange_an_amqp_client_deleted_can_be_paused() -> None:
+    """The answer was 404, and the topic was paused from the next start on."""
+    rig = NsqRig()
+    rig.topics.channel("t", "c")
+    amqp = rig.connect()
+    assert amqp.ask(ExchangeDelete("t")) == [(1, ExchangeDeleteOk())]
+    rig.topics.pause_topic("t", True)
+    assert rig.client().ask(pub(b"x")) == [OK]
+    assert depths(rig) == (1, 0)

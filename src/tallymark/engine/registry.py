@@ -227,6 +227,9 @@ class Registry:
         self._publishing = publishing
         self.observers: list[Callable[[Queue, bool], None]] = []
         """Callbacks called at once with each queue that is declared (True) or deleted (False)."""
+        self.followers: list[Callable[[Queue], None]] = []
+        """Callbacks called at once with each queue that was bound, unbound, paused or resumed by a
+        command of its own, and not with the exchange, the queue or the virtual host."""
         self.policy_checks: list[Callable[[Policy], None]] = []
         """Callbacks called with each policy before it is set; they raise PreconditionFailed to
         refuse it. Policies read from the journal were checked when they were set."""
@@ -261,6 +264,7 @@ class Registry:
     def enter_vhost(self, name: str) -> VirtualHost:
         """Add a virtual host without a record, because it is in the journal already."""
         vhost = VirtualHost(name, self._clock, self._ledger, self._state.queue_ids)
+        vhost.followers = self.followers
         self._vhosts[name] = vhost
         return vhost
 

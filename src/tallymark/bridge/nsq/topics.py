@@ -14,7 +14,8 @@ paused.
 
 The topics and channels are found by the queues' arguments x-nsq-topic and x-nsq-channel, and kept
 up to date by observing (Registry.observers), whoever declares and deletes queues: nothing
-is stored twice.
+is stored twice. Whether a topic's own queues are bound to its exchange is the topic's business:
+what others bind, unbind or pause there is followed (Registry.followers) and put right.
 """
 
 from __future__ import annotations
@@ -110,6 +111,7 @@ class Topics:
 
     __slots__ = (
         "_channels",
+        "_is_wiring",
         "_nobody",
         "_session",
         "_topics",
@@ -142,8 +144,10 @@ class Topics:
         self._topics: dict[str, Topic] = {}
         self._channels: dict[str, dict[str, Queue]] = {}
         """Channel queues by topic and channel."""
+        self._is_wiring = False
         self._find_all()
         broker.registry.observers.append(self._observe)
+        broker.registry.followers.append(self._follow)
 
     # -- topics and channels
 
@@ -331,9 +335,9 @@ class Topics:
 
     def pause_topic(self, name: str, paused: bool) -> None:
         """Stop copying to the channels, or resume with the messages published meanwhile [NQ-9]."""
-        topic = self._existing(name)
+        self._existing(name)
+        topic = self.topic(name)  # with its exchange, if an AMQP client deleted that
         self.broker.registry.pause(topic.backlog, paused)
-        self._wire(topic)
 
     def pause_channel(self, topic: str, channel: str, paused: bool) -> None:
         """Stop or resume deliveries from the channel [NQ-9]."""
@@ -433,10 +437,22 @@ class Topics:
         return has_moved
 
     def _bind(self, topic: Topic, queue: Queue) -> None:
-        self.broker.vhost(self.vhost).bind_queue(queue.name, topic.name, "", {}, NOBODY)
+        self._is_wiring = True
+        try:
+            self.broker.vhost(self.vhost).bind_queue(queue.name, topic.name, "", {}, NOBODY)
+        finally:
+            self._is_wiring = False
 
     def _unbind(self, topic: Topic, queue: Queue) -> None:
-        self.broker.vhost(self.vhost).unbind_queue(queue.name, topic.name, "", {}, NOBODY)
+        """Unbind a queue of the topic, also where AMQP clients bound it, with keys of theirs."""
+        vhost = self.broker.vhost(self.vhost)
+        self._is_wiring = True
+        try:
+            for one in vhost.topology.bindings_to(queue):
+                if one.source.name == topic.name:
+                    vhost.unbind_queue(queue.name, topic.name, one.key, one.arguments, NOBODY)
+        finally:
+            self._is_wiring = False
 
     # -- following changes of queues
 
@@ -494,6 +510,18 @@ class Topics:
                 self._left_alone(topic)
             elif topic is None and not channels:
                 del self._channels[name]
+
+    def _follow(self, queue: Queue) -> None:
+        """Wire the topic whose queue somebody bound, unbound, paused or resumed: it was paused
+        itself, if that was its backlog."""
+        if self._is_wiring or queue.vhost != self.vhost:
+            return
+        name, channel = _place_of(queue)
+        topic = self._topics.get(name)
+        if topic is None or queue not in (topic.backlog, topic.channels.get(channel)):
+            return
+        if self.broker.vhost(self.vhost).exchanges.get(name) is topic.exchange:
+            self._wire(topic)
 
     def _renew(self, topic: Topic) -> bool:
         """Make a deleted backlog anew, paused as before, since the topic has channels. False: the
