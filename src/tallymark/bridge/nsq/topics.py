@@ -177,7 +177,11 @@ class Topics:
         """Return the topic of this exchange, with its bindings set; `found`: the topic as known
         before."""
         if found is None:
-            backlog = self._queue(name, "", is_ephemeral(name), False)
+            self._is_wiring = True
+            try:
+                backlog = self._queue(name, "", is_ephemeral(name), False)
+            finally:
+                self._is_wiring = False
             channels = self._channels.setdefault(name, {})
             found = Topic(name, vhost, exchange, backlog, channels)
             self._topics[name] = found
@@ -490,6 +494,8 @@ class Topics:
             return
         topic = self._topics.get(name)
         if not channel:
+            if exists and topic is None and not self._is_wiring:
+                self._take_in(name, False)
             is_gone = not exists and topic is not None and topic.backlog is queue
             if is_gone and topic is not None and not self._renew(topic):
                 del self._topics[name]  # the next use makes it anew
@@ -567,10 +573,11 @@ class Topics:
 
 
 def _place_of(queue: Queue) -> tuple[str, str]:
-    """Return topic and channel that a queue belongs to; ("", "") if it belongs to none."""
+    """Return topic and channel that a queue belongs to; ("", "") if it belongs to none. A stream
+    does not: nobody takes messages out of it."""
     topic = queue.arguments.get(NSQ_TOPIC)
     channel = queue.arguments.get(NSQ_CHANNEL, "")
-    if queue.exclusive_owner:
+    if queue.exclusive_owner or queue.settings.is_stream:
         return "", ""
     if isinstance(topic, str) and isinstance(channel, str) and queue.name == f"{topic}:{channel}":
         return topic, channel
