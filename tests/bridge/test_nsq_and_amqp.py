@@ -152,6 +152,21 @@ def test_an_amqp_and_an_nsq_consumer_share_a_channel() -> None:
     rig.broker.check()
 
 
+def test_nq_a6_what_an_amqp_client_holds_is_not_ours_to_settle() -> None:
+    """Also by basic.get, and where it holds the same message of another channel before."""
+    rig = NsqRig()
+    rig.topics.channel("t", "b")
+    nsq = rig.consumer(ready=0)
+    amqp = rig.connect()
+    rig.client().ask(mpub(b"x", b"y"))
+    assert len(amqp.ask(BasicGet("t:b"))) == 1
+    ((_, got),) = amqp.ask(BasicGet("t:c"))
+    assert isinstance(got, Content)
+    for number, text in ((1, "client does not own message"), (2, "ID not in flight")):
+        id = f"{number:016x}"
+        assert nsq.error(f"FIN {id}\n".encode()) == f"E_FIN_FAILED FIN {id} failed {text}"
+
+
 def test_a_dead_letter_from_nsq_carries_its_history_to_amqp_readers() -> None:
     rig = NsqRig()
     amqp = rig.connect()
