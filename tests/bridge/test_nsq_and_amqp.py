@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from tallymark.engine.session import NOBODY
 from tallymark.wire.amqp091.methods import (
     BasicAck,
     BasicConsume,
@@ -30,6 +33,7 @@ from tallymark.wire.amqp091.properties import Properties
 from tallymark.wire.nsq.kernel import make_cells
 from tests.bridge.nsq_rig import OK, NsqRig, dpub, mpub, pub
 from tests.bridge.rig import Content, Peer
+from tests.support.growth import assert_linear
 
 BODIES = [b"", b"x", b"y" * 200_000]
 
@@ -269,6 +273,22 @@ def test_a_channel_or_backlog_that_an_amqp_client_unbinds_is_bound() -> None:
     assert amqp.ask(QueueUnbind("t:", "t", "")) == [(1, QueueUnbindOk())]
     assert producer.ask(pub(b"3")) == [OK]
     assert depths(rig) == (1, 2)
+
+
+def test_binding_the_channels_of_a_topic_that_has_many() -> None:
+    def prepare(size: int) -> Callable[[], object]:
+        rig = NsqRig()
+        for number in range(size):
+            rig.topics.channel("t", f"c{number}")
+        vhost = rig.broker.vhost("/")
+
+        def bind() -> None:
+            for number in range(size):
+                vhost.bind_queue(f"t:c{number}", "t", "", {}, NOBODY)
+
+        return bind
+
+    assert_linear(prepare, 50)
 
 
 def test_a_channel_can_be_bound_to_other_exchanges() -> None:

@@ -518,16 +518,23 @@ class Topics:
                 del self._channels[name]
 
     def _follow(self, queue: Queue) -> None:
-        """Wire the topic whose queue somebody bound, unbound, paused or resumed: it was paused
-        itself, if that was its backlog."""
+        """Put the bindings right of a topic's queue that somebody bound, unbound, paused or
+        resumed. To pause its backlog is to pause the topic."""
         if self._is_wiring or queue.vhost != self.vhost:
             return
         name, channel = _place_of(queue)
         topic = self._topics.get(name)
-        if topic is None or queue not in (topic.backlog, topic.channels.get(channel)):
+        if topic is None:
             return
-        if self.broker.vhost(self.vhost).exchanges.get(name) is topic.exchange:
+        if self.broker.vhost(self.vhost).exchanges.get(name) is not topic.exchange:
+            return
+        if queue is topic.backlog:
             self._wire(topic)
+        elif topic.channels.get(channel) is queue:
+            if topic.paused:
+                self._unbind(topic, queue)
+            else:
+                self._bind(topic, queue)
 
     def _renew(self, topic: Topic) -> bool:
         """Make a deleted backlog anew, paused as before, since the topic has channels. False: the
