@@ -549,3 +549,24 @@ def test_a_stream_is_neither_a_backlog_nor_a_channel(channel: str) -> None:
     with pytest.raises(PreconditionFailed, match="is not a queue of topic 't'"):
         topics.channel("t", "c")
     assert stream.ready == 0
+
+
+@pytest.mark.parametrize(
+    ("topic", "channel"),
+    [
+        ("a b", "c"), ("a", "c d"), ("a" * 65, ""), ("a", "c" * 65), ("\xe9", "c"),
+        ("a:b", ""), ("", "c"), ("#ephemeral", "c"),
+    ],
+)  # fmt: skip
+def test_nq_3_what_is_no_name_of_nsqs_is_no_topic_and_no_channel(topic: str, channel: str) -> None:
+    """nsqlookupd closed the connection on which it was told of such a one, again and again, and
+    forgot all topics with it."""
+    rig, topics = made()
+    arguments: dict[str, object] = {"nsq-topic": topic}
+    if channel:
+        arguments["nsq-channel"] = channel
+    rig.declare(f"{topic}:{channel}", arguments)
+    assert topics.topics() == []
+    assert topics.changed == []
+    again = Topics(rig.broker, "/", 3)
+    assert again.topics() == []

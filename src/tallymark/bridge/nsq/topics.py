@@ -45,7 +45,7 @@ from tallymark.engine.vhost import VirtualHost
 from tallymark.stored.annotations import Annotations, Route
 from tallymark.stored.formats import NSQ
 from tallymark.units import EngineMs
-from tallymark.wire.nsq.names import is_ephemeral
+from tallymark.wire.nsq.names import is_ephemeral, is_name
 
 
 @final
@@ -581,11 +581,14 @@ class Topics:
 
 def _place_of(queue: Queue) -> tuple[str, str]:
     """Return topic and channel that a queue belongs to; ("", "") if it belongs to none. A stream
-    does not: nobody takes messages out of it."""
+    does not: nobody takes messages out of it. Nor does a queue whose arguments are no names of
+    NSQ's: no client could name it, and nsqlookupd would end the connection that it is told on."""
     topic = queue.arguments.get(NSQ_TOPIC)
     channel = queue.arguments.get(NSQ_CHANNEL, "")
     if queue.exclusive_owner or queue.settings.is_stream:
         return "", ""
-    if isinstance(topic, str) and isinstance(channel, str) and queue.name == f"{topic}:{channel}":
-        return topic, channel
-    return "", ""
+    if not isinstance(topic, str) or not isinstance(channel, str):
+        return "", ""
+    if queue.name != f"{topic}:{channel}" or not is_name(topic):
+        return "", ""
+    return (topic, channel) if not channel or is_name(channel) else ("", "")
