@@ -570,3 +570,18 @@ def test_nq_3_what_is_no_name_of_nsqs_is_no_topic_and_no_channel(topic: str, cha
     assert topics.changed == []
     again = Topics(rig.broker, "/", 3)
     assert again.topics() == []
+
+
+@pytest.mark.parametrize("limit", [True, False])
+def test_a_topic_whose_backlog_cannot_be_made_leaves_no_exchange(limit: bool) -> None:
+    """Each new name that a client published to left one, though every publish failed."""
+    rig, topics = made()
+    before = set(rig.vhost.exchanges)
+    if limit:
+        rig.broker.quotas.limit({"/": {"max-queues": 0}}, {})
+    else:
+        rig.declare("t:", {})
+    with pytest.raises(BrokerError):
+        put(topics, "t", b"1")
+    assert set(rig.vhost.exchanges) == before
+    assert topics.topics() == []

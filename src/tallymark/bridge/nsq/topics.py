@@ -168,14 +168,24 @@ class Topics:
         vhost = self.broker.vhost(self.vhost)
         if found is not None and vhost.exchanges.get(name) is found.exchange:
             return found
-        exchange = self._exchange(vhost, name, self.adopts)
-        return self._made(name, vhost, found, exchange)
+        return self._made(name, vhost, found, self.adopts)
 
-    def _made(
+    def _made(self, name: str, vhost: VirtualHost, found: Topic | None, adopts: bool) -> Topic:
+        """Return the topic with its exchange, made if it does not exist; `found`: the topic as
+        known before. If this raises, nothing was made."""
+        is_new = name not in vhost.exchanges
+        exchange = self._exchange(vhost, name, adopts)
+        try:
+            return self._with_backlog(name, vhost, found, exchange)
+        except BrokerError:
+            if is_new:
+                vhost.delete_exchange(name, False)
+            raise
+
+    def _with_backlog(
         self, name: str, vhost: VirtualHost, found: Topic | None, exchange: Exchange
     ) -> Topic:
-        """Return the topic of this exchange, with its bindings set; `found`: the topic as known
-        before."""
+        """Return the topic of this exchange, with its bindings set."""
         if found is None:
             self._is_wiring = True
             try:
@@ -483,8 +493,7 @@ class Topics:
         """Add the topic that a queue's arguments name, unless that is impossible."""
         try:
             vhost = self.broker.vhost(self.vhost)
-            exchange = self._exchange(vhost, name, adopts or self.adopts)
-            self._made(name, vhost, self._topics.get(name), exchange)
+            self._made(name, vhost, self._topics.get(name), adopts or self.adopts)
         except BrokerError:
             return  # the exchange of that name is none of ours: NSQ clients get E_BAD_TOPIC
 
