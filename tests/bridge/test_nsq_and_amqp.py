@@ -323,3 +323,39 @@ def test_a_topic_whose_exchange_an_amqp_client_deleted_can_be_paused() -> None:
     rig.topics.pause_topic("t", True)
     assert rig.client().ask(pub(b"x")) == [OK]
     assert depths(rig) == (1, 0)
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_topics_exchange_that_an_amqp_client_declares_anew_is_its_exchange(paused: bool) -> None:
+    """What AMQP clients published was lost until an NSQ client used the topic."""
+    rig = NsqRig()
+    rig.topics.channel("t", "c")
+    rig.topics.pause_topic("t", paused)
+    amqp = rig.connect()
+    mark: dict[str, object] = {"x-nsq-topic": "t"}
+    assert amqp.ask(
+        ExchangeDelete("t"), ExchangeDeclare("t", "fanout", durable=True, arguments=mark)
+    ) == [(1, ExchangeDeleteOk()), (1, ExchangeDeclareOk())]  # fmt: skip
+    amqp.ask(amqp.publish(b"x", "", exchange="t"))
+    assert depths(rig) == ((1, 0) if paused else (0, 1))
+    topic = rig.topics.find("t")
+    assert topic is not None
+    assert rig.broker.vhost("/").exchanges["t"] is topic.exchange
+
+
+def test_a_channel_waits_for_an_exchange_that_is_a_topics() -> None:
+    rig = NsqRig()
+    rig.vhost_exchange("t", "direct")
+    arguments: dict[str, object] = {"x-nsq-topic": "t", "x-nsq-channel": "c"}
+    queue = rig.vhost_queue("t:c", arguments)
+    assert rig.topics.topics() == []
+    amqp = rig.connect()
+    amqp.ask(
+        ExchangeDelete("t"),
+        ExchangeDeclare("t", "fanout", durable=True, arguments={"x-nsq-topic": "t"}),
+    )
+    assert rig.queue() is queue
+    amqp.ask(amqp.publish(b"x", "", exchange="t"))
+    assert queue.ready == 1
+    assert rig.client().ask(pub(b"y")) == [OK]
+    assert queue.ready == 2

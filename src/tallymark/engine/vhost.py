@@ -81,6 +81,9 @@ class VirtualHost:
         self.followers: list[Callable[[Queue], None]] = []
         """Callbacks called at once with each queue that was bound, unbound, paused or resumed by a
         command of its own. The list is Registry's, the same for all virtual hosts."""
+        self.exchange_followers: list[Callable[[str, Exchange], None]] = []
+        """Callbacks called at once with each exchange that is declared, and its virtual host's
+        name. The list is Registry's."""
 
     @property
     def generation(self) -> int:
@@ -170,6 +173,8 @@ class VirtualHost:
         self.topology.add_exchange(exchange)
         if durable:
             self._record(definitions.of_exchange(self.name, exchange))
+        for follower in self.exchange_followers:
+            follower(self.name, exchange)
         return exchange
 
     def delete_exchange(self, name: str, if_unused: bool) -> None:

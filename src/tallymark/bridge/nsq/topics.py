@@ -148,6 +148,7 @@ class Topics:
         self._find_all()
         broker.registry.observers.append(self._observe)
         broker.registry.followers.append(self._follow)
+        broker.registry.exchange_followers.append(self._follow_exchange)
 
     # -- topics and channels
 
@@ -380,7 +381,11 @@ class Topics:
         if found is None:
             durable = not is_ephemeral(name)
             mark: dict[str, object] = {NSQ_TOPIC: name}
-            return vhost.declare_exchange(name, FANOUT, durable, False, False, mark, False)
+            self._is_wiring = True
+            try:
+                return vhost.declare_exchange(name, FANOUT, durable, False, False, mark, False)
+            finally:
+                self._is_wiring = False
         if found.type != FANOUT or found.internal:
             kind = "internal" if found.internal else f"of type '{found.type}'"
             what = named("exchange", name, vhost.name)
@@ -544,6 +549,14 @@ class Topics:
                 self._unbind(topic, queue)
             else:
                 self._bind(topic, queue)
+
+    def _follow_exchange(self, vhost: str, exchange: Exchange) -> None:
+        """Wire the topic whose exchange an AMQP client declared anew."""
+        name = exchange.name
+        if self._is_wiring or vhost != self.vhost or exchange.arguments.get(NSQ_TOPIC) != name:
+            return
+        if name in self._topics or self._channels.get(name):
+            self._take_in(name, False)
 
     def _renew(self, topic: Topic) -> bool:
         """Make a deleted backlog anew, paused as before, since the topic has channels. False: the
