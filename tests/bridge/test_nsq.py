@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Callable
+
 import pytest
 
+from tallymark.bridge.nsq.connection import RANGES_A_STEP
 from tallymark.bridge.permissions import Permissions
 from tallymark.engine.queue import Queue
 from tallymark.stored.records import ENTERED, PAYLOAD, SETTLED
-from tallymark.wire.line import SHARE
+from tallymark.wire.line import ALL, SHARE
+from tallymark.wire.nsq.errors import NOT_IN_FLIGHT
 from tallymark.wire.nsq.frames import ERROR, MESSAGE, RESPONSE
 from tallymark.wire.nsq.kernel import RUN_BYTES
 from tallymark.wire.nsq.limits import Limits
 from tests.bridge.nsq_rig import OK, NsqRig, dpub, mpub, pub
+from tests.support.growth import assert_linear
 
 CLOSE_WAIT = (RESPONSE, b"CLOSE_WAIT")
 
@@ -322,6 +328,47 @@ def test_nq_a6_another_clients_message_is_not_ours_to_settle(verb: str) -> None:
     )
     assert owner.ask(message.fin()) == []
     assert rig.queue().account.settled == 1
+
+
+@pytest.mark.parametrize("verb", ["FIN", "REQ", "TOUCH"])
+def test_nq_5_late_answers_are_looked_for_once_together(verb: str) -> None:
+    """Each of them had all that was in flight in the channel looked through."""
+
+    def prepare(size: int) -> Callable[[], object]:
+        rig = NsqRig()
+        peers = [rig.consumer(ready=size) for _ in range(2)]
+        producer = rig.client()
+        for _ in range(2 * size):
+            producer.ask(pub(b"x"))  # each a range of its own
+            rig.advance(10)
+        mine = peers[0].bridge.in_flight
+        assert mine is not None
+        late = array("Q", range(10**6, 10**6 + size))
+
+        def answer() -> None:
+            if verb == "FIN":
+                assert len(mine.finish(late)) == size
+            elif verb == "REQ":
+                assert len(mine.requeue(late, 0)) == size
+            else:
+                assert len(mine.touch(late, 900_000)) == size
+            assert set(mine.reasons(list(late))) == {NOT_IN_FLIGHT}
+
+        return answer
+
+    assert_linear(prepare, 50)
+
+
+def test_nq_5_the_search_for_a_late_answer_counts_as_work() -> None:
+    rig = NsqRig()
+    owner, other = rig.consumer(ready=200), rig.consumer(ready=0)
+    producer = rig.client()
+    for _ in range(200):
+        producer.ask(pub(b"x"))
+        rig.advance(10)
+    assert owner.in_flight == 200
+    other.error(b"FIN 00000000000000ff\n")
+    assert ALL - other.bridge.line.steps > 200 // RANGES_A_STEP
 
 
 def test_nq_a1_a_time_out_queues_again_and_a_late_fin_fails() -> None:

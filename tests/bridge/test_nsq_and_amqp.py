@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from tallymark.engine.session import NOBODY
 from tallymark.wire.amqp091.methods import (
     BasicAck,
     BasicConsume,
@@ -17,15 +20,20 @@ from tallymark.wire.amqp091.methods import (
     ExchangeBind,
     ExchangeDeclare,
     ExchangeDeclareOk,
+    ExchangeDelete,
+    ExchangeDeleteOk,
     QueueBind,
     QueueBindOk,
     QueueDeclare,
     QueueDeclareOk,
+    QueueUnbind,
+    QueueUnbindOk,
 )
 from tallymark.wire.amqp091.properties import Properties
 from tallymark.wire.nsq.kernel import make_cells
 from tests.bridge.nsq_rig import OK, NsqRig, dpub, mpub, pub
 from tests.bridge.rig import Content, Peer
+from tests.support.growth import assert_linear
 
 BODIES = [b"", b"x", b"y" * 200_000]
 
@@ -148,6 +156,21 @@ def test_an_amqp_and_an_nsq_consumer_share_a_channel() -> None:
     rig.broker.check()
 
 
+def test_nq_a6_what_an_amqp_client_holds_is_not_ours_to_settle() -> None:
+    """Also by basic.get, and where it holds the same message of another channel before."""
+    rig = NsqRig()
+    rig.topics.channel("t", "b")
+    nsq = rig.consumer(ready=0)
+    amqp = rig.connect()
+    rig.client().ask(mpub(b"x", b"y"))
+    assert len(amqp.ask(BasicGet("t:b"))) == 1
+    ((_, got),) = amqp.ask(BasicGet("t:c"))
+    assert isinstance(got, Content)
+    for number, text in ((1, "client does not own message"), (2, "ID not in flight")):
+        id = f"{number:016x}"
+        assert nsq.error(f"FIN {id}\n".encode()) == f"E_FIN_FAILED FIN {id} failed {text}"
+
+
 def test_a_dead_letter_from_nsq_carries_its_history_to_amqp_readers() -> None:
     rig = NsqRig()
     amqp = rig.connect()
@@ -194,3 +217,145 @@ def test_sc_d7_producers_of_a_topic_that_leads_to_a_slow_subscription_are_held_b
     rig.settle_down()
     assert rig.held[2:] == [(worker.bridge, "slow", False)]
     assert queue.ready == 4
+
+
+def depths(rig: NsqRig) -> tuple[int, int]:
+    """Messages in topic t's backlog and in its channel c."""
+    topic = rig.topics.find("t")
+    assert topic is not None
+    return topic.backlog.ready, rig.queue().ready
+
+
+@pytest.mark.parametrize("key", ["", "other"])
+@pytest.mark.parametrize("binds_first", [True, False])
+def test_a_channel_that_an_amqp_client_binds_stays_paused(key: str, binds_first: bool) -> None:
+    """A message of a paused topic reached such a channel twice: at once, and when it went on."""
+    rig = NsqRig()
+    rig.topics.channel("t", "c")
+    amqp, producer = rig.connect(), rig.client()
+    if not binds_first:
+        rig.topics.pause_topic("t", True)
+    assert amqp.ask(QueueBind("t:c", "t", key)) == [(1, QueueBindOk())]
+    if binds_first:
+        rig.topics.pause_topic("t", True)
+    producer.ask(pub(b"x"))
+    amqp.ask(amqp.publish(b"y", "", exchange="t"))
+    assert depths(rig) == (2, 0)
+    rig.topics.pause_topic("t", False)
+    assert depths(rig) == (0, 2)
+    producer.ask(pub(b"z"))
+    assert depths(rig) == (0, 3)
+    rig.broker.check()
+
+
+def test_a_backlog_that_an_amqp_client_binds_gets_nothing_twice() -> None:
+    rig = NsqRig()
+    rig.topics.channel("t", "c")
+    amqp = rig.connect()
+    assert amqp.ask(QueueBind("t:", "t", "key")) == [(1, QueueBindOk())]
+    rig.client().ask(pub(b"x"))
+    assert depths(rig) == (0, 1)
+    assert not rig.topics.release_late()
+
+
+def test_a_channel_or_backlog_that_an_amqp_client_unbinds_is_bound() -> None:
+    """What an NSQ client published was answered with OK, and gone."""
+    rig = NsqRig()
+    rig.topics.topic("t")
+    amqp, producer = rig.connect(), rig.client()
+    assert amqp.ask(QueueUnbind("t:", "t", "")) == [(1, QueueUnbindOk())]
+    assert producer.ask(pub(b"1")) == [OK]
+    rig.topics.channel("t", "c")
+    assert amqp.ask(QueueUnbind("t:c", "t", "")) == [(1, QueueUnbindOk())]
+    assert producer.ask(pub(b"2")) == [OK]
+    assert depths(rig) == (0, 2)
+    rig.topics.pause_topic("t", True)
+    assert amqp.ask(QueueUnbind("t:", "t", "")) == [(1, QueueUnbindOk())]
+    assert producer.ask(pub(b"3")) == [OK]
+    assert depths(rig) == (1, 2)
+
+
+def test_binding_the_channels_of_a_topic_that_has_many() -> None:
+    def prepare(size: int) -> Callable[[], object]:
+        rig = NsqRig()
+        for number in range(size):
+            rig.topics.channel("t", f"c{number}")
+        vhost = rig.broker.vhost("/")
+
+        def bind() -> None:
+            for number in range(size):
+                vhost.bind_queue(f"t:c{number}", "t", "", {}, NOBODY)
+
+        return bind
+
+    assert_linear(prepare, 50)
+
+
+def test_a_channel_can_be_bound_to_other_exchanges() -> None:
+    rig = NsqRig()
+    rig.topics.channel("t", "c")
+    amqp = rig.connect()
+    amqp.ask(ExchangeDeclare("mine", "fanout"), QueueBind("t:c", "mine", ""))
+    rig.topics.pause_topic("t", True)
+    amqp.ask(amqp.publish(b"x", "", exchange="mine"))
+    assert depths(rig) == (0, 1)
+
+
+def test_to_pause_a_topics_backlog_is_to_pause_the_topic() -> None:
+    """It was shown as paused, and was not."""
+    rig = NsqRig()
+    rig.topics.channel("t", "c")
+    topic = rig.topics.find("t")
+    assert topic is not None
+    rig.broker.registry.pause(topic.backlog, True)
+    rig.client().ask(pub(b"x"))
+    assert depths(rig) == (1, 0)
+    rig.broker.registry.pause(topic.backlog, False)
+    assert depths(rig) == (0, 1)
+
+
+def test_a_topic_whose_exchange_an_amqp_client_deleted_can_be_paused() -> None:
+    """The answer was 404, and the topic was paused from the next start on."""
+    rig = NsqRig()
+    rig.topics.channel("t", "c")
+    amqp = rig.connect()
+    assert amqp.ask(ExchangeDelete("t")) == [(1, ExchangeDeleteOk())]
+    rig.topics.pause_topic("t", True)
+    assert rig.client().ask(pub(b"x")) == [OK]
+    assert depths(rig) == (1, 0)
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_topics_exchange_that_an_amqp_client_declares_anew_is_its_exchange(paused: bool) -> None:
+    """What AMQP clients published was lost until an NSQ client used the topic."""
+    rig = NsqRig()
+    rig.topics.channel("t", "c")
+    rig.topics.pause_topic("t", paused)
+    amqp = rig.connect()
+    mark: dict[str, object] = {"x-nsq-topic": "t"}
+    assert amqp.ask(
+        ExchangeDelete("t"), ExchangeDeclare("t", "fanout", durable=True, arguments=mark)
+    ) == [(1, ExchangeDeleteOk()), (1, ExchangeDeclareOk())]  # fmt: skip
+    amqp.ask(amqp.publish(b"x", "", exchange="t"))
+    assert depths(rig) == ((1, 0) if paused else (0, 1))
+    topic = rig.topics.find("t")
+    assert topic is not None
+    assert rig.broker.vhost("/").exchanges["t"] is topic.exchange
+
+
+def test_a_channel_waits_for_an_exchange_that_is_a_topics() -> None:
+    rig = NsqRig()
+    rig.vhost_exchange("t", "direct")
+    arguments: dict[str, object] = {"x-nsq-topic": "t", "x-nsq-channel": "c"}
+    queue = rig.vhost_queue("t:c", arguments)
+    assert rig.topics.topics() == []
+    amqp = rig.connect()
+    amqp.ask(
+        ExchangeDelete("t"),
+        ExchangeDeclare("t", "fanout", durable=True, arguments={"x-nsq-topic": "t"}),
+    )
+    assert rig.queue() is queue
+    amqp.ask(amqp.publish(b"x", "", exchange="t"))
+    assert queue.ready == 1
+    assert rig.client().ask(pub(b"y")) == [OK]
+    assert queue.ready == 2

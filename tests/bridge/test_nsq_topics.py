@@ -509,3 +509,79 @@ def test_nq_9_what_reaches_a_backlog_late_goes_on_to_the_channels() -> None:
     assert not topics.release_late()
     rig.settle_down()
     rig.broker.check()
+
+
+def test_a_topic_is_one_when_its_backlog_is_declared() -> None:
+    """As by a definitions file. It was in neither /stats nor nsqlookupd, and could not be paused,
+    until the next start or an NSQ client's use."""
+    rig, topics = made()
+    backlog = rig.declare("t:", {"nsq-topic": "t"})
+    topic = topics.find("t")
+    assert topic is not None
+    assert topic.backlog is backlog
+    assert topics.changed == [("t", "", True)]
+    put(topics, "t", b"1")
+    topics.pause_topic("t", True)
+    channel = topics.channel("t", "c")
+    assert (backlog.ready, channel.ready) == (1, 0)
+    topics.delete_topic("t")
+    assert topics.topics() == []
+    assert rig.vhost.queues == {}
+
+
+def test_a_backlog_declared_where_the_exchange_is_none_of_a_topic_makes_none() -> None:
+    rig, topics = made()
+    rig.exchange("t", "direct")
+    rig.declare("t:", {"nsq-topic": "t"})
+    assert topics.topics() == []
+
+
+@pytest.mark.parametrize("channel", ["", "c"])
+def test_a_stream_is_neither_a_backlog_nor_a_channel(channel: str) -> None:
+    """The messages of a stream that was a backlog went to the first channel, and were gone from the
+    stream; one that was a channel took messages that no NSQ client could read."""
+    rig, topics = made()
+    arguments: dict[str, object] = {"queue-type": "stream", "nsq-topic": "t"}
+    if channel:
+        arguments["nsq-channel"] = channel
+    stream = rig.declare(f"t:{channel}", arguments)
+    assert topics.topics() == []
+    with pytest.raises(PreconditionFailed, match="is not a queue of topic 't'"):
+        topics.channel("t", "c")
+    assert stream.ready == 0
+
+
+@pytest.mark.parametrize(
+    ("topic", "channel"),
+    [
+        ("a b", "c"), ("a", "c d"), ("a" * 65, ""), ("a", "c" * 65), ("\xe9", "c"),
+        ("a:b", ""), ("", "c"), ("#ephemeral", "c"),
+    ],
+)  # fmt: skip
+def test_nq_3_what_is_no_name_of_nsqs_is_no_topic_and_no_channel(topic: str, channel: str) -> None:
+    """nsqlookupd closed the connection on which it was told of such a one, again and again, and
+    forgot all topics with it."""
+    rig, topics = made()
+    arguments: dict[str, object] = {"nsq-topic": topic}
+    if channel:
+        arguments["nsq-channel"] = channel
+    rig.declare(f"{topic}:{channel}", arguments)
+    assert topics.topics() == []
+    assert topics.changed == []
+    again = Topics(rig.broker, "/", 3)
+    assert again.topics() == []
+
+
+@pytest.mark.parametrize("limit", [True, False])
+def test_a_topic_whose_backlog_cannot_be_made_leaves_no_exchange(limit: bool) -> None:
+    """Each new name that a client published to left one, though every publish failed."""
+    rig, topics = made()
+    before = set(rig.vhost.exchanges)
+    if limit:
+        rig.broker.quotas.limit({"/": {"max-queues": 0}}, {})
+    else:
+        rig.declare("t:", {})
+    with pytest.raises(BrokerError):
+        put(topics, "t", b"1")
+    assert set(rig.vhost.exchanges) == before
+    assert topics.topics() == []

@@ -448,6 +448,18 @@ def test_arguments_of_queues_that_change_nothing_are_named(
     done(untouched, "DELETE", "queues/%2F/idle")
 
 
+def test_the_arguments_of_an_nsq_topic_are_known(untouched: BrokerProcess) -> None:
+    """A broker called those of its own export unsupported."""
+    backlog = {"x-nsq-topic": "t"}
+    queues = [
+        {"name": "t:", "vhost": "/", "arguments": backlog},
+        {"name": "t:c", "vhost": "/", "arguments": {**backlog, "x-nsq-channel": "c"}},
+    ]
+    assert done(untouched, "POST", "definitions", {"queues": queues}) == 204
+    for queue in queues:
+        done(untouched, "DELETE", f"queues/%2F/{queue['name']}")
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"queues": {}}, "section 'queues' is no list"),
     ({"queues": ["q"]}, "queues[0] is 'q', expected an object"),

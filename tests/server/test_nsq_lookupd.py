@@ -11,6 +11,7 @@ from tallymark.bridge.nsq.topics import Topics
 from tallymark.engine.broker import Broker
 from tallymark.server.nsq.lookupd import Announced, Lookupd, Pace, split_address
 from tests.support.nsqlookupd import FakeLookupd
+from tests.support.patience import PATIENCE_S
 
 ABOUT = Announced(
     version="1.3.0", tcp_port=4150, http_port=4151, hostname="box", broadcast_address="box.example"
@@ -115,6 +116,33 @@ def test_one_that_is_down_does_not_keep_others_from_being_told() -> None:
         await other.until(lambda: other.topics() == {"t"})
         lookupd.close()
         await other.stop()
+
+    run(test)
+
+
+@pytest.mark.parametrize("host", ["lookup..example", "x" * 64 + ".example"])
+def test_a_host_that_can_be_none_is_told_and_tried_again(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempt ended with an error that nobody heard of."""
+
+    async def test(topics: Topics, fake: FakeLookupd) -> None:
+        loop = asyncio.get_running_loop()
+        connects = loop.create_connection
+        tried_again = asyncio.Event()
+        attempts: list[str] = []
+
+        async def counted(factory: object, host: str, port: int) -> object:
+            attempts.append(host)
+            if len(attempts) > 1:
+                tried_again.set()
+            return await connects(factory, host, port)  # type: ignore[arg-type, type-var]
+
+        monkeypatch.setattr(loop, "create_connection", counted)
+        lookupd = started(topics, f"{host}:4160", pace=HASTY)
+        await asyncio.wait_for(tried_again.wait(), PATIENCE_S)
+        assert attempts == [host, host]
+        lookupd.close()
 
     run(test)
 

@@ -181,6 +181,7 @@ def test_messages_go_through_nsq_and_come_back(brokers: list[BrokerProcess]) -> 
         ({"queue": "t/c"}, "to-queue is missing"),
         ({"from": "amqp://x", "to": "nsq://x", "to-exchange": "e"}, "an nsqd has none"),
         ({"from": "amqp://x", "to": "nsq://x", "to-queue": "a b"}, "expected a topic"),
+        ({"from": "amqp://x", "to": "nsq://x", "to-queue": "\ud800"}, "expected a topic"),
         ({"from": "amqp://me:secret@x:y"}, "amqp://x:y"),
         ({"from": "ftp://me:secret@x"}, "'ftp://x'"),
         ({"to": "http://me:secret@x,y:z"}, "http://x,y:z"),

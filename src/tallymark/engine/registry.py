@@ -15,6 +15,7 @@ from tallymark.engine.consumers import Consumers
 from tallymark.engine.delivery import Dispatcher
 from tallymark.engine.effects import Cancelled, Signal
 from tallymark.engine.entrance import Entrance
+from tallymark.engine.exchange import Exchange
 from tallymark.engine.inflight import Timeouts
 from tallymark.engine.leases import Leases
 from tallymark.engine.ledger import (
@@ -227,6 +228,12 @@ class Registry:
         self._publishing = publishing
         self.observers: list[Callable[[Queue, bool], None]] = []
         """Callbacks called at once with each queue that is declared (True) or deleted (False)."""
+        self.followers: list[Callable[[Queue], None]] = []
+        """Callbacks called at once with each queue that was bound, unbound, paused or resumed by a
+        command of its own, and not with the exchange, the queue or the virtual host."""
+        self.exchange_followers: list[Callable[[str, Exchange], None]] = []
+        """Callbacks called at once with each exchange that is declared, and its virtual host's
+        name."""
         self.policy_checks: list[Callable[[Policy], None]] = []
         """Callbacks called with each policy before it is set; they raise PreconditionFailed to
         refuse it. Policies read from the journal were checked when they were set."""
@@ -261,6 +268,8 @@ class Registry:
     def enter_vhost(self, name: str) -> VirtualHost:
         """Add a virtual host without a record, because it is in the journal already."""
         vhost = VirtualHost(name, self._clock, self._ledger, self._state.queue_ids)
+        vhost.followers = self.followers
+        vhost.exchange_followers = self.exchange_followers
         self._vhosts[name] = vhost
         return vhost
 

@@ -420,6 +420,10 @@ class Topology:
             found.extend(exchange.bindings.values())
         return found
 
+    def bindings_to(self, queue: Queue) -> list[Binding]:
+        """Return the bindings of a queue, without the implied one."""
+        return list(self.inbound.get(queue.id, {}))
+
     def find_binding(
         self, source: str, kind: str, destination: str, key: str, arguments: dict[str, object]
     ) -> Binding | None:

@@ -78,6 +78,12 @@ class VirtualHost:
         self.updated_queues: list[Queue] = []
         """Queues whose settings were changed by a policy. Registry attends to them and clears the
         list."""
+        self.followers: list[Callable[[Queue], None]] = []
+        """Callbacks called at once with each queue that was bound, unbound, paused or resumed by a
+        command of its own. The list is Registry's, the same for all virtual hosts."""
+        self.exchange_followers: list[Callable[[str, Exchange], None]] = []
+        """Callbacks called at once with each exchange that is declared, and its virtual host's
+        name. The list is Registry's."""
 
     @property
     def generation(self) -> int:
@@ -167,6 +173,8 @@ class VirtualHost:
         self.topology.add_exchange(exchange)
         if durable:
             self._record(definitions.of_exchange(self.name, exchange))
+        for follower in self.exchange_followers:
+            follower(self.name, exchange)
         return exchange
 
     def delete_exchange(self, name: str, if_unused: bool) -> None:
@@ -314,6 +322,7 @@ class VirtualHost:
         queue.paused = paused
         if queue.durable:
             self._record(definitions.of_pause(self.name, queue))
+        self._tell(queue)
 
     def expire_queue(self, queue: Queue) -> None:
         """Delete a queue that was unused for the time of x-expires, and record it."""
@@ -395,13 +404,20 @@ class VirtualHost:
     def _bind(self, binding: Binding) -> None:
         if self.topology.add_binding(binding) and binding.durable:
             self._record(definitions.of_binding(definitions.BINDING, self.name, binding))
+        self._tell(binding.queue)
 
     def _unbind(self, binding: Binding) -> None:
         self.topology.remove_binding(binding)
         if binding.durable:
             self._record(definitions.of_binding(definitions.UNBIND, self.name, binding))
+        self._tell(binding.queue)
         if _is_orphan(binding.source):
             self._delete_exchanges([binding.source])
+
+    def _tell(self, queue: Queue | None) -> None:
+        if queue is not None:
+            for follower in self.followers:
+                follower(queue)
 
     # -- policies
 

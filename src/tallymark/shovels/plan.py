@@ -20,7 +20,7 @@ from typing import Final, Self, final
 from urllib.parse import urlsplit
 
 from tallymark.shovels.shovel import BATCH
-from tallymark.wire.nsq.names import is_valid_name
+from tallymark.wire.nsq.names import is_name
 
 AMQP: Final = {
     "amqp": "amqp091", "amqps": "amqps091", "amqp091": "amqp091", "amqps091": "amqps091",
@@ -92,14 +92,14 @@ class Plan:
             raise PlanRefused(f"to-key is '{self.to_key}' without to-exchange")
         if scheme_of(self.source) == NSQ:
             topic, _, channel = self.queue.partition("/")
-            if not (_is_name(topic) and _is_name(channel)):
+            if not (is_name(topic) and is_name(channel)):
                 raise PlanRefused(f"queue is '{self.queue}', expected topic/channel of an nsqd")
             if self.to_queue is None and self.to_exchange is None:
                 raise PlanRefused("to-queue is missing, expected one for messages of an nsqd")
         if scheme_of(self.target) == NSQ:
             if self.to_exchange is not None:
                 raise PlanRefused(f"to-exchange is '{self.to_exchange}', an nsqd has none")
-            if not _is_name(self.to_queue or self.queue):
+            if not is_name(self.to_queue or self.queue):
                 raise PlanRefused(f"to-queue is '{self.to_queue or self.queue}', expected a topic")
 
     def turns(self) -> Iterator[Self]:
@@ -123,10 +123,6 @@ class Plan:
         else:
             found["to-queue"] = self.to_queue or self.queue
         return found
-
-
-def _is_name(name: str) -> bool:
-    return is_valid_name(name.encode())
 
 
 def scheme_of(address: str) -> str:

@@ -62,6 +62,8 @@ from tallymark.wire.nsq.limits import Limits
 from tallymark.wire.octets import pair
 
 NS_PER_MS: Final = 1_000_000
+RANGES_A_STEP: Final = 16
+"""Ranges of messages in flight that are searched in one step of work."""
 
 
 @final
@@ -387,10 +389,11 @@ class Nsq(Lifecycle):
     def _acknowledge(self, ids: array[int], failed: list[int]) -> None:
         """Answer each FIN in its order: OK when it is on disk, or its error [NQ-D11]."""
         answered = 0
-        for at in failed:
+        reasons = self._reasons([ids[at] for at in failed])
+        for i, at in enumerate(failed):
             if at > answered:
                 self.answers.ok_durable(at - answered)
-            self._tell_failed("FIN", [ids[at]])
+            self.answers.fail(settle_failed("FIN", ids[at], reasons[i]))
             answered = at + 1
         if answered < len(ids):
             self.answers.ok_durable(len(ids) - answered)
@@ -409,12 +412,20 @@ class Nsq(Lifecycle):
             self._tell_failed("TOUCH", failed)
 
     def _tell_failed(self, verb: str, ids: list[int]) -> None:
-        """Send an error for each, which is a step of work of its own."""
+        reasons = self._reasons(ids)
+        for i, id in enumerate(ids):
+            self.answers.fail(settle_failed(verb, id, reasons[i]))
+
+    def _reasons(self, ids: list[int]) -> list[str]:
+        """Return for each why it failed. Each error is a step of work of its own, and so is the
+        search of the channel."""
         in_flight = self.in_flight
         assert in_flight is not None
-        self.wire.line.steps -= len(ids)
-        for id in ids:
-            self.answers.fail(settle_failed(verb, id, in_flight.reason(id)))
+        searched = in_flight.searched
+        reasons = in_flight.reasons(ids)
+        searched = in_flight.searched - searched
+        self.wire.line.steps -= len(ids) + searched // RANGES_A_STEP
+        return reasons
 
     # -- endings
 

@@ -14,7 +14,8 @@ paused.
 
 The topics and channels are found by the queues' arguments x-nsq-topic and x-nsq-channel, and kept
 up to date by observing (Registry.observers), whoever declares and deletes queues: nothing
-is stored twice.
+is stored twice. Whether a topic's own queues are bound to its exchange is the topic's business:
+what others bind, unbind or pause there is followed (Registry.followers) and put right.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from tallymark.engine.vhost import VirtualHost
 from tallymark.stored.annotations import Annotations, Route
 from tallymark.stored.formats import NSQ
 from tallymark.units import EngineMs
-from tallymark.wire.nsq.names import is_ephemeral
+from tallymark.wire.nsq.names import is_ephemeral, is_name
 
 
 @final
@@ -110,6 +111,7 @@ class Topics:
 
     __slots__ = (
         "_channels",
+        "_is_wiring",
         "_nobody",
         "_session",
         "_topics",
@@ -142,8 +144,11 @@ class Topics:
         self._topics: dict[str, Topic] = {}
         self._channels: dict[str, dict[str, Queue]] = {}
         """Channel queues by topic and channel."""
+        self._is_wiring = False
         self._find_all()
         broker.registry.observers.append(self._observe)
+        broker.registry.followers.append(self._follow)
+        broker.registry.exchange_followers.append(self._follow_exchange)
 
     # -- topics and channels
 
@@ -164,16 +169,30 @@ class Topics:
         vhost = self.broker.vhost(self.vhost)
         if found is not None and vhost.exchanges.get(name) is found.exchange:
             return found
-        exchange = self._exchange(vhost, name, self.adopts)
-        return self._made(name, vhost, found, exchange)
+        return self._made(name, vhost, found, self.adopts)
 
-    def _made(
+    def _made(self, name: str, vhost: VirtualHost, found: Topic | None, adopts: bool) -> Topic:
+        """Return the topic with its exchange, made if it does not exist; `found`: the topic as
+        known before. If this raises, nothing was made."""
+        is_new = name not in vhost.exchanges
+        exchange = self._exchange(vhost, name, adopts)
+        try:
+            return self._with_backlog(name, vhost, found, exchange)
+        except BrokerError:
+            if is_new:
+                vhost.delete_exchange(name, False)
+            raise
+
+    def _with_backlog(
         self, name: str, vhost: VirtualHost, found: Topic | None, exchange: Exchange
     ) -> Topic:
-        """Return the topic of this exchange, with its bindings set; `found`: the topic as known
-        before."""
+        """Return the topic of this exchange, with its bindings set."""
         if found is None:
-            backlog = self._queue(name, "", is_ephemeral(name), False)
+            self._is_wiring = True
+            try:
+                backlog = self._queue(name, "", is_ephemeral(name), False)
+            finally:
+                self._is_wiring = False
             channels = self._channels.setdefault(name, {})
             found = Topic(name, vhost, exchange, backlog, channels)
             self._topics[name] = found
@@ -331,9 +350,9 @@ class Topics:
 
     def pause_topic(self, name: str, paused: bool) -> None:
         """Stop copying to the channels, or resume with the messages published meanwhile [NQ-9]."""
-        topic = self._existing(name)
+        self._existing(name)
+        topic = self.topic(name)  # with its exchange, if an AMQP client deleted that
         self.broker.registry.pause(topic.backlog, paused)
-        self._wire(topic)
 
     def pause_channel(self, topic: str, channel: str, paused: bool) -> None:
         """Stop or resume deliveries from the channel [NQ-9]."""
@@ -362,7 +381,11 @@ class Topics:
         if found is None:
             durable = not is_ephemeral(name)
             mark: dict[str, object] = {NSQ_TOPIC: name}
-            return vhost.declare_exchange(name, FANOUT, durable, False, False, mark, False)
+            self._is_wiring = True
+            try:
+                return vhost.declare_exchange(name, FANOUT, durable, False, False, mark, False)
+            finally:
+                self._is_wiring = False
         if found.type != FANOUT or found.internal:
             kind = "internal" if found.internal else f"of type '{found.type}'"
             what = named("exchange", name, vhost.name)
@@ -433,10 +456,22 @@ class Topics:
         return has_moved
 
     def _bind(self, topic: Topic, queue: Queue) -> None:
-        self.broker.vhost(self.vhost).bind_queue(queue.name, topic.name, "", {}, NOBODY)
+        self._is_wiring = True
+        try:
+            self.broker.vhost(self.vhost).bind_queue(queue.name, topic.name, "", {}, NOBODY)
+        finally:
+            self._is_wiring = False
 
     def _unbind(self, topic: Topic, queue: Queue) -> None:
-        self.broker.vhost(self.vhost).unbind_queue(queue.name, topic.name, "", {}, NOBODY)
+        """Unbind a queue of the topic, also where AMQP clients bound it, with keys of theirs."""
+        vhost = self.broker.vhost(self.vhost)
+        self._is_wiring = True
+        try:
+            for one in vhost.topology.bindings_to(queue):
+                if one.source.name == topic.name:
+                    vhost.unbind_queue(queue.name, topic.name, one.key, one.arguments, NOBODY)
+        finally:
+            self._is_wiring = False
 
     # -- following changes of queues
 
@@ -463,8 +498,7 @@ class Topics:
         """Add the topic that a queue's arguments name, unless that is impossible."""
         try:
             vhost = self.broker.vhost(self.vhost)
-            exchange = self._exchange(vhost, name, adopts or self.adopts)
-            self._made(name, vhost, self._topics.get(name), exchange)
+            self._made(name, vhost, self._topics.get(name), adopts or self.adopts)
         except BrokerError:
             return  # the exchange of that name is none of ours: NSQ clients get E_BAD_TOPIC
 
@@ -474,6 +508,8 @@ class Topics:
             return
         topic = self._topics.get(name)
         if not channel:
+            if exists and topic is None and not self._is_wiring:
+                self._take_in(name, False)
             is_gone = not exists and topic is not None and topic.backlog is queue
             if is_gone and topic is not None and not self._renew(topic):
                 del self._topics[name]  # the next use makes it anew
@@ -494,6 +530,33 @@ class Topics:
                 self._left_alone(topic)
             elif topic is None and not channels:
                 del self._channels[name]
+
+    def _follow(self, queue: Queue) -> None:
+        """Put the bindings right of a topic's queue that somebody bound, unbound, paused or
+        resumed. To pause its backlog is to pause the topic."""
+        if self._is_wiring or queue.vhost != self.vhost:
+            return
+        name, channel = _place_of(queue)
+        topic = self._topics.get(name)
+        if topic is None:
+            return
+        if self.broker.vhost(self.vhost).exchanges.get(name) is not topic.exchange:
+            return
+        if queue is topic.backlog:
+            self._wire(topic)
+        elif topic.channels.get(channel) is queue:
+            if topic.paused:
+                self._unbind(topic, queue)
+            else:
+                self._bind(topic, queue)
+
+    def _follow_exchange(self, vhost: str, exchange: Exchange) -> None:
+        """Wire the topic whose exchange an AMQP client declared anew."""
+        name = exchange.name
+        if self._is_wiring or vhost != self.vhost or exchange.arguments.get(NSQ_TOPIC) != name:
+            return
+        if name in self._topics or self._channels.get(name):
+            self._take_in(name, False)
 
     def _renew(self, topic: Topic) -> bool:
         """Make a deleted backlog anew, paused as before, since the topic has channels. False: the
@@ -539,11 +602,15 @@ class Topics:
 
 
 def _place_of(queue: Queue) -> tuple[str, str]:
-    """Return topic and channel that a queue belongs to; ("", "") if it belongs to none."""
+    """Return topic and channel that a queue belongs to; ("", "") if it belongs to none. A stream
+    does not: nobody takes messages out of it. Nor does a queue whose arguments are no names of
+    NSQ's: no client could name it, and nsqlookupd would end the connection that it is told on."""
     topic = queue.arguments.get(NSQ_TOPIC)
     channel = queue.arguments.get(NSQ_CHANNEL, "")
-    if queue.exclusive_owner:
+    if queue.exclusive_owner or queue.settings.is_stream:
         return "", ""
-    if isinstance(topic, str) and isinstance(channel, str) and queue.name == f"{topic}:{channel}":
-        return topic, channel
-    return "", ""
+    if not isinstance(topic, str) or not isinstance(channel, str):
+        return "", ""
+    if queue.name != f"{topic}:{channel}" or not is_name(topic):
+        return "", ""
+    return (topic, channel) if not channel or is_name(channel) else ("", "")

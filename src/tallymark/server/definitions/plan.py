@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from tallymark.bridge.identity import BROKER
-from tallymark.bridge.operations import arguments_of
+from tallymark.bridge.operations import NSQ_CHANNEL, NSQ_TOPIC, arguments_of
 from tallymark.bridge.permissions import check_vhost_name
 from tallymark.engine.arguments import (
     QUEUE_ARGUMENTS,
@@ -58,6 +58,7 @@ from tallymark.server.management.requests import shown_of
 from tallymark.server.management.vhosts import PROTECTED, UNDEFINED
 
 SHA256: Final = "rabbit_password_hashing_sha256"
+KNOWN_QUEUE_ARGUMENTS: Final = frozenset((*QUEUE_ARGUMENTS, NSQ_TOPIC, NSQ_CHANNEL))
 OPERATOR_POLICY: Final = "operator_policy"
 VHOST_LIMITS: Final = "vhost-limits"
 LIMITS: Final = "limits"
@@ -426,7 +427,7 @@ class _Reader:
         for argument in arguments:
             if argument in QUEUE_WITHOUT_EFFECT:
                 self._pass_over(f"{what}: argument '{argument}' is kept, without effect")
-            elif argument.startswith("x-") and argument not in QUEUE_ARGUMENTS:
+            elif argument.startswith("x-") and argument not in KNOWN_QUEUE_ARGUMENTS:
                 self._pass_over(f"{what}: argument '{argument}' is kept, not known")
 
     def _with_default_type(

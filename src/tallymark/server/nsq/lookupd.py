@@ -150,8 +150,9 @@ class Peer:
                 await self.lookupd.loop.create_connection(
                     lambda: Link(self), self._host, self._port
                 )
-        except OSError as error:  # TimeoutError is one
-            self._again(error.strerror or str(error) or type(error).__name__)
+        except (OSError, UnicodeError) as error:  # TimeoutError is one; a host that can be none
+            found = error.strerror if isinstance(error, OSError) else ""
+            self._again(found or str(error) or type(error).__name__)
 
     def connected(self, link: Link) -> None:
         self.link = link

@@ -22,7 +22,7 @@ from tallymark.server.node import Node
 from tallymark.server.nsq.doors import NsqDoors
 from tallymark.units import EngineMs
 from tallymark.wire.nsq.limits import Limits
-from tallymark.wire.nsq.names import is_valid_name
+from tallymark.wire.nsq.names import is_name
 
 CELL_HEAD: Final = 4
 """Bytes in front of the body in a cell that came by HTTP: its size."""
@@ -93,10 +93,6 @@ class Parameters:
         if not is_name(channel):
             raise Refused(400, "INVALID_ARG_CHANNEL")
         return topic, channel
-
-
-def is_name(text: str) -> bool:
-    return text.isascii() and is_valid_name(text.encode())
 
 
 async def body_of(request: web.Request, most: int, code: str) -> bytes:

@@ -19,6 +19,11 @@ def is_valid_name(name: bytes) -> bool:
     return 1 <= len(name) <= NAME_MAX and _name(name) is not None
 
 
+def is_name(text: str) -> bool:
+    """Return whether a text is a valid name."""
+    return text.isascii() and is_valid_name(text.encode())
+
+
 def is_ephemeral(name: str) -> bool:
     return name.endswith(EPHEMERAL)
 
