@@ -196,6 +196,28 @@ def test_a_name_is_never_cut_however_narrow_the_terminal(width: int) -> None:
     assert ("not shown here: ready bytes" in " ".join(shown.split())) == (width < 200)
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("paid\x1b[1A\x1b[2K", r"paid\x1b[1A\x1b[2K"), ("a\x08b", r"a\x08b"),
+        ("a\x9b2J", r"a\x9b2J"),
+        ("one\n/ two", r"one\n/ two"), ("\u202edeksab", r"\u202edeksab"), ("Köln ☕", "Köln ☕"),
+    ],
+)  # fmt: skip
+def test_a_name_cannot_write_elsewhere_on_the_terminal(name: str, shown: str) -> None:
+    console = Console(width=80, file=io.StringIO())
+    print_table(console, [{"name": name}], ["name"], [])
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert [line.strip() for line in lines][3:] == [shown, ""]
+
+
+def test_a_body_cannot_write_elsewhere_on_the_terminal(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        run("queue", "create", "forged", url=broker.url)
+        run("publish", "forged", "\x1b[2Jnone\r\n", url=broker.url)
+        assert r"\x1b[2Jnone\r\n" in run("get", "forged", url=broker.url).stdout
+
+
 def test_a_data_folder_is_described_beside_a_running_broker(broker: BrokerProcess) -> None:
     assert "sound" in run("journal", "verify", str(broker.data_dir)).stdout
     report = json.loads(run("journal", "verify", str(broker.data_dir), "--json").stdout)
