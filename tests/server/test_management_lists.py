@@ -223,6 +223,28 @@ def test_everybody_sees_the_own_virtual_hosts_and_monitoring_all(broker: BrokerP
     connection.close()
 
 
+def test_of_consumers_everybody_sees_the_own_and_monitoring_all(
+    broker: BrokerProcess, client: pika.BlockingConnection
+) -> None:
+    """They name their connections: address and user."""
+    other = connect(broker, virtual_host="shop")
+    tags = [one.channel().basic_consume("alpha", lambda *_: None) for one in (client, other)]
+
+    def seen(path: str, user: str) -> list[str]:
+        return [row["consumer_tag"] for row in get(broker, path, user)]
+
+    def totals(user: str) -> dict[str, int]:
+        found: dict[str, int] = get(broker, "overview", user)["object_totals"]
+        return {name: found[name] for name in ("connections", "channels", "consumers")}
+
+    for path in ("consumers", "consumers/shop"):
+        assert seen(path, "ann:ann") == tags[:1]
+        assert sorted(seen(path, "mo:mo")) == sorted(tags)
+    assert totals("ann:ann") == {"connections": 1, "channels": 1, "consumers": 1}
+    assert totals("mo:mo") == {"connections": 2, "channels": 2, "consumers": 2}
+    other.close()
+
+
 def test_pages(broker: BrokerProcess) -> None:
     page = get(broker, "queues/shop?page=2&page_size=2")
     assert names(page["items"]) == ["gamma"]
