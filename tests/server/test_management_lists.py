@@ -223,6 +223,19 @@ def test_everybody_sees_the_own_virtual_hosts_and_monitoring_all(broker: BrokerP
     connection.close()
 
 
+def test_a_connection_shows_what_was_agreed_on(
+    broker: BrokerProcess, client: pika.BlockingConnection
+) -> None:
+    (row,) = get(broker, "connections")
+    other = connect(broker, heartbeat=40)
+    shown = {row["timeout"] for row in get(broker, "connections")}
+    other.close()
+    assert (row["auth_mechanism"], row["timeout"], row["ssl"]) == ("PLAIN", 0, False)
+    assert shown == {0, 40}
+    assert row["send_pend"] == 0
+    assert "ssl_protocol" not in row
+
+
 def test_of_consumers_everybody_sees_the_own_and_monitoring_all(
     broker: BrokerProcess, client: pika.BlockingConnection
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import ssl
 from base64 import urlsafe_b64encode
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -259,6 +260,11 @@ def connection_row(client: AmqpClient, rates: Rates) -> dict[str, Any]:
     }
     if found is not None:
         row |= {"host": found[3], "port": int(found[4])}
+    row |= {key: about[key] for key in ("auth_mechanism", "timeout") if about.get(key, "") != ""}
+    tls: ssl.SSLObject | None = client.transport.get_extra_info("ssl_object")
+    cipher = None if tls is None else tls.cipher()
+    if tls is not None and cipher is not None:
+        row |= {"ssl_protocol": tls.version(), "ssl_cipher": cipher[0]}
     container = about.get("container_id")
     if container is not None:
         row |= {"container_id": container, "user_provided_name": container}
@@ -269,7 +275,8 @@ def connection_row(client: AmqpClient, rates: Rates) -> dict[str, Any]:
 
 def _traffic(client: Client, rates: Rates) -> dict[str, Any]:
     counts = {"recv_oct": client.received_bytes, "send_oct": client.sent_bytes}
-    return rates.of_connection(client).counted(counts, DATA_RATES)
+    found = rates.of_connection(client).counted(counts, DATA_RATES)
+    return {**found, "send_pend": client.unsent()}
 
 
 def channel_rows(client: AmqpClient) -> list[dict[str, Any]]:
