@@ -21,7 +21,9 @@ from tallymark.server.metrics.broker import _shovels
 from tallymark.server.node import Node
 from tallymark.server.shovels import Shovels
 from tallymark.shovels.plan import Plan
-from tests.server.management import done
+from tallymark.wire.nsq import commands
+from tests.server.management import connect, done
+from tests.server.nsqd import Client
 from tests.support.patience import until
 from tests.support.process import BrokerProcess
 
@@ -99,6 +101,29 @@ def test_the_whole_broker_is_added_up(broker: BrokerProcess) -> None:
         assert value(found, name) == expected, name
     assert value(found, "tallymark_queue_dropped", reason="queue_deleted") == 1
     assert not any("queue" in sample.labels for one in found.values() for sample in one.samples)
+
+
+def test_only_what_is_confirmed_counts_as_confirmed_over_all_protocols(tmp_path: Path) -> None:
+    def counts() -> list[float]:
+        found = families(running, "/metrics")
+        names = ("rabbitmq_global_messages_received", "rabbitmq_global_messages_confirmed")
+        return [value(found, name) for name in names]
+
+    with BrokerProcess(tmp_path / "data") as running:
+        full = {"x-max-length": 1, "x-overflow": "reject-publish"}
+        done(running, "PUT", "queues/%2F/full", {"durable": True, "arguments": full})
+        connection = connect(running)
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.basic_publish("", "full", b"1")
+        for _ in range(3):
+            with pytest.raises(pika.exceptions.NackError):
+                channel.basic_publish("", "full", b"2")
+        assert counts() == [4, 1]
+        with Client(running.nsq_port) as client:
+            client.ok(commands.mpub("topic", [b"1", b"2", b"3"]))
+        assert counts() == [7, 4]
+        connection.close()
 
 
 def test_a_shovel_that_ends_and_the_next_one_of_its_name_are_one_sample() -> None:
