@@ -141,6 +141,42 @@ def test_a_queue_shows_what_is_in_it_and_with_whom(
     assert get(broker, "queues/shop/alpha")["messages"] == 0
 
 
+def test_a_queue_counts_what_was_handed_out_each_time(
+    broker: BrokerProcess, client: pika.BlockingConnection
+) -> None:
+    done(broker, "PUT", "queues/shop/handed", {"durable": True})
+    channel = client.channel()
+    channel.confirm_delivery()
+    confirmed = get(broker, "overview")["message_stats"]["confirm"]
+    for _ in range(6):
+        channel.basic_publish("", "handed", b"x")
+    stats = get(broker, "overview")["message_stats"]
+    assert (stats["confirm"] - confirmed, stats["confirm_details"]) == (6, {"rate": 0.0})
+    for is_taken in (True, False, False):
+        channel.basic_get("handed", auto_ack=is_taken)
+    channel.basic_recover(requeue=True)
+    channel.basic_qos(prefetch_count=2)
+    channel.basic_consume("handed", lambda *_: None)
+    other = client.channel()
+    other.basic_consume("handed", lambda *_: None, auto_ack=True)
+
+    def counts() -> list[int]:
+        names = ("deliver", "deliver_no_ack", "get", "get_no_ack", "deliver_get", "ack")
+        stats = get(broker, "queues/shop/handed")["message_stats"]
+        assert set(stats["deliver_get_details"]) == {"rate"}
+        return [stats[name] for name in names]
+
+    eventually(lambda: counts() == [2, 3, 2, 1, 8, 4], client)
+    total = get(broker, "overview")["message_stats"]["deliver_get"]
+    assert total == sum(
+        row["message_stats"]["deliver_get"]
+        for row in get(broker, "queues")
+        if "message_stats" in row
+    )
+    assert "confirm" not in get(broker, "overview", "ann:ann")["message_stats"]
+    done(broker, "DELETE", "queues/shop/handed")
+
+
 def test_a_consumer_shows_the_arguments_that_its_client_gave(
     broker: BrokerProcess, client: pika.BlockingConnection
 ) -> None:

@@ -324,6 +324,23 @@ class Archived:
 
 
 @final
+class HandedOut:
+    """Counts of messages that were handed out since the broker started, each as often as it was."""
+
+    def __init__(self) -> None:
+        self.to_settle = 0
+        """Those sent to consumers that acknowledge, or leased to durable subscriptions."""
+        self.for_good = 0
+        """Those sent to consumers without acknowledgements."""
+        self.got_to_settle = 0
+        """Those asked for one by one [amqp-0.9.1 basic.get]."""
+        self.got_for_good = 0
+
+    def total(self) -> int:
+        return self.to_settle + self.for_good + self.got_to_settle + self.got_for_good
+
+
+@final
 class Retention:
     """State of retention: from which message on the stream is kept, and what is claimed."""
 

@@ -22,7 +22,7 @@ At: TypeAlias = Callable[[int], Sequence[int]]
 """Counts at the end of a slot."""
 
 SLOT_MS: Final = 5_000
-MOVED: Final = ("publish", "ack")
+MOVED: Final = ("publish", "ack", "deliver_get")
 PRESENT: Final = ("messages", "messages_ready", "messages_unacknowledged")
 MESSAGES: Final = (*MOVED, *PRESENT)
 """Counts of a queue, and of all queues of a virtual host."""
@@ -38,7 +38,7 @@ OF_A_DAY: Final = 289
 """Long slots with changes that are kept of a virtual host and of the broker: a day of a busy
 one."""
 BROKER: Final = "broker"
-OF_BROKER: Final = ("confirmed", "memory", "disk_free", "syncs", "sync_us")
+OF_BROKER: Final = ("confirm", "memory", "disk_free", "syncs", "sync_us")
 """Counts of the broker as a whole: publishes confirmed, bytes of bodies in memory, bytes free on
 the journal's disk, syncs, microseconds that these took."""
 
@@ -52,8 +52,8 @@ def counts_of(queue: Queue) -> Counts:
     """Return the counts of a queue that are called MESSAGES."""
     account = queue.account
     return (
-        account.entered, account.settled, account.present(), account.ready,
-        account.acquired + account.staged,
+        account.entered, account.settled, queue.handed_out.total(), account.present(),
+        account.ready, account.acquired + account.staged,
     )  # fmt: skip
 
 

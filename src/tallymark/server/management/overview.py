@@ -50,10 +50,11 @@ class Overview(Routes):
         is_seen = self.sees_user(request)
         places = [place_of(client) for client in self.node.clients]
         held = [c for c in broker.connections.values() if c.vhost in names and is_seen(c.user)]
-        rates = Rates(self.node, request).of_vhosts(names)
+        of_request = Rates(self.node, request)
+        rates = of_request.of_vhosts(names)
         queues = [queue for vhost in vhosts for queue in vhost.queues.values()]
         sums = await self.sums(request, queues)
-        found = {
+        found: dict[str, Any] = {
             "management_version": VERSION,
             "rabbitmq_version": VERSION,
             "product_name": PRODUCT,
@@ -76,6 +77,8 @@ class Overview(Routes):
         }
         if sees_everything(user_of(request)):
             found |= self._machine()
+            confirms = {"confirm": sum(self.node.confirm_times.counts)}
+            found["message_stats"] |= of_request.of_broker().counted(confirms, MSG_RATES)
         return shown(request, found)
 
     def _machine(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from tallymark.server.http.state import plain, stream_row
 from tallymark.server.management.rates import DATA_RATES, LENGTHS, MSG_RATES, Rates
 from tallymark.server.node import Node, node_name
 from tallymark.server.nsq.client import NsqClient
-from tallymark.server.samples import MESSAGES, PRESENT, counts_of
+from tallymark.server.samples import MESSAGES, MOVED, PRESENT, counts_of
 from tallymark.units import UNLIMITED
 from tallymark.wire.nsq.states import State
 
@@ -105,8 +105,15 @@ def queue_row(node: Node, vhost: VirtualHost, queue: Queue, rates: Rates) -> dic
         if queue.end() > 1:
             row["committed_offset"] = queue.end() - 2
     if queue.entered:
-        counts = {"publish": queue.entered, "ack": queue.account.settled}
-        row["message_stats"] = of_queue.counted(counts, MSG_RATES)
+        counts = dict(zip(MESSAGES, counts_of(queue), strict=True))
+        moved, handed_out = {name: counts[name] for name in MOVED}, queue.handed_out
+        row["message_stats"] = {
+            **of_queue.counted(moved, MSG_RATES),
+            "deliver": handed_out.to_settle,
+            "deliver_no_ack": handed_out.for_good,
+            "get": handed_out.got_to_settle,
+            "get_no_ack": handed_out.got_for_good,
+        }
     if at_rest is not None:
         row["idle_since"] = datetime.fromtimestamp(at_rest / 1000, UTC).isoformat("T", MILLIS)
     owner = node.broker.connections.get(queue.exclusive_owner)
