@@ -95,6 +95,9 @@ def test_the_whole_broker_is_added_up(broker: BrokerProcess) -> None:
         ("tallymark_queue_entered", PUBLISHED),
         ("rabbitmq_global_messages_received", PUBLISHED),
         ("rabbitmq_global_messages_confirmed", PUBLISHED),
+        ("rabbitmq_global_messages_delivered", SETTLED),
+        ("rabbitmq_global_messages_delivered_get_manual_ack", SETTLED),
+        ("rabbitmq_global_messages_delivered_consume_manual_ack", 0),
         ("rabbitmq_queues", 2),
         ("rabbitmq_channels", 1),
     ):
@@ -123,6 +126,10 @@ def test_only_what_is_confirmed_counts_as_confirmed_over_all_protocols(tmp_path:
         with Client(running.nsq_port) as client:
             client.ok(commands.mpub("topic", [b"1", b"2", b"3"]))
         assert counts() == [7, 4]
+        channel.basic_get("full", auto_ack=True)
+        channel.queue_delete("full")
+        delivered = value(families(running, "/metrics"), "rabbitmq_global_messages_delivered")
+        assert delivered == 1, "what a queue counted stays when it goes"
         connection.close()
 
 

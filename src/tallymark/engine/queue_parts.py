@@ -336,6 +336,13 @@ class HandedOut:
         """Those asked for one by one [amqp-0.9.1 basic.get]."""
         self.got_for_good = 0
 
+    def add(self, other: HandedOut, sign: int) -> None:
+        """Add the counts of another queue; sign -1: take them off."""
+        self.to_settle += sign * other.to_settle
+        self.for_good += sign * other.for_good
+        self.got_to_settle += sign * other.got_to_settle
+        self.got_for_good += sign * other.got_for_good
+
     def total(self) -> int:
         return self.to_settle + self.for_good + self.got_to_settle + self.got_for_good
 
