@@ -272,6 +272,21 @@ def test_a_connection_shows_what_was_agreed_on(
     assert "ssl_protocol" not in row
 
 
+def test_of_a_single_active_consumer_the_others_wait(
+    broker: BrokerProcess, client: pika.BlockingConnection
+) -> None:
+    done(broker, "PUT", "queues/shop/one", {"arguments": {"x-single-active-consumer": True}})
+    channel = client.channel()
+    for tag in ("first", "second"):
+        channel.basic_consume("one", lambda *_: None, consumer_tag=tag)
+    shown = {
+        row["consumer_tag"]: (row["active"], row["activity_status"])
+        for row in get(broker, "consumers/shop")
+    }
+    assert shown == {"first": (True, "single_active"), "second": (False, "waiting")}
+    done(broker, "DELETE", "queues/shop/one")
+
+
 def test_of_consumers_everybody_sees_the_own_and_monitoring_all(
     broker: BrokerProcess, client: pika.BlockingConnection
 ) -> None:

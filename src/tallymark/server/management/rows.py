@@ -136,19 +136,20 @@ def consumer_row(consumer: Consumer) -> dict[str, Any]:
     connection = session.connection
     handle = session.handle
     number = handle.number if isinstance(handle, Channel | Session) else 0
+    queue = consumer.queue
+    is_single, is_active = queue.settings.single_active, queue.active is consumer
+    status = ("single_active" if is_active else "waiting") if is_single else "up"
     return {
         "consumer_tag": consumer.tag,
-        "queue": {"name": consumer.queue.name, "vhost": consumer.queue.vhost},
+        "queue": {"name": queue.name, "vhost": queue.vhost},
         "ack_required": not consumer.no_ack,
         "exclusive": consumer.exclusive,
         "prefetch_count": 0 if consumer.limit == UNLIMITED else consumer.limit,
-        "active": not consumer.queue.settings.single_active or consumer.queue.active is consumer,
-        "activity_status": "single_active"
-        if consumer.queue.settings.single_active and consumer.queue.active is consumer
-        else "up",
-        "consumer_timeout": timeout_of(consumer, consumer.queue),
+        "active": is_active or not is_single,
+        "activity_status": status,
+        "consumer_timeout": timeout_of(consumer, queue),
         "arguments": plain(consumer.arguments),
-        **({"offset": offset_of(consumer)} if consumer.queue.settings.is_stream else {}),
+        **({"offset": offset_of(consumer)} if queue.settings.is_stream else {}),
         "channel_details": {
             "name": channel_name(connection.name, number),
             "number": number,
