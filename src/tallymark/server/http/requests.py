@@ -81,9 +81,10 @@ def number_in(request: web.Request, name: str, default: int | None = None) -> in
 
 
 def told_path(request: web.BaseRequest) -> str:
-    """Return the path as logs and refusals tell it: without a password that is a part of it."""
+    """Return the path as logs and refusals tell it: as it was asked for, since a slash in a name is
+    no step, and without a password that is a part of it."""
     before, hashing, _ = request.path.partition(HASHING)
-    return f"{before}{hashing}..." if hashing else request.path
+    return f"{before}{hashing}..." if hashing else request.rel_url.raw_path
 
 
 def user_of(request: web.Request) -> User:
