@@ -126,6 +126,7 @@ def test_a_queue_shows_what_is_in_it_and_with_whom(
     eventually(lambda: get(broker, "queues/shop/alpha")["messages_unacknowledged"] == 1, client)
     row = get(broker, "queues/shop/alpha")
     assert (row["messages"], row["messages_ready"], row["consumers"]) == (3, 2, 1)
+    assert 0 <= row["consumer_capacity"] == row["consumer_utilisation"] <= 1
     assert set(row["messages_details"]) == {"rate"}
     assert (row["durable"], row["auto_delete"], row["exclusive"]) == (True, False, False)
     assert (row["type"], row["state"], row["policy"]) == ("classic", "running", None)

@@ -140,6 +140,39 @@ class Series(Generic[Key]):
         return None if ring is None else ring.at
 
 
+class Capacity:
+    """Which part of the time consumers of a queue could take messages, the newest time counted
+    most [rabbitmq consumer capacity].
+
+    It is looked at at the end of each slot in which the broker did something. A look counts as much
+    as all those before it.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[int, float]] = {}
+        """Slot of the last look and the share of the time, by id of the queue."""
+
+    def look(self, queue: Queue, slot: int) -> None:
+        """Note whether a consumer can take a message now."""
+        self._found[queue.id] = (slot, self._share(queue, slot))
+
+    def forget(self, id: int) -> None:
+        self._found.pop(id, None)
+
+    def of(self, queue: Queue, slot: int) -> float | None:
+        """Return the share, from 0 to 1; 0 without consumers, None where filters decide. slot: the
+        newest. Since the last look nothing has changed until then."""
+        if queue.seekers:
+            return None
+        return self._share(queue, slot) if queue.consumers else 0.0
+
+    def _share(self, queue: Queue, slot: int) -> float:
+        now = float(queue.is_wanted())
+        last, share = self._found.get(queue.id, (slot, now))
+        weight = 0.5 ** max(slot - last, 0)
+        return share * weight + now * (1.0 - weight)
+
+
 class Samples:
     """All samples of one node."""
 
@@ -150,6 +183,7 @@ class Samples:
         """Slot of the first samples of this process."""
         self.queues: Series[int] = Series(OF_THINGS)
         """Samples of MESSAGES, by id."""
+        self.capacity = Capacity()
         self.vhosts: Series[str] = Series(OF_VHOSTS)
         """Samples of MESSAGES, by name."""
         self.vhosts_by_day: Series[str] = Series(OF_A_DAY)

@@ -64,6 +64,10 @@ class Rates:
     def of_queue(self, queue: Queue) -> Counted:
         return Counted(self, MESSAGES, self._samples.queues.at(queue.id))
 
+    def capacity_of(self, queue: Queue) -> float | None:
+        """Return which part of the time its consumers could take messages; see Capacity.of."""
+        return self._samples.capacity.of(queue, self._slot)
+
     def of_vhosts(self, names: Iterable[str]) -> Counted:
         """Return the rates of all queues in these virtual hosts."""
         return Counted(self, MESSAGES, total(self._samples.vhosts.at(name) for name in names))

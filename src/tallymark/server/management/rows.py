@@ -96,6 +96,9 @@ def queue_row(node: Node, vhost: VirtualHost, queue: Queue, rates: Rates) -> dic
         "message_bytes_ready": queue.account.ready_bytes,
         "message_bytes_unacknowledged": held_bytes,
     }
+    capacity = rates.capacity_of(queue)
+    if capacity is not None:
+        row |= {"consumer_capacity": capacity, "consumer_utilisation": capacity}
     if queue.deferrals:
         row["next_delayed_at"] = node.broker.clock.to_wall(queue.deferrals.next_due())
     if queue.settings.is_quorum or queue.settings.is_stream:
