@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,6 +132,16 @@ def test_only_what_is_confirmed_counts_as_confirmed_over_all_protocols(tmp_path:
         delivered = value(families(running, "/metrics"), "rabbitmq_global_messages_delivered")
         assert delivered == 1, "what a queue counted stays when it goes"
         connection.close()
+
+
+def test_a_socket_that_has_not_logged_in_is_no_connection_of_rabbitmq(
+    broker: BrokerProcess,
+) -> None:
+    """As in the overview and in the list of connections."""
+    before = value(families(broker, "/metrics"), "tallymark_connections")
+    with socket.create_connection(("127.0.0.1", broker.amqp_port)):
+        until(lambda: value(families(broker, "/metrics"), "tallymark_connections") > before)
+        assert value(families(broker, "/metrics"), "rabbitmq_connections") == 1
 
 
 def test_a_shovel_that_ends_and_the_next_one_of_its_name_are_one_sample() -> None:
