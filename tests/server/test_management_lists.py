@@ -241,6 +241,17 @@ def test_who_may_close_the_own_connection(
     eventually(lambda: is_gone(client), client)
 
 
+@pytest.mark.parametrize("user", ["ann", "mo"])
+def test_who_may_not_close_the_connections_of_a_user_is_told(
+    broker: BrokerProcess, client: pika.BlockingConnection, user: str
+) -> None:
+    login = f"{user}:{user}"
+    for other in ("guest", "nobody"):
+        answer = refused(broker, "DELETE", f"connections/username/{other}", user=login)
+        assert answer[:2] == (401, "not_authorised")
+    assert get(broker, "connections/username/ann") != []
+
+
 def test_everybody_sees_the_own_virtual_hosts_and_monitoring_all(broker: BrokerProcess) -> None:
     connection = connect(broker)
     assert names(get(broker, "queues", "ann:ann")) == ["Beta", "alpha", "gamma"]

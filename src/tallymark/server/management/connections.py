@@ -117,7 +117,11 @@ class Connections(Routes):
         return await self._rows(request, self._seen_of(request))
 
     async def _close_all(self, request: web.Request) -> web.Response:
-        """Close all connections of a user, as one is closed."""
+        """Close all connections of a user, as one is closed. Raises AccessRefused, also where there
+        are none: that others' are closed is not to be answered, nor logged as done."""
+        user, name = user_of(request), request.match_info["user"]
+        if not user.administrator and name != user.name:
+            raise AccessRefused(f"user '{user.name}' is not an administrator")
         for client in self._seen_of(request):
             self._end(request, client)
         return web.Response(status=204)
