@@ -20,6 +20,7 @@ from tallymark.cli.inspect import QUEUE_COLUMNS, spare_columns
 from tallymark.cli.output import print_table
 from tallymark.server.access.user import make_user
 from tallymark.server.access.users import load, save
+from tests.server.faces import nsq_http
 from tests.support import forked
 from tests.support.process import BrokerProcess
 
@@ -98,6 +99,17 @@ def test_the_columns_of_the_queues_add_up_in_a_pipe(tmp_path: Path) -> None:
     # what entered, what waits (the last: quarantined), settled, dead lettered
     assert counts["dying"][:10] == [3, 1, 0, 0, 0, 0, 0, 0, 1, 1]
     assert counts["stuck"][:10] == [3, 1, 0, 0, 0, 0, 1, 0, 1, 0]
+
+
+def test_a_paused_queue_is_shown_as_such(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        for path in ("topic/create?topic=t", "channel/create?topic=t&channel=c"):
+            assert nsq_http(broker, "POST", f"/{path}", b"", "")[0] == 200
+        assert "paused" not in run("queues", url=broker.url).stdout
+        assert nsq_http(broker, "POST", "/channel/pause?topic=t&channel=c", b"", "")[0] == 200
+        lines = [line.rstrip() for line in run("queues", url=broker.url).stdout.splitlines()]
+    assert [line.split()[1] for line in lines if line.endswith("yes")] == ["t:c"]
+    assert any(line.endswith("paused") for line in lines)
 
 
 def test_a_narrow_terminal_keeps_the_counts_that_are_not_nothing() -> None:

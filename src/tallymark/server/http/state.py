@@ -235,6 +235,7 @@ def queue_row(queue: Queue, clock: Clock) -> dict[str, Any]:
         "leased": queue.account.leased,
         "consumers": len(queue.consumers),
         "subscriptions": len(queue.subscriptions),
+        "paused": queue.paused,
         **(stream_row(queue) if queue.settings.is_stream else {}),
     }
 
