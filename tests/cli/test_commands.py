@@ -20,6 +20,7 @@ from tallymark.cli.inspect import QUEUE_COLUMNS, spare_columns
 from tallymark.cli.output import print_table
 from tallymark.server.access.user import make_user
 from tallymark.server.access.users import load, save
+from tests.server.faces import nsq_http
 from tests.support import forked
 from tests.support.process import BrokerProcess
 
@@ -98,6 +99,17 @@ def test_the_columns_of_the_queues_add_up_in_a_pipe(tmp_path: Path) -> None:
     # what entered, what waits (the last: quarantined), settled, dead lettered
     assert counts["dying"][:10] == [3, 1, 0, 0, 0, 0, 0, 0, 1, 1]
     assert counts["stuck"][:10] == [3, 1, 0, 0, 0, 0, 1, 0, 1, 0]
+
+
+def test_a_paused_queue_is_shown_as_such(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        for path in ("topic/create?topic=t", "channel/create?topic=t&channel=c"):
+            assert nsq_http(broker, "POST", f"/{path}", b"", "")[0] == 200
+        assert "paused" not in run("queues", url=broker.url).stdout
+        assert nsq_http(broker, "POST", "/channel/pause?topic=t&channel=c", b"", "")[0] == 200
+        lines = [line.rstrip() for line in run("queues", url=broker.url).stdout.splitlines()]
+    assert [line.split()[1] for line in lines if line.endswith("yes")] == ["t:c"]
+    assert any(line.endswith("paused") for line in lines)
 
 
 def test_a_narrow_terminal_keeps_the_counts_that_are_not_nothing() -> None:
@@ -194,6 +206,28 @@ def test_a_name_is_never_cut_however_narrow_the_terminal(width: int) -> None:
     assert ("1,234,567,890" in shown) == (width == 200)
     assert name in "".join(line.split()[0] for line in shown.splitlines() if line.split())
     assert ("not shown here: ready bytes" in " ".join(shown.split())) == (width < 200)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("paid\x1b[1A\x1b[2K", r"paid\x1b[1A\x1b[2K"), ("a\x08b", r"a\x08b"),
+        ("a\x9b2J", r"a\x9b2J"),
+        ("one\n/ two", r"one\n/ two"), ("\u202edeksab", r"\u202edeksab"), ("Köln ☕", "Köln ☕"),
+    ],
+)  # fmt: skip
+def test_a_name_cannot_write_elsewhere_on_the_terminal(name: str, shown: str) -> None:
+    console = Console(width=80, file=io.StringIO())
+    print_table(console, [{"name": name}], ["name"], [])
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert [line.strip() for line in lines][3:] == [shown, ""]
+
+
+def test_a_body_cannot_write_elsewhere_on_the_terminal(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        run("queue", "create", "forged", url=broker.url)
+        run("publish", "forged", "\x1b[2Jnone\r\n", url=broker.url)
+        assert r"\x1b[2Jnone\r\n" in run("get", "forged", url=broker.url).stdout
 
 
 def test_a_data_folder_is_described_beside_a_running_broker(broker: BrokerProcess) -> None:

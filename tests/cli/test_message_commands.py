@@ -169,15 +169,24 @@ def test_top_shows_queues_and_ends_after_its_rounds(broker: BrokerProcess) -> No
 
 def seen(at: float, **entered: int) -> Seen:
     counts = {"settled": 0, "dead_lettered": 0, "ready": 0, "acquired": 0}
-    rows = [{"vhost": "/", "name": name, "entered": n, **counts} for name, n in entered.items()]
+    rows = [
+        {"id": 1 + at, "vhost": "/", "name": name, "entered": n, **counts}
+        for at, (name, n) in enumerate(entered.items())
+    ]
     return Seen(at, {}, {}, rows)
 
 
 def test_rates_are_of_the_time_between_two_screens() -> None:
-    now = seen(12.0, old=70, new=500, again=3)
+    now = seen(12.0, old=70, again=3, new=500)
     rates = {row["name"]: row["in_s"] for row in rows_of(seen(10.0, old=50, again=900), now)}
-    assert rates == {"old": 10, "new": 0, "again": 0}
+    assert rates == {"old": 10, "again": 0, "new": 0}
     assert [row["in_s"] for row in rows_of(None, now)] == [0, 0, 0]
+
+
+def test_a_queue_declared_anew_has_no_rate_of_the_one_before() -> None:
+    before, now = seen(10.0, q=900), seen(12.0, q=1000)
+    now.queues[0]["id"] = 2
+    assert [row["in_s"] for row in rows_of(before, now)] == [0]
 
 
 def test_what_is_watched_is_shown_until_somebody_ends_it() -> None:

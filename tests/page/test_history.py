@@ -30,7 +30,7 @@ def samples(slots: int) -> Samples:
     for at in range(slots):
         slot = found.first + at
         for name, more in (("a", 1), ("b", 10)):
-            counts = (2 * at * more, at * more, at * more, at * more, 0)
+            counts = (2 * at * more, at * more, 0, at * more, at * more, 0)
             found.vhosts.put(name, slot, counts, began=False)
             found.vhosts_by_day.put(name, slot // LONG, counts, began=False)
         of_broker = (at, 1000 + at, 0, 2 * at, 6000 * at)
@@ -89,7 +89,7 @@ def test_a_chart_of_nothing_is_empty() -> None:
 
 def test_what_began_anew_has_no_negative_rate() -> None:
     made = samples(10)
-    made.vhosts.put("a", NOW, (0, 0, 0, 0, 0), began=False)
+    made.vhosts.put("a", NOW, (0, 0, 0, 0, 0, 0), began=False)
     found = History(made, clock(), ["a"], SPANS["minutes"])
     assert found.rates(found.messages, ACK)[-1] == 0
 

@@ -133,6 +133,8 @@ def test_amqp_10_inside_tls(broker: BrokerProcess, authority: Authority) -> None
         client.open()
         _, rows = broker.http("GET", "/api/connections", user="root:secret")
         assert [row["ssl"] for row in rows] == [True]
+        assert (rows[0]["ssl_protocol"], rows[0]["auth_mechanism"]) == ("TLSv1.3", "PLAIN")
+        assert rows[0]["ssl_cipher"].startswith("TLS_")
 
 
 def test_amqp_091_inside_tls(broker: BrokerProcess, authority: Authority) -> None:

@@ -187,12 +187,12 @@ def test_changes_of_users_policies_and_others_and_by_whom(broker: BrokerProcess)
         ("user.added", "eve", "guest", None),
         ("request.done", "guest", None, "/api/users/eve"),
         ("user.changed", "eve", "guest", None),
-        ("request.done", "guest", None, "/api/permissions///eve"),
+        ("request.done", "guest", None, "/api/permissions/%2F/eve"),
         ("user.changed", "eve", "guest", None),
         ("request.done", "guest", None, "/api/users/eve"),
         ("user.changed", "eve", "guest", None),
-        ("request.done", "guest", None, "/api/topic-permissions///eve"),
-        ("request.done", "guest", None, "/api/policies///p"),
+        ("request.done", "guest", None, "/api/topic-permissions/%2F/eve"),
+        ("request.done", "guest", None, "/api/policies/%2F/p"),
         ("user.deleted", "eve", "guest", None),
         ("request.done", "guest", None, "/api/users/eve"),
         ("user.added", "eve", "users.json", None),
@@ -203,6 +203,22 @@ def test_changes_of_users_policies_and_others_and_by_whom(broker: BrokerProcess)
     assert (changed[1]["password"], changed[1]["tags"]) == ("changed", [])
     assert changed[2]["topics"] == {"/": {"amq.topic": ["^app", ""]}}
     assert PLANTED not in broker.log()
+
+
+def test_a_name_with_slashes_is_told_from_a_path_and_a_long_one_hides_no_end(
+    broker: BrokerProcess,
+) -> None:
+    """To purge `b` of a virtual host `a` is not to delete a queue `b/contents`."""
+    after = len(broker.log())
+    long = "q" * 255
+    paths = ["queues/%2F/b%2Fcontents", "queues/%2F/b", f"queues/%2F/{long}"]
+    for path in paths:
+        done(broker, "PUT", path, {"durable": True})
+    asked = ["queues/%2F/b/contents", *paths, f"queues/%2F/{long}/contents"]
+    for path in sorted(asked, key=len, reverse=True):
+        done(broker, "DELETE", path)
+    told = [one["path"] for one in events(broker, after) if one["method"] == "DELETE"]
+    assert told == [f"/api/{path}" for path in sorted(asked, key=len, reverse=True)]
 
 
 def test_what_happens_to_queues_and_their_messages_over_http_and_by_whom(
@@ -228,14 +244,14 @@ def test_what_happens_to_queues_and_their_messages_over_http_and_by_whom(
     found = events(broker, after)
     assert {(one["event"], one["user"]) for one in found} == {("request.done", "guest")}
     assert [(one["method"], one["path"]) for one in found] == [
-        ("PUT", "/api/queues///get"),
-        ("PUT", "/api/exchanges///events"),
-        ("POST", "/api/bindings///e/events/q/get"),
-        ("POST", "/api/tallymark/quarantine///get/drop"),
-        ("DELETE", "/api/tallymark/subscriptions///get/s"),
-        ("DELETE", "/api/queues///get/contents"),
-        ("DELETE", "/api/queues///get"),
-        ("DELETE", "/api/exchanges///events"),
+        ("PUT", "/api/queues/%2F/get"),
+        ("PUT", "/api/exchanges/%2F/events"),
+        ("POST", "/api/bindings/%2F/e/events/q/get"),
+        ("POST", "/api/tallymark/quarantine/%2F/get/drop"),
+        ("DELETE", "/api/tallymark/subscriptions/%2F/get/s"),
+        ("DELETE", "/api/queues/%2F/get/contents"),
+        ("DELETE", "/api/queues/%2F/get"),
+        ("DELETE", "/api/exchanges/%2F/events"),
     ]
 
 

@@ -126,6 +126,7 @@ def test_a_queue_shows_what_is_in_it_and_with_whom(
     eventually(lambda: get(broker, "queues/shop/alpha")["messages_unacknowledged"] == 1, client)
     row = get(broker, "queues/shop/alpha")
     assert (row["messages"], row["messages_ready"], row["consumers"]) == (3, 2, 1)
+    assert 0 <= row["consumer_capacity"] == row["consumer_utilisation"] <= 1
     assert set(row["messages_details"]) == {"rate"}
     assert (row["durable"], row["auto_delete"], row["exclusive"]) == (True, False, False)
     assert (row["type"], row["state"], row["policy"]) == ("classic", "running", None)
@@ -139,6 +140,42 @@ def test_a_queue_shows_what_is_in_it_and_with_whom(
     channel.close()
     done(broker, "DELETE", "queues/shop/alpha/contents")
     assert get(broker, "queues/shop/alpha")["messages"] == 0
+
+
+def test_a_queue_counts_what_was_handed_out_each_time(
+    broker: BrokerProcess, client: pika.BlockingConnection
+) -> None:
+    done(broker, "PUT", "queues/shop/handed", {"durable": True})
+    channel = client.channel()
+    channel.confirm_delivery()
+    confirmed = get(broker, "overview")["message_stats"]["confirm"]
+    for _ in range(6):
+        channel.basic_publish("", "handed", b"x")
+    stats = get(broker, "overview")["message_stats"]
+    assert (stats["confirm"] - confirmed, stats["confirm_details"]) == (6, {"rate": 0.0})
+    for is_taken in (True, False, False):
+        channel.basic_get("handed", auto_ack=is_taken)
+    channel.basic_recover(requeue=True)
+    channel.basic_qos(prefetch_count=2)
+    channel.basic_consume("handed", lambda *_: None)
+    other = client.channel()
+    other.basic_consume("handed", lambda *_: None, auto_ack=True)
+
+    def counts() -> list[int]:
+        names = ("deliver", "deliver_no_ack", "get", "get_no_ack", "deliver_get", "ack")
+        stats = get(broker, "queues/shop/handed")["message_stats"]
+        assert set(stats["deliver_get_details"]) == {"rate"}
+        return [stats[name] for name in names]
+
+    eventually(lambda: counts() == [2, 3, 2, 1, 8, 4], client)
+    total = get(broker, "overview")["message_stats"]["deliver_get"]
+    assert total == sum(
+        row["message_stats"]["deliver_get"]
+        for row in get(broker, "queues")
+        if "message_stats" in row
+    )
+    assert "confirm" not in get(broker, "overview", "ann:ann")["message_stats"]
+    done(broker, "DELETE", "queues/shop/handed")
 
 
 def test_a_consumer_shows_the_arguments_that_its_client_gave(
@@ -204,6 +241,17 @@ def test_who_may_close_the_own_connection(
     eventually(lambda: is_gone(client), client)
 
 
+@pytest.mark.parametrize("user", ["ann", "mo"])
+def test_who_may_not_close_the_connections_of_a_user_is_told(
+    broker: BrokerProcess, client: pika.BlockingConnection, user: str
+) -> None:
+    login = f"{user}:{user}"
+    for other in ("guest", "nobody"):
+        answer = refused(broker, "DELETE", f"connections/username/{other}", user=login)
+        assert answer[:2] == (401, "not_authorised")
+    assert get(broker, "connections/username/ann") != []
+
+
 def test_everybody_sees_the_own_virtual_hosts_and_monitoring_all(broker: BrokerProcess) -> None:
     connection = connect(broker)
     assert names(get(broker, "queues", "ann:ann")) == ["Beta", "alpha", "gamma"]
@@ -221,6 +269,56 @@ def test_everybody_sees_the_own_virtual_hosts_and_monitoring_all(broker: BrokerP
         assert refused(broker, "GET", path, user="mo:mo")[:2] == (401, "not_authorised"), path
     assert get(broker, "whoami", "mo:mo") == {"name": "mo", "tags": ["monitoring"]}
     connection.close()
+
+
+def test_a_connection_shows_what_was_agreed_on(
+    broker: BrokerProcess, client: pika.BlockingConnection
+) -> None:
+    (row,) = get(broker, "connections")
+    other = connect(broker, heartbeat=40)
+    shown = {row["timeout"] for row in get(broker, "connections")}
+    other.close()
+    assert (row["auth_mechanism"], row["timeout"], row["ssl"]) == ("PLAIN", 0, False)
+    assert shown == {0, 40}
+    assert row["send_pend"] == 0
+    assert "ssl_protocol" not in row
+
+
+def test_of_a_single_active_consumer_the_others_wait(
+    broker: BrokerProcess, client: pika.BlockingConnection
+) -> None:
+    done(broker, "PUT", "queues/shop/one", {"arguments": {"x-single-active-consumer": True}})
+    channel = client.channel()
+    for tag in ("first", "second"):
+        channel.basic_consume("one", lambda *_: None, consumer_tag=tag)
+    shown = {
+        row["consumer_tag"]: (row["active"], row["activity_status"])
+        for row in get(broker, "consumers/shop")
+    }
+    assert shown == {"first": (True, "single_active"), "second": (False, "waiting")}
+    done(broker, "DELETE", "queues/shop/one")
+
+
+def test_of_consumers_everybody_sees_the_own_and_monitoring_all(
+    broker: BrokerProcess, client: pika.BlockingConnection
+) -> None:
+    """They name their connections: address and user."""
+    other = connect(broker, virtual_host="shop")
+    tags = [one.channel().basic_consume("alpha", lambda *_: None) for one in (client, other)]
+
+    def seen(path: str, user: str) -> list[str]:
+        return [row["consumer_tag"] for row in get(broker, path, user)]
+
+    def totals(user: str) -> dict[str, int]:
+        found: dict[str, int] = get(broker, "overview", user)["object_totals"]
+        return {name: found[name] for name in ("connections", "channels", "consumers")}
+
+    for path in ("consumers", "consumers/shop"):
+        assert seen(path, "ann:ann") == tags[:1]
+        assert sorted(seen(path, "mo:mo")) == sorted(tags)
+    assert totals("ann:ann") == {"connections": 1, "channels": 1, "consumers": 1}
+    assert totals("mo:mo") == {"connections": 2, "channels": 2, "consumers": 2}
+    other.close()
 
 
 def test_pages(broker: BrokerProcess) -> None:

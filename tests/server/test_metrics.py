@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,9 @@ from tallymark.server.metrics.broker import _shovels
 from tallymark.server.node import Node
 from tallymark.server.shovels import Shovels
 from tallymark.shovels.plan import Plan
-from tests.server.management import done
+from tallymark.wire.nsq import commands
+from tests.server.management import connect, done
+from tests.server.nsqd import Client
 from tests.support.patience import until
 from tests.support.process import BrokerProcess
 
@@ -93,12 +96,52 @@ def test_the_whole_broker_is_added_up(broker: BrokerProcess) -> None:
         ("tallymark_queue_entered", PUBLISHED),
         ("rabbitmq_global_messages_received", PUBLISHED),
         ("rabbitmq_global_messages_confirmed", PUBLISHED),
+        ("rabbitmq_global_messages_delivered", SETTLED),
+        ("rabbitmq_global_messages_delivered_get_manual_ack", SETTLED),
+        ("rabbitmq_global_messages_delivered_consume_manual_ack", 0),
         ("rabbitmq_queues", 2),
         ("rabbitmq_channels", 1),
     ):
         assert value(found, name) == expected, name
     assert value(found, "tallymark_queue_dropped", reason="queue_deleted") == 1
     assert not any("queue" in sample.labels for one in found.values() for sample in one.samples)
+
+
+def test_only_what_is_confirmed_counts_as_confirmed_over_all_protocols(tmp_path: Path) -> None:
+    def counts() -> list[float]:
+        found = families(running, "/metrics")
+        names = ("rabbitmq_global_messages_received", "rabbitmq_global_messages_confirmed")
+        return [value(found, name) for name in names]
+
+    with BrokerProcess(tmp_path / "data") as running:
+        full = {"x-max-length": 1, "x-overflow": "reject-publish"}
+        done(running, "PUT", "queues/%2F/full", {"durable": True, "arguments": full})
+        connection = connect(running)
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.basic_publish("", "full", b"1")
+        for _ in range(3):
+            with pytest.raises(pika.exceptions.NackError):
+                channel.basic_publish("", "full", b"2")
+        assert counts() == [4, 1]
+        with Client(running.nsq_port) as client:
+            client.ok(commands.mpub("topic", [b"1", b"2", b"3"]))
+        assert counts() == [7, 4]
+        channel.basic_get("full", auto_ack=True)
+        channel.queue_delete("full")
+        delivered = value(families(running, "/metrics"), "rabbitmq_global_messages_delivered")
+        assert delivered == 1, "what a queue counted stays when it goes"
+        connection.close()
+
+
+def test_a_socket_that_has_not_logged_in_is_no_connection_of_rabbitmq(
+    broker: BrokerProcess,
+) -> None:
+    """As in the overview and in the list of connections."""
+    before = value(families(broker, "/metrics"), "tallymark_connections")
+    with socket.create_connection(("127.0.0.1", broker.amqp_port)):
+        until(lambda: value(families(broker, "/metrics"), "tallymark_connections") > before)
+        assert value(families(broker, "/metrics"), "rabbitmq_connections") == 1
 
 
 def test_a_shovel_that_ends_and_the_next_one_of_its_name_are_one_sample() -> None:

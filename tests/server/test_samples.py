@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from tallymark.server import run
 from tallymark.server.sampler import Sampler
-from tallymark.server.samples import SLOT_MS, Ring, Series, total
+from tallymark.server.samples import SLOT_MS, Capacity, Ring, Series, total
 from tests.server.inside import with_broker
 from tests.server.management import connect, done, get, refused
+from tests.support.engine_rig import Rig
 from tests.support.patience import until, until_on_loop
 from tests.support.process import BrokerProcess
 
@@ -71,6 +72,26 @@ def test_what_began_here_counted_nothing_before_and_what_was_restored_all_of_it(
     assert restored is not None
     assert (new(3)[0], new(4)[0], restored(3)[0], restored(4)[0]) == (0, 3, 3, 3)
     assert series.at("unknown") is None
+
+
+def test_the_capacity_of_consumers_is_the_time_in_which_they_could_take_messages() -> None:
+    rig, capacity = Rig(), Capacity()
+    queue = rig.queue("q")
+    assert capacity.of(queue, 1) == 0.0
+    consumer = rig.consume(rig.session(), "q", "c")
+    consumer.limit = 1
+    assert capacity.of(queue, 1) == 1.0
+    capacity.look(queue, 1)
+    rig.publish(rig.session(), "q", [1, 2])
+    rig.settle_down()
+    assert capacity.of(queue, 1) == 1.0
+    for slot, share in ((2, 0.5), (3, 0.25), (4, 0.125)):
+        capacity.look(queue, slot)
+        assert capacity.of(queue, slot) == share
+    assert capacity.of(queue, 6) == 0.125 / 4, "nothing happened since: it is as it was"
+    consumer.limit = 10
+    capacity.look(queue, 5)
+    assert capacity.of(queue, 5) == 0.125 / 2 + 0.5
 
 
 def test_what_is_gone_is_forgotten() -> None:

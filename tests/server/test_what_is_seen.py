@@ -65,6 +65,17 @@ def test_who_sees_everything_reads_all_metrics(broker: BrokerProcess, user: str)
     assert call(broker, "GET", "overview", user=user)[0] == 200
 
 
+@pytest.mark.parametrize("user", ["root:root", "mo:mo"])
+@pytest.mark.parametrize("path", ["queues", "exchanges", "consumers", "subscriptions"])
+def test_who_sees_everything_needs_no_permission_to(
+    broker: BrokerProcess, path: str, user: str
+) -> None:
+    done(broker, "PUT", "users/root", {"password": "root", "tags": "administrator"})
+    status, found = broker.http("GET", f"/api/tallymark/{path}", user=user)
+    assert status == 200
+    assert SECRET in [row["vhost"] for row in found[path]]
+
+
 def test_the_machine_is_shown_to_who_watches_it(broker: BrokerProcess) -> None:
     seen = call(broker, "GET", "overview", user="mo:mo")[2]
     own = call(broker, "GET", "overview", user="ann:ann")[2]

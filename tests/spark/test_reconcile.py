@@ -492,3 +492,10 @@ def test_a_name_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     account = Account("a:two", "/", 0, dict.fromkeys(STILL_THERE, 0), 0, 0, {}, 0, before_ledger=7)
     show(Reconciliation(1, [account], returned=[Returned("a:two", "loss", 1)]), False)
     assert capsys.readouterr().out.count("a:two:") == 2
+
+
+def test_a_name_cannot_write_elsewhere_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "[red]a\x1b[2J"
+    account = Account(name, "/", 0, dict.fromkeys(STILL_THERE, 0), 0, 0, {}, 0, before_ledger=7)
+    show(Reconciliation(1, [account], returned=[Returned(name, "loss", 1)]), False)
+    assert capsys.readouterr().out.count(r"[red]a\x1b[2J") == 3

@@ -107,12 +107,13 @@ def queues(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
     """Queues with what entered, what waits, what is held and what is done.
 
     entered = ready + acquired + deferred + staged + dead letter pending + quarantined + settled
-    + dead lettered + dropped.
+    + dead lettered + dropped. Paused: an operator has stopped its deliveries.
     """
     rows = ask(url, user, "GET", "/api/tallymark/queues")["queues"]
     if json:
         return show_json(rows)
-    return show_table(rows, QUEUE_COLUMNS, "no queues", spare_columns(rows))
+    paused = ("paused",) if any(row.get("paused") for row in rows) else ()
+    return show_table(rows, (*QUEUE_COLUMNS, *paused), "no queues", spare_columns(rows))
 
 
 def spare_columns(rows: list[dict[str, Any]]) -> list[str]:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from tallymark.printable import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -134,4 +136,4 @@ def _text(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, dict):
         return ", ".join(f"{key}={_text(item)}" for key, item in value.items())
-    return "" if value is None else str(value)
+    return "" if value is None else printable(str(value))

@@ -37,17 +37,17 @@ class Seen(NamedTuple):
 
 def rows_of(before: Seen | None, now: Seen) -> list[dict[str, Any]]:
     """Return the queues with messages a second since they were seen before, if they were."""
-    old: dict[tuple[str, str], dict[str, Any]] = {}
+    old: dict[int, dict[str, Any]] = {}
     seconds = 0.0
     if before is not None:
-        old = {(row["vhost"], row["name"]): row for row in before.queues}
+        old = {row["id"]: row for row in before.queues}
         seconds = now.at - before.at
     rows = []
     for row in now.queues:
-        last = old.get((row["vhost"], row["name"]), row)
+        last = old.get(row["id"], row)
 
         def rate(name: str, row: dict[str, Any] = row, last: dict[str, Any] = last) -> int:
-            """A queue of the same name that is another one has counts that are less."""
+            """After a crash a queue may have counts that are less."""
             moved = max(row[name] - last[name], 0)
             return round(moved / seconds) if seconds > 0 else 0
 

@@ -11,6 +11,7 @@ import typer
 
 from tallymark.cli.inspect import LOGIN, Login, ask
 from tallymark.cli.output import USAGE, fail, show_json, show_table
+from tallymark.printable import printable
 
 NOT_FOUND: Final = 1
 STEPS: Final = ("time", "vhost", "queue", "sequence", "event", "about")
@@ -97,7 +98,7 @@ def _show(found: dict[str, Any]) -> None:
         rows = [step | {"time": _shown(step["time"])} for step in journey["steps"]]
         show_table(rows, STEPS, "no row of it among those looked at", ("vhost", "sequence"))
         for now in journey["now"]:
-            print(f"{now['state']} in {now['queue']} ({now['vhost']})")
+            print(printable(f"{now['state']} in {now['queue']} ({now['vhost']})"))
     if not found["journeys"]:
         print("no message found")
     since = "" if found["since"] is None else f", since {_shown(found['since'])}"

@@ -292,6 +292,10 @@ class Consuming:
         if head.first >= queue.disk_hold.shown or head.first in queue.disk_hold.returning:
             self.get_must_wait = True
         piece = queue.take(1)
+        if no_ack:
+            queue.handed_out.got_for_good += 1
+        else:
+            queue.handed_out.got_to_settle += 1
         if queue.watched:
             self._agenda.mark(queue)  # what was behind it has a time of its own
         return piece, self._handover.acquire(session, queue, piece, None, no_ack)

@@ -232,6 +232,9 @@ class Durability:
         self._agenda = state.agenda
         self._marks = marks
         self._confirming: list[Session] = []
+        self._otherwise = 0
+        """Count of the publishes of this turn that are confirmed without a confirming session, less
+        those of such sessions that are refused."""
         self._asked: list[object] = []
         self._blocks: deque[BlockWaits] = deque()
 
@@ -240,6 +243,15 @@ class Durability:
         if session.published == session.confirm_asked:
             self._confirming.append(session)
         session.published = PublishNumber(session.published + count)
+
+    def refused(self, count: int) -> None:
+        """Note that `count` of the publishes of confirming sessions in this turn are refused."""
+        self._otherwise -= count
+
+    def answered(self, count: int) -> None:
+        """Note that `count` publishes of this turn are confirmed by an answer that somebody asked
+        for, once it is on disk [nsq OK]."""
+        self._otherwise += count
 
     def ask(self, waiter: object) -> None:
         """Request a Durable effect for the waiter, once this turn is on disk."""
@@ -263,7 +275,7 @@ class Durability:
         confirmed once it is on disk."""
         agenda = self._agenda
         waits: list[Wait] = []
-        confirming = 0
+        confirming, self._otherwise = self._otherwise, 0
         for session in self._confirming:
             confirming += session.published - session.confirm_asked
             session.confirm_asked = session.published

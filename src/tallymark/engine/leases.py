@@ -187,6 +187,7 @@ class Leases:
             self.ledger.emit(leased_record(queue.id, subscription.epoch, subscription.next, piece))
             subscription.add(piece)
             queue.account.move(piece, ACQUIRED, LEASED)
+            queue.handed_out.to_settle += n
             rows -= n
             room -= piece.size()
             taken += n

@@ -141,6 +141,7 @@ class Publishing:
         refused = self._admission.publish(targets, payload, lo, hi, annotations, kept)
         if session.confirming:
             for start, stop in refused:
+                self._durability.refused(stop - start)
                 self._effects.append(
                     Refused(
                         session,

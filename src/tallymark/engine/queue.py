@@ -29,6 +29,7 @@ from tallymark.engine.queue_parts import (
     Deferrals,
     Deferred,
     DiskHold,
+    HandedOut,
     HighWater,
     Letter,
     Quarantined,
@@ -122,6 +123,7 @@ class Queue(Timed):
         self.retry = Retry()
         self.quarantine: list[Quarantined] = []
         """Stored messages whose bytes cannot be read (quarantine.py)."""
+        self.handed_out = HandedOut()
         self.requeued = 0
         """Count of deliveries given back by their consumers since the broker started [NQ-21]."""
         self.timed_out = 0

@@ -324,6 +324,30 @@ class Archived:
 
 
 @final
+class HandedOut:
+    """Counts of messages that were handed out since the broker started, each as often as it was."""
+
+    def __init__(self) -> None:
+        self.to_settle = 0
+        """Those sent to consumers that acknowledge, or leased to durable subscriptions."""
+        self.for_good = 0
+        """Those sent to consumers without acknowledgements."""
+        self.got_to_settle = 0
+        """Those asked for one by one [amqp-0.9.1 basic.get]."""
+        self.got_for_good = 0
+
+    def add(self, other: HandedOut, sign: int) -> None:
+        """Add the counts of another queue; sign -1: take them off."""
+        self.to_settle += sign * other.to_settle
+        self.for_good += sign * other.for_good
+        self.got_to_settle += sign * other.got_to_settle
+        self.got_for_good += sign * other.got_for_good
+
+    def total(self) -> int:
+        return self.to_settle + self.for_good + self.got_to_settle + self.got_for_good
+
+
+@final
 class Retention:
     """State of retention: from which message on the stream is kept, and what is claimed."""
 

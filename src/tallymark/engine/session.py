@@ -267,6 +267,9 @@ class Consumer(QueueConsumer):
         self.last_ms = now_ms
         if self.no_ack:
             self.pace.add(n, now_ms)
+            self.queue.handed_out.for_good += n
+        else:
+            self.queue.handed_out.to_settle += n
         if self.by_link:
             self.limit -= n
         elif self.share and not self.no_ack:

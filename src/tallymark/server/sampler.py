@@ -65,6 +65,10 @@ class Sampler:
         for part in cut(broker.queues.values(), AT_ONCE):
             await node.parts.turn()
             for queue in part:
+                if queue.consumers:
+                    samples.capacity.look(queue, slot)
+                else:
+                    samples.capacity.forget(queue.id)
                 counts = counts_of(queue)
                 ring = rings.get(queue.id)
                 if ring is not None and ring.last == counts:
@@ -73,6 +77,7 @@ class Sampler:
                 self._add(queue.vhost, NOTHING if ring is None else ring.last, counts)
                 samples.queues.put(queue.id, slot, counts, queue.id > self._restored)
         for id, ring in samples.queues.keep(broker.queues):
+            samples.capacity.forget(id)
             moved = ring.last[: len(MOVED)]  # has happened, whatever becomes of the queue
             self._add(self._vhosts.pop(id), ring.last, (*moved, *NOTHING[len(MOVED) :]))
         for name in broker.vhosts:

@@ -22,7 +22,7 @@ At: TypeAlias = Callable[[int], Sequence[int]]
 """Counts at the end of a slot."""
 
 SLOT_MS: Final = 5_000
-MOVED: Final = ("publish", "ack")
+MOVED: Final = ("publish", "ack", "deliver_get")
 PRESENT: Final = ("messages", "messages_ready", "messages_unacknowledged")
 MESSAGES: Final = (*MOVED, *PRESENT)
 """Counts of a queue, and of all queues of a virtual host."""
@@ -38,7 +38,7 @@ OF_A_DAY: Final = 289
 """Long slots with changes that are kept of a virtual host and of the broker: a day of a busy
 one."""
 BROKER: Final = "broker"
-OF_BROKER: Final = ("confirmed", "memory", "disk_free", "syncs", "sync_us")
+OF_BROKER: Final = ("confirm", "memory", "disk_free", "syncs", "sync_us")
 """Counts of the broker as a whole: publishes confirmed, bytes of bodies in memory, bytes free on
 the journal's disk, syncs, microseconds that these took."""
 
@@ -52,8 +52,8 @@ def counts_of(queue: Queue) -> Counts:
     """Return the counts of a queue that are called MESSAGES."""
     account = queue.account
     return (
-        account.entered, account.settled, account.present(), account.ready,
-        account.acquired + account.staged,
+        account.entered, account.settled, queue.handed_out.total(), account.present(),
+        account.ready, account.acquired + account.staged,
     )  # fmt: skip
 
 
@@ -140,6 +140,39 @@ class Series(Generic[Key]):
         return None if ring is None else ring.at
 
 
+class Capacity:
+    """Which part of the time consumers of a queue could take messages, the newest time counted
+    most [rabbitmq consumer capacity].
+
+    It is looked at at the end of each slot in which the broker did something. A look counts as much
+    as all those before it.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[int, float]] = {}
+        """Slot of the last look and the share of the time, by id of the queue."""
+
+    def look(self, queue: Queue, slot: int) -> None:
+        """Note whether a consumer can take a message now."""
+        self._found[queue.id] = (slot, self._share(queue, slot))
+
+    def forget(self, id: int) -> None:
+        self._found.pop(id, None)
+
+    def of(self, queue: Queue, slot: int) -> float | None:
+        """Return the share, from 0 to 1; 0 without consumers, None where filters decide. slot: the
+        newest. Since the last look nothing has changed until then."""
+        if queue.seekers:
+            return None
+        return self._share(queue, slot) if queue.consumers else 0.0
+
+    def _share(self, queue: Queue, slot: int) -> float:
+        now = float(queue.is_wanted())
+        last, share = self._found.get(queue.id, (slot, now))
+        weight = 0.5 ** max(slot - last, 0)
+        return share * weight + now * (1.0 - weight)
+
+
 class Samples:
     """All samples of one node."""
 
@@ -150,6 +183,7 @@ class Samples:
         """Slot of the first samples of this process."""
         self.queues: Series[int] = Series(OF_THINGS)
         """Samples of MESSAGES, by id."""
+        self.capacity = Capacity()
         self.vhosts: Series[str] = Series(OF_VHOSTS)
         """Samples of MESSAGES, by name."""
         self.vhosts_by_day: Series[str] = Series(OF_A_DAY)

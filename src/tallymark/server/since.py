@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tallymark.engine.queue import Queue
+from tallymark.engine.queue_parts import HandedOut
 
 
 class SinceStart:
@@ -20,6 +21,7 @@ class SinceStart:
         self.entered = 0
         self.settled = 0
         self.dead_lettered = 0
+        self.handed_out = HandedOut()
         self.dropped: dict[int, int] = {}
         """Counts by reason (records.DROPPED_*)."""
         for queue in queues:
@@ -36,6 +38,7 @@ class SinceStart:
         self.entered += sign * account.entered
         self.settled += sign * account.settled
         self.dead_lettered += sign * account.dead_lettered
+        self.handed_out.add(queue.handed_out, sign)
         for reason, count in account.dropped.items():
             self.dropped[reason] = self.dropped.get(reason, 0) + sign * count
 
@@ -44,5 +47,6 @@ class SinceStart:
         other = SinceStart(())
         other.entered, other.settled = self.entered, self.settled
         other.dead_lettered = self.dead_lettered
+        other.handed_out.add(self.handed_out, 1)
         other.dropped = dict(self.dropped)
         return other

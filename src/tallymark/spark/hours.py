@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from tallymark.printable import printable
 from tallymark.spark.ranges import MS_OF_HOUR
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def show_hours(console: Console, accounts: Sequence[Hour]) -> None:
         label = f"{one.vhost}: {one.queue}".removeprefix("/: ").removeprefix(": ")
         good = "green" if one.difference == 0 and not one.faults else "bold red"
         table.add_row(
-            escape(label) if label != last else "",
+            escape(printable(label)) if label != last else "",
             one.hour.replace("T", " ").removesuffix("Z") or "(never entered)",
             *(f"{n:,}" for n in (one.entered, one.there, one.settled, one.dead_lettered)),
             f"{sum(one.dropped.values()):,}",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
+from tallymark.printable import printable
 from tallymark.spark.account import STILL_THERE, Account, Fault, Reconciliation
 from tallymark.spark.client import counted
 from tallymark.spark.hours import show_hours
@@ -59,22 +60,21 @@ def show(
 
 def _show_notes(console: Console, outcome: Reconciliation) -> None:
     """Print what stands below the table, faults last."""
-    from rich.markup import escape
-
     for account in outcome.accounts:
         if account.dropped:
             reasons = [f"{count:,} {why}" for why, count in sorted(account.dropped.items())]
-            console.print(f"dropped from {escape(_label(account))}: {', '.join(reasons)}")
+            console.print(f"dropped from {_literal(_label(account))}: {', '.join(reasons)}")
     for moved in outcome.letters:
         console.print(
-            f"dead letters from {escape(moved.source)} to {escape(moved.target)}: {moved.count:,}",
+            f"dead letters from {_literal(moved.source)} to {_literal(moved.target)}: "
+            f"{moved.count:,}",
             soft_wrap=True,
         )
     for back in outcome.returned:
-        text = f"deliveries returned to {escape(back.queue)}: {back.count:,} by {back.reason}"
+        text = f"deliveries returned to {_literal(back.queue)}: {back.count:,} by {back.reason}"
         if back.reason == UNSURE:
             text = (
-                f"{escape(back.queue)}: {back.count:,} may have been delivered before a crash, "
+                f"{_literal(back.queue)}: {back.count:,} may have been delivered before a crash, "
                 "though no row says so"
             )
         console.print(
@@ -84,14 +84,16 @@ def _show_notes(console: Console, outcome: Reconciliation) -> None:
     for account in outcome.accounts:
         if account.before_ledger:
             console.print(
-                f"{escape(account.queue)}: sequences 1 to {account.before_ledger:,} are older than "
-                "the ledger that is kept and were left out"
+                f"{_literal(account.queue)}: sequences 1 to {account.before_ledger:,} are older "
+                "than the ledger that is kept and were left out"
             )
         if not account.from_ledger:
-            console.print(f"{escape(account.queue)}: not durable, the account is the broker's own")
+            console.print(
+                f"{_literal(account.queue)}: not durable, the account is the broker's own"
+            )
     for fault in outcome.faults:
         console.print(
-            f"[bold red]{escape(fault.queue)}: sequences {fault.first} to {fault.last}"
+            f"[bold red]{_literal(fault.queue)}: sequences {fault.first} to {fault.last}"
             f"{_ids(fault)}: {fault.fault}[/]",
             soft_wrap=True,
         )
@@ -106,7 +108,6 @@ def _ids(fault: Fault) -> str:
 def _account_table(accounts: list[Account]) -> Table:
     """One row a queue; of the equation's terms only those that are not 0 everywhere."""
     from rich import box
-    from rich.markup import escape
     from rich.table import Table
 
     shown = [
@@ -115,20 +116,27 @@ def _account_table(accounts: list[Account]) -> Table:
         if name in ("ready", "settled") or any(map(_term(name), accounts))
     ]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    longest = max((len(_label(account)) for account in accounts), default=0)
+    longest = max((len(printable(_label(account))) for account in accounts), default=0)
     table.add_column("queue", overflow="fold", min_width=min(longest, NAME_WIDTH))
     for heading in ("entered", *shown, "dropped", "difference"):
         table.add_column(heading.replace("_", " "), justify="right")
     for account in accounts:
         good = "green" if account.difference == 0 else "bold red"
         table.add_row(
-            escape(_label(account)),
+            _literal(_label(account)),
             f"{account.entered:,}",
             *(f"{_term(name)(account):,}" for name in shown),
             f"{sum(account.dropped.values()):,}",
             f"[{good}]{account.difference:,}[/]",
         )
     return table
+
+
+def _literal(name: str) -> str:
+    """Return what shows a name as it is in a text with marks."""
+    from rich.markup import escape
+
+    return escape(printable(name))
 
 
 def _label(account: Account) -> str:

@@ -178,6 +178,8 @@ class Amqp091(Lifecycle):
             "client_properties": self.client_properties,
             "channel_max": self.wire.channel_max,
             "frame_max": self.wire.frame_max,
+            "auth_mechanism": self._login_mechanism,
+            "timeout": self.wire.line.silence_ms // 2000,
             "channels": [_described(channel) for channel in channels],
         }
 

@@ -132,6 +132,7 @@ class Amqp10(Lifecycle):
             "container_id": "" if opened is None else opened.container_id,
             "channel_max": wire.channel_max,
             "frame_max": wire.max_frame_size,
+            "auth_mechanism": str(self._mechanism),
             "channels": [_described(session) for session in sessions],
         }
 

@@ -300,6 +300,7 @@ class Nsq(Lifecycle):
             return error
         self.published[topic] = self.published.get(topic, 0) + len(event)
         self.answers.ok_durable(event.answers)
+        self.broker.durability.answered(len(event))
         if targets.holding:
             self.broker.publishing.hold_publisher(self.publishes_by(), targets)
         return None

@@ -78,8 +78,8 @@ def request_refused(
     interface: str, peer: str, user: str, method: str, path: str, reason: str
 ) -> None:
     log.warning(
-        "request.refused", interface=interface, peer=peer, user=user, method=method,
-        path=path[:LONGEST], reason=reason,
+        "request.refused", interface=interface, peer=peer, user=user, method=method, path=path,
+        reason=reason,
     )  # fmt: skip
 
 
@@ -91,9 +91,10 @@ def request_turned_away(interface: str, peer: str, method: str, path: str, reaso
 
 
 def request_done(interface: str, peer: str, user: str, method: str, path: str, status: int) -> None:
+    """path: whole, since its end says what was done, behind names of up to 255 letters each."""
     log.info(
-        "request.done", interface=interface, peer=peer, user=user, method=method,
-        path=path[:LONGEST], status=status,
+        "request.done", interface=interface, peer=peer, user=user, method=method, path=path,
+        status=status,
     )  # fmt: skip
 
 

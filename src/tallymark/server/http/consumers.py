@@ -22,7 +22,7 @@ from tallymark.units import EngineMs
 
 
 class Consumers:
-    """Routes; lists show only virtual hosts that the user may enter."""
+    """Routes; lists show only virtual hosts that the user sees."""
 
     def __init__(self, http: HttpContext) -> None:
         self._http = http
@@ -47,8 +47,8 @@ class Consumers:
         return answer({"consumers": rows})
 
     async def _slow_consumers(self, request: web.Request) -> web.Response:
-        node, enters = self._node, self._http.enters(request)
-        rows = [row for row in node.slow_consumers.rows() if enters(row["vhost"])]
+        node, is_seen = self._node, self._http.sees(request)
+        rows = [row for row in node.slow_consumers.rows() if is_seen(row["vhost"])]
         period_ms = round(node.config.slow_consumers.period_s * 1000)
         return answer({"period_ms": period_ms, "subscriptions": rows})
 

@@ -15,7 +15,7 @@ from tallymark.engine.broker import Broker
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import NOBODY
 from tallymark.journal.journal import Journal
-from tallymark.server.access.user import TokenUser, User, UsersError, permission_in, permissions_of
+from tallymark.server.access.user import TokenUser, User, UsersError, permissions_of, sees
 from tallymark.server.access.users import Users
 from tallymark.server.logs import log_of
 from tallymark.server.node import Node
@@ -81,9 +81,10 @@ def number_in(request: web.Request, name: str, default: int | None = None) -> in
 
 
 def told_path(request: web.BaseRequest) -> str:
-    """Return the path as logs and refusals tell it: without a password that is a part of it."""
+    """Return the path as logs and refusals tell it: as it was asked for, since a slash in a name is
+    no step, and without a password that is a part of it."""
     before, hashing, _ = request.path.partition(HASHING)
-    return f"{before}{hashing}..." if hashing else request.path
+    return f"{before}{hashing}..." if hashing else request.rel_url.raw_path
 
 
 def user_of(request: web.Request) -> User:
@@ -227,13 +228,13 @@ class HttpContext(ReadContext):
             rows += [make(thing) for thing in some]
         return rows
 
-    def enters(self, request: web.Request) -> Callable[[str], bool]:
-        """Return the function that tells whether the user may enter a virtual host: lists show
-        nothing of others."""
+    def sees(self, request: web.Request) -> Callable[[str], bool]:
+        """Return the function that tells whether lists show the user a virtual host: those that it
+        may enter, and every one where it sees the broker as a whole."""
         user = user_of(request)
-        return lambda vhost: permission_in(user, vhost) is not None
+        return lambda vhost: sees(user, vhost)
 
     def queues(self, request: web.Request) -> list[Queue]:
-        """Return the queues of all virtual hosts that the user may enter."""
-        enters = self.enters(request)
-        return [queue for queue in self.node.broker.queues.values() if enters(queue.vhost)]
+        """Return the queues of all virtual hosts that the user sees."""
+        is_seen = self.sees(request)
+        return [queue for queue in self.node.broker.queues.values() if is_seen(queue.vhost)]

@@ -186,7 +186,7 @@ class HttpServer:
                 await self.node.settings_files.keep()
                 user = request[USER].name if USER in request else ""
                 audit.request_done(
-                    "HTTP", request.remote or "", user, request.method, request.path,
+                    "HTTP", request.remote or "", user, request.method, told_path(request),
                     response.status,
                 )  # fmt: skip
             return response

@@ -156,7 +156,7 @@ class Sinks(Routes):
     async def _list(self, request: web.Request) -> web.Response:
         sinks = self.node.broker.sinks
         clock = self.node.broker.clock
-        enters = self.http.enters(request)
+        is_seen = self.http.sees(request)
 
         def row(sink: Sink) -> dict[str, object]:
             return {
@@ -167,8 +167,8 @@ class Sinks(Routes):
                 "forgotten_at_ms": clock.to_wall(sink.due_ms) if sink.due_ms else None,
             }
 
-        found = [sink for sink in sinks.sinks.values() if enters(sink.vhost)]
-        staged = [staging for staging in sinks.stagings.values() if enters(staging.vhost)]
+        found = [sink for sink in sinks.sinks.values() if is_seen(sink.vhost)]
+        staged = [staging for staging in sinks.stagings.values() if is_seen(staging.vhost)]
         return answer(
             {
                 "sinks": await self.http.rows(request, found, row),

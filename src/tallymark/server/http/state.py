@@ -120,7 +120,7 @@ class State:
         return answer({"queues": rows})
 
     async def _exchanges(self, request: web.Request) -> web.Response:
-        enters = self._http.enters(request)
+        is_seen = self._http.sees(request)
         rows = [
             {
                 "vhost": vhost.name,
@@ -132,7 +132,7 @@ class State:
                 "arguments": plain(exchange.arguments),
             }
             for vhost in self._node.broker.vhosts.values()
-            if enters(vhost.name)
+            if is_seen(vhost.name)
             for exchange in vhost.exchanges.values()
         ]
         return answer({"exchanges": rows})
@@ -235,6 +235,7 @@ def queue_row(queue: Queue, clock: Clock) -> dict[str, Any]:
         "leased": queue.account.leased,
         "consumers": len(queue.consumers),
         "subscriptions": len(queue.subscriptions),
+        "paused": queue.paused,
         **(stream_row(queue) if queue.settings.is_stream else {}),
     }
 

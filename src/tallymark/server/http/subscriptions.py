@@ -131,14 +131,14 @@ class Subscriptions:
         return self._holds(request, number_in(request, "fence"), number_in(request, "epoch"))
 
     async def _list(self, request: web.Request) -> web.Response:
-        leases, enters = self._node.broker.leases, self._http.enters(request)
+        leases, is_seen = self._node.broker.leases, self._http.sees(request)
 
         def row(subscription: Subscription) -> dict[str, object]:
             stat = dict(leases.stat(subscription))
             stat["name"] = stat.pop("subscription")
             return stat
 
-        entered = [one for one in leases.subscriptions.values() if enters(one.queue.vhost)]
+        entered = [one for one in leases.subscriptions.values() if is_seen(one.queue.vhost)]
         return answer({"subscriptions": await self._http.rows(request, entered, row)})
 
     async def _attach(self, request: web.Request) -> web.Response:

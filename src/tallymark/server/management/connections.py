@@ -10,7 +10,6 @@ from aiohttp import web
 
 from tallymark.engine.errors import AccessRefused, NotFound
 from tallymark.engine.session import Consumer, consumers_of
-from tallymark.server.access.user import sees_everything
 from tallymark.server.amqp import AmqpClient
 from tallymark.server.client import Client
 from tallymark.server.http.requests import user_of
@@ -73,12 +72,12 @@ class Connections(Routes):
     def seen(self, request: web.Request) -> Iterator[Listed]:
         """The connections that are through their handshake: all, or the user's own."""
         wanted = self.vhost(request).name if "vhost" in request.match_info else None
-        user = user_of(request)
+        is_seen = self.sees_user(request)
         for client in self.node.clients:
             place = place_of(client)
             if place is None or wanted not in (None, place[0]):
                 continue
-            if sees_everything(user) or place[1] == user.name:
+            if is_seen(place[1]):
                 assert isinstance(client, Listed)
                 yield client
 
@@ -118,7 +117,11 @@ class Connections(Routes):
         return await self._rows(request, self._seen_of(request))
 
     async def _close_all(self, request: web.Request) -> web.Response:
-        """Close all connections of a user, as one is closed."""
+        """Close all connections of a user, as one is closed. Raises AccessRefused, also where there
+        are none: that others' are closed is not to be answered, nor logged as done."""
+        user, name = user_of(request), request.match_info["user"]
+        if not user.administrator and name != user.name:
+            raise AccessRefused(f"user '{user.name}' is not an administrator")
         for client in self._seen_of(request):
             self._end(request, client)
         return web.Response(status=204)
@@ -173,10 +176,13 @@ class Connections(Routes):
         raise NotFound(f"no channel '{name}'")
 
     async def _consumers(self, request: web.Request) -> web.Response:
+        """Show the consumers of the connections that the user sees: all, or those of its own."""
+        is_seen = self.sees_user(request)
         found = [
             consumer
             for vhost in self.vhosts(request)
             for queue in vhost.queues.values()
             for consumer in consumers_of(queue)
+            if is_seen(consumer.session.connection.user)
         ]
         return listed(request, await self.http.rows(request, found, consumer_row))

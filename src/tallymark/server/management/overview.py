@@ -42,16 +42,19 @@ class Overview(Routes):
         router.add_get("/api/nodes/{name}", self._node)
 
     async def _overview(self, request: web.Request) -> web.Response:
-        """Show totals of the virtual hosts that the user may see."""
+        """Show totals of the virtual hosts that the user may see, and of those connections there
+        that lists show it."""
         broker = self.node.broker
         vhosts = self.vhosts(request)
         names = {vhost.name for vhost in vhosts}
+        is_seen = self.sees_user(request)
         places = [place_of(client) for client in self.node.clients]
-        sessions = [len(c.sessions) for c in broker.connections.values() if c.vhost in names]
-        rates = Rates(self.node, request).of_vhosts(names)
+        held = [c for c in broker.connections.values() if c.vhost in names and is_seen(c.user)]
+        of_request = Rates(self.node, request)
+        rates = of_request.of_vhosts(names)
         queues = [queue for vhost in vhosts for queue in vhost.queues.values()]
         sums = await self.sums(request, queues)
-        found = {
+        found: dict[str, Any] = {
             "management_version": VERSION,
             "rabbitmq_version": VERSION,
             "product_name": PRODUCT,
@@ -63,15 +66,19 @@ class Overview(Routes):
             "message_stats": rates.counted({name: sums[name] for name in MOVED}, MSG_RATES),
             "queue_totals": rates.counted({name: sums[name] for name in PRESENT}, LENGTHS),
             "object_totals": {
-                "connections": sum(p is not None and p[0] in names for p in places),
-                "channels": sum(sessions),
-                "consumers": sum(len(queue.consumers) for queue in queues),
+                "connections": sum(
+                    p is not None and p[0] in names and is_seen(p[1]) for p in places
+                ),
+                "channels": sum(len(c.sessions) for c in held),
+                "consumers": sum(len(s.consumers) for c in held for s in c.sessions),
                 "queues": len(queues),
                 "exchanges": sum(len(vhost.exchanges) for vhost in vhosts),
             },
         }
         if sees_everything(user_of(request)):
             found |= self._machine()
+            confirms = {"confirm": sum(self.node.confirm_times.counts)}
+            found["message_stats"] |= of_request.of_broker().counted(confirms, MSG_RATES)
         return shown(request, found)
 
     def _machine(self) -> dict[str, Any]:

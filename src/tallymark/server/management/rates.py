@@ -20,7 +20,16 @@ from tallymark.server.client import Client
 from tallymark.server.http.requests import Refused
 from tallymark.server.management.requests import is_number
 from tallymark.server.node import Node
-from tallymark.server.samples import BYTES, MESSAGES, SLOT_MS, At, end_ms, total
+from tallymark.server.samples import (
+    BROKER,
+    BYTES,
+    MESSAGES,
+    OF_BROKER,
+    SLOT_MS,
+    At,
+    end_ms,
+    total,
+)
 
 LENGTHS: Final = "lengths"
 MSG_RATES: Final = "msg_rates"
@@ -55,9 +64,17 @@ class Rates:
     def of_queue(self, queue: Queue) -> Counted:
         return Counted(self, MESSAGES, self._samples.queues.at(queue.id))
 
+    def capacity_of(self, queue: Queue) -> float | None:
+        """Return which part of the time its consumers could take messages; see Capacity.of."""
+        return self._samples.capacity.of(queue, self._slot)
+
     def of_vhosts(self, names: Iterable[str]) -> Counted:
         """Return the rates of all queues in these virtual hosts."""
         return Counted(self, MESSAGES, total(self._samples.vhosts.at(name) for name in names))
+
+    def of_broker(self) -> Counted:
+        """Return the rates of what the broker counts as a whole."""
+        return Counted(self, OF_BROKER, self._samples.broker.at(BROKER))
 
     def of_connection(self, client: Client) -> Counted:
         return Counted(self, BYTES, self._samples.connections.at(client.id))

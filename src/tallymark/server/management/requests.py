@@ -240,6 +240,14 @@ class Routes:
         found, user = self.node.broker.vhosts.values(), user_of(request)
         return [vhost for vhost in found if sees(user, vhost.name)]
 
+    def sees_user(self, request: web.Request) -> Callable[[str], bool]:
+        """Return the function that tells whether a user's connections are shown, with their
+        channels and consumers: everybody's, or the own."""
+        user = user_of(request)
+        if sees_everything(user):
+            return lambda _: True
+        return lambda name: name == user.name
+
     def users(self) -> dict[str, User]:
         """Return all users, including the guest that stands in while none are configured. Raises
         Refused 503."""

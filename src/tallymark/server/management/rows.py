@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import ssl
 from base64 import urlsafe_b64encode
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -28,7 +29,7 @@ from tallymark.server.http.state import plain, stream_row
 from tallymark.server.management.rates import DATA_RATES, LENGTHS, MSG_RATES, Rates
 from tallymark.server.node import Node, node_name
 from tallymark.server.nsq.client import NsqClient
-from tallymark.server.samples import MESSAGES, PRESENT, counts_of
+from tallymark.server.samples import MESSAGES, MOVED, PRESENT, counts_of
 from tallymark.units import UNLIMITED
 from tallymark.wire.nsq.states import State
 
@@ -95,6 +96,9 @@ def queue_row(node: Node, vhost: VirtualHost, queue: Queue, rates: Rates) -> dic
         "message_bytes_ready": queue.account.ready_bytes,
         "message_bytes_unacknowledged": held_bytes,
     }
+    capacity = rates.capacity_of(queue)
+    if capacity is not None:
+        row |= {"consumer_capacity": capacity, "consumer_utilisation": capacity}
     if queue.deferrals:
         row["next_delayed_at"] = node.broker.clock.to_wall(queue.deferrals.next_due())
     if queue.settings.is_quorum or queue.settings.is_stream:
@@ -104,8 +108,15 @@ def queue_row(node: Node, vhost: VirtualHost, queue: Queue, rates: Rates) -> dic
         if queue.end() > 1:
             row["committed_offset"] = queue.end() - 2
     if queue.entered:
-        counts = {"publish": queue.entered, "ack": queue.account.settled}
-        row["message_stats"] = of_queue.counted(counts, MSG_RATES)
+        counts = dict(zip(MESSAGES, counts_of(queue), strict=True))
+        moved, handed_out = {name: counts[name] for name in MOVED}, queue.handed_out
+        row["message_stats"] = {
+            **of_queue.counted(moved, MSG_RATES),
+            "deliver": handed_out.to_settle,
+            "deliver_no_ack": handed_out.for_good,
+            "get": handed_out.got_to_settle,
+            "get_no_ack": handed_out.got_for_good,
+        }
     if at_rest is not None:
         row["idle_since"] = datetime.fromtimestamp(at_rest / 1000, UTC).isoformat("T", MILLIS)
     owner = node.broker.connections.get(queue.exclusive_owner)
@@ -128,19 +139,20 @@ def consumer_row(consumer: Consumer) -> dict[str, Any]:
     connection = session.connection
     handle = session.handle
     number = handle.number if isinstance(handle, Channel | Session) else 0
+    queue = consumer.queue
+    is_single, is_active = queue.settings.single_active, queue.active is consumer
+    status = ("single_active" if is_active else "waiting") if is_single else "up"
     return {
         "consumer_tag": consumer.tag,
-        "queue": {"name": consumer.queue.name, "vhost": consumer.queue.vhost},
+        "queue": {"name": queue.name, "vhost": queue.vhost},
         "ack_required": not consumer.no_ack,
         "exclusive": consumer.exclusive,
         "prefetch_count": 0 if consumer.limit == UNLIMITED else consumer.limit,
-        "active": not consumer.queue.settings.single_active or consumer.queue.active is consumer,
-        "activity_status": "single_active"
-        if consumer.queue.settings.single_active and consumer.queue.active is consumer
-        else "up",
-        "consumer_timeout": timeout_of(consumer, consumer.queue),
+        "active": is_active or not is_single,
+        "activity_status": status,
+        "consumer_timeout": timeout_of(consumer, queue),
         "arguments": plain(consumer.arguments),
-        **({"offset": offset_of(consumer)} if consumer.queue.settings.is_stream else {}),
+        **({"offset": offset_of(consumer)} if queue.settings.is_stream else {}),
         "channel_details": {
             "name": channel_name(connection.name, number),
             "number": number,
@@ -259,6 +271,11 @@ def connection_row(client: AmqpClient, rates: Rates) -> dict[str, Any]:
     }
     if found is not None:
         row |= {"host": found[3], "port": int(found[4])}
+    row |= {key: about[key] for key in ("auth_mechanism", "timeout") if about.get(key, "") != ""}
+    tls: ssl.SSLObject | None = client.transport.get_extra_info("ssl_object")
+    cipher = None if tls is None else tls.cipher()
+    if tls is not None and cipher is not None:
+        row |= {"ssl_protocol": tls.version(), "ssl_cipher": cipher[0]}
     container = about.get("container_id")
     if container is not None:
         row |= {"container_id": container, "user_provided_name": container}
@@ -269,7 +286,8 @@ def connection_row(client: AmqpClient, rates: Rates) -> dict[str, Any]:
 
 def _traffic(client: Client, rates: Rates) -> dict[str, Any]:
     counts = {"recv_oct": client.received_bytes, "send_oct": client.sent_bytes}
-    return rates.of_connection(client).counted(counts, DATA_RATES)
+    found = rates.of_connection(client).counted(counts, DATA_RATES)
+    return {**found, "send_pend": client.unsent()}
 
 
 def channel_rows(client: AmqpClient) -> list[dict[str, Any]]:

@@ -84,7 +84,11 @@ def _broker(node: Node) -> Iterator[Metric]:
     ):  # fmt: skip
         yield CounterMetricFamily(f"tallymark_{name}", text, value=count)
     for name, text, value in (
-        ("connections", "Open connections of clients, AMQP and NSQ.", len(clients)),
+        (
+            "connections",
+            "Sockets of clients, AMQP and NSQ, with those that have not logged in yet.",
+            len(clients),
+        ),
         ("queues", "Queues.", len(broker.queues)),
         ("subscriptions", "Durable subscriptions.", len(broker.leases.subscriptions)),
         ("transactions", "Transactions that have not ended.", len(broker.transactions.open)),

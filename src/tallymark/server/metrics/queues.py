@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from tallymark.engine.queue import Queue
+from tallymark.engine.queue_parts import HandedOut
 from tallymark.engine.session import consumers_of
 from tallymark.engine.streams import first_offset, offset_of
 from tallymark.server.since import SinceStart
@@ -83,6 +84,34 @@ COUNTERS: Final = (
         lambda queue: queue.account.dead_lettered,
     ),
 )
+DELIVERED: Final[tuple[tuple[str, str, Callable[[HandedOut], int]], ...]] = (
+    ("delivered", "Total number of messages delivered to consumers", lambda all: all.total()),
+    (
+        "delivered_consume_manual_ack",
+        "Total number of messages delivered to consumers using basic.consume with manual "
+        "acknowledgment",
+        lambda all: all.to_settle,
+    ),
+    (
+        "delivered_consume_auto_ack",
+        "Total number of messages delivered to consumers using basic.consume with automatic "
+        "acknowledgment",
+        lambda all: all.for_good,
+    ),
+    (
+        "delivered_get_manual_ack",
+        "Total number of messages delivered to consumers using basic.get with manual "
+        "acknowledgment",
+        lambda all: all.got_to_settle,
+    ),
+    (
+        "delivered_get_auto_ack",
+        "Total number of messages delivered to consumers using basic.get with automatic "
+        "acknowledgment",
+        lambda all: all.got_for_good,
+    ),
+)
+"""Counts of what was handed out, under the names that RabbitMQ's plugin has for them."""
 DROPPED: Final = ("tallymark_queue_dropped", "Messages dropped.")
 
 
@@ -112,6 +141,9 @@ class Totals:
         values = (since.entered, since.settled, since.dead_lettered)
         for counter, value in zip(COUNTERS, values, strict=True):
             yield CounterMetricFamily(counter.name, counter.text, value=value)
+        for name, text, of in DELIVERED:
+            count = of(since.handed_out)
+            yield CounterMetricFamily(f"rabbitmq_global_messages_{name}", text, value=count)
         dropped = CounterMetricFamily(*DROPPED, labels=["reason"])
         for reason, name in DROP_REASONS.items():
             dropped.add_metric([name], since.dropped.get(reason, 0))

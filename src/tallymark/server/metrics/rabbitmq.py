@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from tallymark.bridge.identity import VERSION
 from tallymark.server.machine import files_allowed, files_open
 from tallymark.server.node import node_name
+from tallymark.server.places import place_of
 
 if TYPE_CHECKING:
     from tallymark.server.node import Node
@@ -21,9 +22,10 @@ def of_node(node: Node) -> Iterator[Metric]:
     """Yield all of them."""
     yield from _identity()
     broker, alarms = node.broker, node.alarms.active
+    opened = sum(place_of(client) is not None for client in node.clients)
     sessions = sum(len(connection.sessions) for connection in broker.connections.values())
     for name, text, value in (
-        ("connections", "Connections currently open", len(node.clients)),
+        ("connections", "Connections currently open", opened),
         ("channels", "Channels currently open", sessions),
         (
             "consumers",

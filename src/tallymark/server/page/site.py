@@ -23,7 +23,7 @@ from tallymark import __version__
 from tallymark.server.access import audit
 from tallymark.server.access.user import User, UsersError
 from tallymark.server.http.guard import credentials
-from tallymark.server.http.requests import USER, HttpContext, Refused, answer, user_of
+from tallymark.server.http.requests import USER, HttpContext, Refused, answer, told_path, user_of
 from tallymark.server.logs import log_of
 from tallymark.server.node import node_name
 from tallymark.server.page.flow import Flows
@@ -230,7 +230,7 @@ class Site:
             result = await action(view, form)
             user = user_of(request)
             audit.request_done(
-                "page", request.remote or "", user.name, form[ACTION], request.path, 200
+                "page", request.remote or "", user.name, form[ACTION], told_path(request), 200
             )
             if isinstance(result, dict):
                 return _html(await self._rendered(view, page, "", result))

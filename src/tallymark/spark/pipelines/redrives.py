@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from tallymark.printable import printable
 from tallymark.spark.client import (
     Client,
     Endpoint,
@@ -300,7 +301,8 @@ class Display:
         moved = redriven.results.get(MOVED, 0)
         would = "would move" if redriven.dry_run else "moved"
         console.print(
-            f"{escape(self._queue)}: {counted(redriven.chosen, 'message')} chosen, {would} "
+            f"{escape(printable(self._queue))}: "
+            f"{counted(redriven.chosen, 'message')} chosen, {would} "
             f"{moved:,}" + ("" if redriven.dry_run else f", run {escape(redriven.run)}"),
             highlight=False,
             soft_wrap=True,
@@ -319,7 +321,8 @@ class Display:
                 texts = (way.exchange or "(default)", ", ".join(way.routing_keys),
                          ", ".join(way.queues) or "-")  # fmt: skip
                 table.add_row(
-                    *map(escape, texts), *(f"{way.results.get(status, 0):,}" for status in seen)
+                    *(escape(printable(text)) for text in texts),
+                    *(f"{way.results.get(status, 0):,}" for status in seen),
                 )
             if any(nowhere.values()):
                 table.add_row("-", "-", "-", *(f"{nowhere.get(status, 0):,}" for status in seen))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from tallymark.printable import printable
 from tallymark.spark.report import words
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ def show(data: dict[str, Any], console: Console | None = None) -> None:
          for r in data["paths"]["edges"]],
     )  # fmt: skip
     for group in data["paths"]["cycles"]:
-        out.print(f"a cycle: {' -> '.join([*group, group[0]])}", markup=False, soft_wrap=True)
+        cycle = printable(" -> ".join([*group, group[0]]))
+        out.print(f"a cycle: {cycle}", markup=False, soft_wrap=True)
     _table(
         out, "Consumers, slowest first", ("queue", "consumer", "settled", "p50", "p95"),
         [
@@ -88,7 +90,7 @@ def _table(
     for heading in headings:
         table.add_column(heading, justify="left" if heading in TEXTS else "right")
     for row in rows[:MOST]:
-        table.add_row(*map(escape, row))
+        table.add_row(*(escape(printable(cell)) for cell in row))
     console.print(table)
     if len(rows) > MOST:
         console.print(f"and {len(rows) - MOST} more", highlight=False)
