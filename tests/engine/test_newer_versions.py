@@ -10,11 +10,13 @@ import json
 import pytest
 
 from tallymark.engine.broker import Broker
-from tallymark.engine.ledger import counters_record, definition_record
+from tallymark.engine.ledger import counters_record, definition_record, payload_record
 from tallymark.engine.message import Payload
 from tallymark.engine.record import Record
 from tallymark.engine.restore import Restorer
 from tallymark.stored import records
+from tallymark.stored.formats import NEWEST
+from tests.journal.builders import payload
 
 EXCHANGE: dict[str, object] = {
     "op": "exchange", "vhost": "/", "name": "x", "type": "direct", "durable": True,
@@ -129,3 +131,21 @@ def test_dl_20_counters_that_are_not_known_are_refused() -> None:
     assert refused(defined(QUEUE), more) == (
         "messages dropped as 'evaporated': written by a newer version?"
     )
+
+
+def test_dl_20_messages_of_a_format_that_is_not_known_are_refused() -> None:
+    """They were taken for those of AMQP 1.0, and clients got nonsense."""
+
+    def stored(number: int) -> Record:
+        return payload_record(payload([b"a", b"b"], format=number))
+
+    restored(stored(NEWEST))
+    assert (
+        refused(stored(NEWEST + 1)) == "messages of unknown format 4: written by a newer version?"
+    )
+
+
+def test_dl_20_a_verdict_that_is_not_known_is_refused() -> None:
+    made = defined(QUEUE), defined(SUBSCRIPTION)
+    verdicts = Record(records.VERDICTS, 1, 0, 0, 0, owner=1, blob=b"[[0,1,99]]")
+    assert refused(*made, verdicts) == "verdict of unknown outcome 99: written by a newer version?"

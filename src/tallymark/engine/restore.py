@@ -42,6 +42,7 @@ from tallymark.engine.session import ACCEPTED, REJECTED, InFlight
 from tallymark.engine.sinks import part_record
 from tallymark.engine.subscription import Subscription, ranges_of, subscriptions_of
 from tallymark.stored import records
+from tallymark.stored.formats import NEWEST
 from tallymark.stored.records import number_in
 from tallymark.units import EngineMs, LeaseSequence, QueueSequence
 
@@ -301,6 +302,11 @@ class Restorer:
             return
         if kind == records.PAYLOAD:
             self._broker.state.message_ids.at_least(record.first + record.count - 1)
+            if record.payload is not None and record.payload.format > NEWEST:
+                raise ValueError(
+                    f"messages of unknown format {record.payload.format}: written by a newer "
+                    "version?"
+                )
             return
         if kind not in records.KINDS:
             raise ValueError(f"record of unknown kind {kind}: written by a newer version?")
@@ -371,6 +377,10 @@ class Restorer:
         subscription = self._broker.leases.subscriptions.get(record.owner)
         if subscription is not None:
             for first, count, outcome in json.loads(record.blob):
+                if outcome not in records.OUTCOMES:
+                    raise ValueError(
+                        f"verdict of unknown outcome {outcome}: written by a newer version?"
+                    )
                 subscription.judge(first, count, outcome)
 
     def _define(self, record: Record) -> None:

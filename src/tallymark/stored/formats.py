@@ -8,3 +8,6 @@ NSQ: Final = 2
 """Payload.format of NSQ messages."""
 AMQP10: Final = 3
 """Payload.format of AMQP 1.0 sections."""
+
+NEWEST: Final = AMQP10
+"""Highest number of this version. A number is never used for something else."""
