@@ -23,6 +23,7 @@ from tallymark.server.node import Node
 from tallymark.server.shovels import Shovels
 from tallymark.shovels.plan import Plan
 from tallymark.wire.nsq import commands
+from tests.server.faces import nsq_http
 from tests.server.management import connect, done
 from tests.server.nsqd import Client
 from tests.support.patience import until
@@ -127,6 +128,8 @@ def test_only_what_is_confirmed_counts_as_confirmed_over_all_protocols(tmp_path:
         with Client(running.nsq_port) as client:
             client.ok(commands.mpub("topic", [b"1", b"2", b"3"]))
         assert counts() == [7, 4]
+        assert nsq_http(running, "POST", "/mpub?topic=topic", b"4\n5", "")[0] == 200
+        assert counts() == [9, 6]
         channel.basic_get("full", auto_ack=True)
         channel.queue_delete("full")
         delivered = value(families(running, "/metrics"), "rabbitmq_global_messages_delivered")

@@ -329,12 +329,13 @@ class HandedOut:
 
     def __init__(self) -> None:
         self.to_settle = 0
-        """Those sent to consumers that acknowledge, or leased to durable subscriptions."""
+        """Count of those sent to consumers that acknowledge, or leased to durable subscriptions."""
         self.for_good = 0
-        """Those sent to consumers without acknowledgements."""
+        """Count of those sent to consumers without acknowledgements."""
         self.got_to_settle = 0
-        """Those asked for one by one [amqp-0.9.1 basic.get]."""
+        """Count of those asked for one by one [amqp-0.9.1 basic.get]."""
         self.got_for_good = 0
+        """Count of those asked for without acknowledgement."""
 
     def add(self, other: HandedOut, sign: int) -> None:
         """Add the counts of another queue; sign -1: take them off."""

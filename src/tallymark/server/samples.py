@@ -141,7 +141,7 @@ class Series(Generic[Key]):
 
 
 class Capacity:
-    """Which part of the time consumers of a queue could take messages, the newest time counted
+    """Part of the time in which consumers of a queue could take messages, the newest time counted
     most [rabbitmq consumer capacity].
 
     It is looked at at the end of each slot in which the broker did something. A look counts as much

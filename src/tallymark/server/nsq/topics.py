@@ -112,6 +112,7 @@ class TopicRoutes:
             self._http.topics.publish(topic, raw, cuts, CELL_HEAD, now, delay_ms)
         count = self._node.broker.publishing.published - published
         self._node.pacer.published_over_http(self._http.topics.vhost, user, count)
+        self._node.broker.durability.answered(count)
         await self._node.durable()
         return answer("OK")
 
