@@ -17,9 +17,9 @@ from tallymark.spark.client import Client, Endpoint
 from tallymark.spark.options import SourceOptions
 
 ANSWER_BYTES: Final = 24 << 20
-"""Raw bytes asked for at a time from the journal's files. Each answer costs the broker nearly half a
-millisecond beside its bytes. From 32 MiB on malloc gives each answer memory that is new, which costs
-the worker more than the broker saves."""
+"""Raw bytes asked for at a time from the journal's files. Each answer costs the broker nearly half
+a millisecond beside its bytes. From 32 MiB on malloc gives each answer memory that is new, which
+costs the worker more than the broker saves."""
 _clients: dict[Endpoint, Client] = {}
 
 
