@@ -302,11 +302,8 @@ class Restorer:
             return
         if kind == records.PAYLOAD:
             self._broker.state.message_ids.at_least(record.first + record.count - 1)
-            if record.payload is not None and record.payload.format > NEWEST:
-                raise ValueError(
-                    f"messages of unknown format {record.payload.format}: written by a newer "
-                    "version?"
-                )
+            if record.payload is not None:
+                self._check_format(record.payload.format)
             return
         if kind not in records.KINDS:
             raise ValueError(f"record of unknown kind {kind}: written by a newer version?")
@@ -382,6 +379,10 @@ class Restorer:
                         f"verdict of unknown outcome {outcome}: written by a newer version?"
                     )
                 subscription.judge(first, count, outcome)
+
+    def _check_format(self, format: int) -> None:
+        if format > NEWEST and format not in self._broker.formats:
+            raise ValueError(f"messages of unknown format {format}: written by a newer version?")
 
     def _define(self, record: Record) -> None:
         broker = self._broker
