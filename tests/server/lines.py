@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -89,6 +90,16 @@ def until_closed(raw: socket.socket) -> bytes:
     while data := raw.recv(1 << 20):
         parts.append(data)
     return b"".join(parts)
+
+
+def say_no_more(raw: socket.socket) -> None:
+    """End what this side says. A broker that has reset the connection by now leaves nothing to
+    end."""
+    try:
+        raw.shutdown(socket.SHUT_WR)
+    except OSError as error:
+        if error.errno != errno.ENOTCONN:
+            raise
 
 
 def memory_mib(broker: BrokerProcess) -> float:

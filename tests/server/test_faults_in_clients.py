@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +18,7 @@ import pytest
 from tallymark.wire.amqp091.frames import PROTOCOL_HEADER
 from tallymark.wire.amqp091.methods import ConnectionStartOk
 from tallymark.wire.nsq.commands import MAGIC, auth
-from tests.server.lines import DOORS, GUEST, HTTP_DOORS, until_closed
+from tests.server.lines import DOORS, GUEST, HTTP_DOORS, say_no_more, until_closed
 from tests.support.amqp091 import method_frame
 from tests.support.amqp10_socket import Client as Client10
 from tests.support.process import BrokerProcess
@@ -162,7 +161,7 @@ def test_requests_that_clients_break_off_are_no_faults(tmp_path: Path) -> None:
             for sent in BROKEN_OFF:
                 with door.connect(broker) as raw:
                     raw.sendall(sent)
-                    raw.shutdown(socket.SHUT_WR)
+                    say_no_more(raw)
                     with suppress(ConnectionResetError):
                         until_closed(raw)
         assert broker.http("GET", "/healthz", user=None)[0] == 200

@@ -19,6 +19,7 @@ from pika.exceptions import AMQPError
 from tallymark.wire.amqp10.sasl import plain_response
 from tallymark.wire.nsq import commands
 from tests.server.faces import nsq_http
+from tests.server.lines import say_no_more, until_closed
 from tests.server.management import FULL, call, done
 from tests.server.nsqd import Client as NsqClient
 from tests.server.nsqd import call as nsqd_call
@@ -78,9 +79,9 @@ def log_in_everywhere(broker: BrokerProcess, password: str, is_right: bool) -> N
         assert call(broker, "POST", "exchanges/%2F/amq.default/publish", body)[0] == 400
     with socket.create_connection(("127.0.0.1", broker.amqp_port), timeout=PATIENCE_S) as raw:
         raw.sendall(b"AMQP\0\0\x09\x01" + b"\x01\0\0\0\0\0\xff" + password.encode())
-        raw.shutdown(socket.SHUT_WR)
-        while raw.recv(65536):
-            pass
+        say_no_more(raw)
+        with suppress(ConnectionResetError):
+            until_closed(raw)
 
 
 @pytest.fixture(scope="module")
