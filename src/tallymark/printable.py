@@ -13,3 +13,10 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join([one if one.isprintable() else ascii(one)[1:-1] for one in text])
+
+
+def literal(text: str) -> str:
+    """Return what shows such a text in one of rich's, where brackets are marks."""
+    from rich.markup import escape
+
+    return escape(printable(text))

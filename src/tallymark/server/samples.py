@@ -144,8 +144,8 @@ class Capacity:
     """Part of the time in which consumers of a queue could take messages, the newest time counted
     most [rabbitmq consumer capacity].
 
-    It is looked at at the end of each slot in which the broker did something. A look counts as much
-    as all those before it.
+    The sampler looks at each queue at the end of a slot in which the broker did something. What it
+    finds counts as much as all that it found before.
     """
 
     def __init__(self) -> None:

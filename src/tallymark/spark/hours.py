@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from tallymark.printable import printable
+from tallymark.printable import literal
 from tallymark.spark.ranges import MS_OF_HOUR
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ def iso_hour(hour: int) -> str:
 def show_hours(console: Console, accounts: Sequence[Hour]) -> None:
     """A table with a row for each queue and hour."""
     from rich import box
-    from rich.markup import escape
     from rich.measure import Measurement
     from rich.table import Table
 
@@ -48,7 +47,7 @@ def show_hours(console: Console, accounts: Sequence[Hour]) -> None:
         label = f"{one.vhost}: {one.queue}".removeprefix("/: ").removeprefix(": ")
         good = "green" if one.difference == 0 and not one.faults else "bold red"
         table.add_row(
-            escape(printable(label)) if label != last else "",
+            literal(label) if label != last else "",
             one.hour.replace("T", " ").removesuffix("Z") or "(never entered)",
             *(f"{n:,}" for n in (one.entered, one.there, one.settled, one.dead_lettered)),
             f"{sum(one.dropped.values()):,}",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
-from tallymark.printable import printable
+from tallymark.printable import literal, printable
 from tallymark.spark.account import STILL_THERE, Account, Fault, Reconciliation
 from tallymark.spark.client import counted
 from tallymark.spark.hours import show_hours
@@ -63,18 +63,18 @@ def _show_notes(console: Console, outcome: Reconciliation) -> None:
     for account in outcome.accounts:
         if account.dropped:
             reasons = [f"{count:,} {why}" for why, count in sorted(account.dropped.items())]
-            console.print(f"dropped from {_literal(_label(account))}: {', '.join(reasons)}")
+            console.print(f"dropped from {literal(_label(account))}: {', '.join(reasons)}")
     for moved in outcome.letters:
         console.print(
-            f"dead letters from {_literal(moved.source)} to {_literal(moved.target)}: "
+            f"dead letters from {literal(moved.source)} to {literal(moved.target)}: "
             f"{moved.count:,}",
             soft_wrap=True,
         )
     for back in outcome.returned:
-        text = f"deliveries returned to {_literal(back.queue)}: {back.count:,} by {back.reason}"
+        text = f"deliveries returned to {literal(back.queue)}: {back.count:,} by {back.reason}"
         if back.reason == UNSURE:
             text = (
-                f"{_literal(back.queue)}: {back.count:,} may have been delivered before a crash, "
+                f"{literal(back.queue)}: {back.count:,} may have been delivered before a crash, "
                 "though no row says so"
             )
         console.print(
@@ -84,16 +84,14 @@ def _show_notes(console: Console, outcome: Reconciliation) -> None:
     for account in outcome.accounts:
         if account.before_ledger:
             console.print(
-                f"{_literal(account.queue)}: sequences 1 to {account.before_ledger:,} are older "
+                f"{literal(account.queue)}: sequences 1 to {account.before_ledger:,} are older "
                 "than the ledger that is kept and were left out"
             )
         if not account.from_ledger:
-            console.print(
-                f"{_literal(account.queue)}: not durable, the account is the broker's own"
-            )
+            console.print(f"{literal(account.queue)}: not durable, the account is the broker's own")
     for fault in outcome.faults:
         console.print(
-            f"[bold red]{_literal(fault.queue)}: sequences {fault.first} to {fault.last}"
+            f"[bold red]{literal(fault.queue)}: sequences {fault.first} to {fault.last}"
             f"{_ids(fault)}: {fault.fault}[/]",
             soft_wrap=True,
         )
@@ -123,20 +121,13 @@ def _account_table(accounts: list[Account]) -> Table:
     for account in accounts:
         good = "green" if account.difference == 0 else "bold red"
         table.add_row(
-            _literal(_label(account)),
+            literal(_label(account)),
             f"{account.entered:,}",
             *(f"{_term(name)(account):,}" for name in shown),
             f"{sum(account.dropped.values()):,}",
             f"[{good}]{account.difference:,}[/]",
         )
     return table
-
-
-def _literal(name: str) -> str:
-    """Return what shows a name as it is in a text with marks."""
-    from rich.markup import escape
-
-    return escape(printable(name))
 
 
 def _label(account: Account) -> str:

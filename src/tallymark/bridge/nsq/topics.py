@@ -21,8 +21,10 @@ what others bind, unbind or pause there is followed (Registry.followers) and put
 from __future__ import annotations
 
 from array import array
-from typing import final
+from collections.abc import Callable
+from typing import TypeVar, final
 
+from tallymark.bridge.nsq.topic import Topic, place_of
 from tallymark.bridge.operations import NSQ_CHANNEL, NSQ_TOPIC
 from tallymark.bridge.permissions import CONFIGURE, EXCHANGE, QUEUE, READ, WRITE, Access
 from tallymark.engine.arguments import named
@@ -42,67 +44,12 @@ from tallymark.engine.session import NOBODY, Connection, Session
 from tallymark.engine.settings import DROP_TAIL, REJECT_PUBLISH
 from tallymark.engine.topology import Targets
 from tallymark.engine.vhost import VirtualHost
-from tallymark.stored.annotations import Annotations, Route
+from tallymark.stored.annotations import Annotations
 from tallymark.stored.formats import NSQ
 from tallymark.units import EngineMs
-from tallymark.wire.nsq.names import is_ephemeral, is_name
+from tallymark.wire.nsq.names import is_ephemeral
 
-
-@final
-class Topic:
-    """One topic. Changed by Topics only."""
-
-    __slots__ = (
-        "backlog",
-        "channels",
-        "ephemeral",
-        "exchange",
-        "generation",
-        "message_bytes",
-        "message_count",
-        "name",
-        "refusing",
-        "route",
-        "routes_singly",
-        "targets",
-        "vhost",
-    )
-
-    def __init__(
-        self,
-        name: str,
-        vhost: VirtualHost,
-        exchange: Exchange,
-        backlog: Queue,
-        channels: dict[str, Queue],
-    ) -> None:
-        self.name = name
-        self.vhost = vhost
-        self.exchange = exchange
-        self.backlog = backlog
-        """Queue of messages that were published while the topic had no channel, or was paused. Its
-        depth is `ready`."""
-        self.channels = channels
-        """Channels by name."""
-        self.ephemeral = is_ephemeral(name)
-        self.message_count = 0
-        """Count of messages published by NSQ clients and over HTTP since the broker started."""
-        self.message_bytes = 0
-        """Bytes of the bodies of these messages."""
-        self.route = Route(name, name)
-        self.targets: Targets | None = None
-        self.refusing: list[Queue] = []
-        """Queues of the topic itself that refuse messages when full."""
-        self.routes_singly = False
-        """True if its exchange leads to one that routes each message by itself."""
-        self.generation = 0
-        """Generation of the virtual host when `targets`, `refusing` and `routes_singly` were
-        computed."""
-
-    @property
-    def paused(self) -> bool:
-        """True while messages are not copied to the channels and wait in the backlog [NQ-9]."""
-        return self.backlog.paused
+Made = TypeVar("Made")
 
 
 @final
@@ -145,6 +92,7 @@ class Topics:
         self._channels: dict[str, dict[str, Queue]] = {}
         """Channel queues by topic and channel."""
         self._is_wiring = False
+        """True during a change of our own."""
         self._find_all()
         broker.registry.observers.append(self._observe)
         broker.registry.followers.append(self._follow)
@@ -188,11 +136,7 @@ class Topics:
     ) -> Topic:
         """Return the topic of this exchange, with its bindings set."""
         if found is None:
-            self._is_wiring = True
-            try:
-                backlog = self._queue(name, "", is_ephemeral(name), False)
-            finally:
-                self._is_wiring = False
+            backlog = self._wiring(lambda: self._queue(name, "", is_ephemeral(name), False))
             channels = self._channels.setdefault(name, {})
             found = Topic(name, vhost, exchange, backlog, channels)
             self._topics[name] = found
@@ -315,7 +259,7 @@ class Topics:
         topic.refusing = [
             queue
             for queue in (targets.queues if targets.guarded else ())
-            if queue.settings.overflow == REJECT_PUBLISH and _place_of(queue)[0] == topic.name
+            if queue.settings.overflow == REJECT_PUBLISH and place_of(queue)[0] == topic.name
         ]
         topic.generation = vhost.generation
         return targets
@@ -381,11 +325,9 @@ class Topics:
         if found is None:
             durable = not is_ephemeral(name)
             mark: dict[str, object] = {NSQ_TOPIC: name}
-            self._is_wiring = True
-            try:
-                return vhost.declare_exchange(name, FANOUT, durable, False, False, mark, False)
-            finally:
-                self._is_wiring = False
+            return self._wiring(
+                lambda: vhost.declare_exchange(name, FANOUT, durable, False, False, mark, False)
+            )
         if found.type != FANOUT or found.internal:
             kind = "internal" if found.internal else f"of type '{found.type}'"
             what = named("exchange", name, vhost.name)
@@ -410,7 +352,7 @@ class Topics:
             arguments["x-overflow"] = DROP_TAIL
         current = self.broker.vhost(self.vhost).queues.get(name)
         if current is not None:
-            if _place_of(current) != (topic, channel):
+            if place_of(current) != (topic, channel):
                 what = named("queue", name, self.vhost)
                 raise PreconditionFailed(f"{what} is not a queue of topic '{topic}'")
             return current
@@ -456,22 +398,28 @@ class Topics:
         return has_moved
 
     def _bind(self, topic: Topic, queue: Queue) -> None:
-        self._is_wiring = True
-        try:
-            self.broker.vhost(self.vhost).bind_queue(queue.name, topic.name, "", {}, NOBODY)
-        finally:
-            self._is_wiring = False
+        vhost = self.broker.vhost(self.vhost)
+        self._wiring(lambda: vhost.bind_queue(queue.name, topic.name, "", {}, NOBODY))
 
     def _unbind(self, topic: Topic, queue: Queue) -> None:
         """Unbind a queue of the topic, also where AMQP clients bound it, with keys of theirs."""
         vhost = self.broker.vhost(self.vhost)
-        self._is_wiring = True
-        try:
+
+        def unbind() -> None:
             for one in vhost.topology.bindings_to(queue):
                 if one.source.name == topic.name:
                     vhost.unbind_queue(queue.name, topic.name, one.key, one.arguments, NOBODY)
+
+        self._wiring(unbind)
+
+    def _wiring(self, change: Callable[[], Made]) -> Made:
+        """Make a change of our own, which nobody needs to follow; return what it returns. Raises as
+        `change`."""
+        before, self._is_wiring = self._is_wiring, True
+        try:
+            return change()
         finally:
-            self._is_wiring = False
+            self._is_wiring = before
 
     # -- following changes of queues
 
@@ -483,7 +431,7 @@ class Topics:
             return
         names: dict[str, None] = {}
         for queue in vhost.queues.values():
-            topic, channel = _place_of(queue)
+            topic, channel = place_of(queue)
             if topic:
                 names[topic] = None
                 if channel:
@@ -503,7 +451,7 @@ class Topics:
             return  # the exchange of that name is none of ours: NSQ clients get E_BAD_TOPIC
 
     def _observe(self, queue: Queue, exists: bool) -> None:
-        name, channel = _place_of(queue)
+        name, channel = place_of(queue)
         if not name or queue.vhost != self.vhost:
             return
         topic = self._topics.get(name)
@@ -536,7 +484,7 @@ class Topics:
         resumed. To pause its backlog is to pause the topic."""
         if self._is_wiring or queue.vhost != self.vhost:
             return
-        name, channel = _place_of(queue)
+        name, channel = place_of(queue)
         topic = self._topics.get(name)
         if topic is None:
             return
@@ -599,18 +547,3 @@ class Topics:
     def _note(self, topic: str, channel: str, exists: bool) -> None:
         if self.keeps_changes:
             self.changed.append((topic, channel, exists))
-
-
-def _place_of(queue: Queue) -> tuple[str, str]:
-    """Return topic and channel that a queue belongs to; ("", "") if it belongs to none. A stream
-    does not: nobody takes messages out of it. Nor does a queue whose arguments are no names of
-    NSQ's: no client could name it, and nsqlookupd would end the connection that it is told on."""
-    topic = queue.arguments.get(NSQ_TOPIC)
-    channel = queue.arguments.get(NSQ_CHANNEL, "")
-    if queue.exclusive_owner or queue.settings.is_stream:
-        return "", ""
-    if not isinstance(topic, str) or not isinstance(channel, str):
-        return "", ""
-    if queue.name != f"{topic}:{channel}" or not is_name(topic):
-        return "", ""
-    return (topic, channel) if not channel or is_name(channel) else ("", "")

@@ -19,7 +19,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, final
 
-from tallymark.bridge.nsq.topics import Topic, Topics
+from tallymark.bridge.nsq.topic import Topic
+from tallymark.bridge.nsq.topics import Topics
 from tallymark.engine.queue import Queue
 from tallymark.server.quantiles import Window, merged, quantiles
 from tallymark.units import EngineMs, WallMs

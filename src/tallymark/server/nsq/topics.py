@@ -9,7 +9,7 @@ from array import array
 
 from aiohttp import web
 
-from tallymark.bridge.nsq.topics import Topic
+from tallymark.bridge.nsq.topic import Topic
 from tallymark.server.logs import log_of
 from tallymark.server.nsq.requests import (
     BOOLS,

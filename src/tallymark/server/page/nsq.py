@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tallymark.bridge.nsq.topics import Topic
+from tallymark.bridge.nsq.topic import Topic
 from tallymark.engine.queue import Queue
 from tallymark.server.page.tables import Column, table_of
 from tallymark.server.page.view import Context, Page, View, at

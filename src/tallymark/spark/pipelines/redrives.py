@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from tallymark.printable import printable
+from tallymark.printable import literal
 from tallymark.spark.client import (
     Client,
     Endpoint,
@@ -294,16 +294,15 @@ class Display:
             return
         from rich import box
         from rich.console import Console
-        from rich.markup import escape
         from rich.table import Table
 
         console = Console(emoji=False)
         moved = redriven.results.get(MOVED, 0)
         would = "would move" if redriven.dry_run else "moved"
         console.print(
-            f"{escape(printable(self._queue))}: "
+            f"{literal(self._queue)}: "
             f"{counted(redriven.chosen, 'message')} chosen, {would} "
-            f"{moved:,}" + ("" if redriven.dry_run else f", run {escape(redriven.run)}"),
+            f"{moved:,}" + ("" if redriven.dry_run else f", run {literal(redriven.run)}"),
             highlight=False,
             soft_wrap=True,
         )
@@ -321,7 +320,7 @@ class Display:
                 texts = (way.exchange or "(default)", ", ".join(way.routing_keys),
                          ", ".join(way.queues) or "-")  # fmt: skip
                 table.add_row(
-                    *(escape(printable(text)) for text in texts),
+                    *map(literal, texts),
                     *(f"{way.results.get(status, 0):,}" for status in seen),
                 )
             if any(nowhere.values()):

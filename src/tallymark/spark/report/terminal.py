@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from tallymark.printable import printable
+from tallymark.printable import literal, printable
 from tallymark.spark.report import words
 
 if TYPE_CHECKING:
@@ -81,7 +81,6 @@ def _table(
     console: Console, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> None:
     from rich import box
-    from rich.markup import escape
     from rich.table import Table
 
     if not rows:
@@ -90,7 +89,7 @@ def _table(
     for heading in headings:
         table.add_column(heading, justify="left" if heading in TEXTS else "right")
     for row in rows[:MOST]:
-        table.add_row(*(escape(printable(cell)) for cell in row))
+        table.add_row(*map(literal, row))
     console.print(table)
     if len(rows) > MOST:
         console.print(f"and {len(rows) - MOST} more", highlight=False)
