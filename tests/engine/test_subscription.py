@@ -68,6 +68,7 @@ def test_a_part_of_a_batch_ends_with_the_piece_that_reaches_its_bytes() -> None:
                 rows = [at for first, piece in found for at in range(first, first + len(piece))]
                 assert rows == list(range(low, low + len(rows)))
                 sizes = [piece.size() for _, piece in found]
+                assert all(sizes), "an empty part"
                 assert sum(sizes[:-1]) < limit
                 assert len(rows) == high - low or sum(sizes) >= limit
 

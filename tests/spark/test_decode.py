@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tallymark.engine.message import Payload
@@ -362,6 +362,24 @@ def damaged(draw: st.DrawFn) -> bytes:
 
 
 @st.composite
+def alike(draw: st.DrawFn) -> list[bytes]:
+    """Cells of one size that differ in their bodies alone, but for a byte that was changed in one
+    or in all of them."""
+    size = draw(st.integers(0, 40))
+    section = draw(sections | st.binary(min_size=2, max_size=12))
+    split = draw(st.integers(1, 40) | st.just(1 << 17))
+    bodies = draw(st.lists(st.binary(min_size=size, max_size=size), min_size=2, max_size=6))
+    found = [bytearray(cell(body, section, 7, split)) for body in bodies]
+    whole, before = len(found[0]), len(cell(b"", section, 7))
+    at = draw(st.none() | st.sampled_from([whole - 1, before]) | st.integers(0, whole - 1))
+    if at is not None and at < whole:
+        value = draw(st.integers(0, 255))
+        for one in draw(st.sampled_from([found, *([one] for one in found)])):
+            one[at] = value
+    return [bytes(one) for one in found]
+
+
+@st.composite
 def blocks(draw: st.DrawFn, kinds: st.SearchStrategy[bytes]) -> tuple[bytes, list[dict[str, Any]]]:
     """A READ answer, and the rows it stands for: slices of several payloads in any order."""
     out: list[Record] = []
@@ -422,6 +440,22 @@ def test_damaged_messages_are_marked_and_harm_no_other(
     made: tuple[bytes, list[dict[str, Any]]],
 ) -> None:
     assert_rows(*made)
+
+
+@given(alike())
+@example([cell(b"")[:-9] + b"\xff" * 7 + b"\xf8\0\0\xce"] * 2)  # announces -8 bytes, has none
+@example([cell(b"") + frame(3, 1, b"")] * 2)
+@settings(max_examples=400, deadline=None)
+def test_messages_that_differ_in_their_bodies_alone_decode_as_one_by_one(
+    inside: list[bytes],
+) -> None:
+    payload = payload_of(inside)
+    rows = rows_of(packer.pack([entry(payload), leased(payload, 0, len(inside), 1, 1)]))
+    assert len(rows) == len(inside)
+    for row, one in zip(rows, inside, strict=True):
+        wanted = naive(one)
+        wanted.pop("cluster_id")
+        assert {name: row[name] for name in wanted} == wanted
 
 
 @given(blocks(cells), st.lists(st.sampled_from(schema.ALL), min_size=1, unique=True))

@@ -5,18 +5,22 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable
 from typing import Final, final
 
+from tallymark.engine.errors import Unreadable
 from tallymark.engine.ledger import leased_answer, live_answer, missing_answer, payload_record
 from tallymark.engine.message import Payload, Slice
 from tallymark.engine.record import Record
+from tallymark.engine.store import Store
 from tallymark.stored.layout import crc32c
 from tallymark.units import LeaseSequence, MessageId, Position, QueueSequence
 
 BLOCK_BYTES: Final = 4 << 20
 """A block of an answer ends with the message that passes this; only a single message makes a larger
 one."""
+UNCUT: Final = 1 << 20
+"""A slice of so many bytes or less, behind others, is added whole or not at all: for a part of it
+the bytes would have to be read, as its checksum is computed here."""
 PIECES: Final = 4096
 """Maximum number of slices in one answer."""
 
@@ -33,27 +37,37 @@ class Span:
 
 
 class Extents:
-    """The rows of one answer and the places of their bytes. Subclasses define the rows."""
+    """The rows of one answer and the places of their bytes. Subclasses define the rows.
 
-    def __init__(self, queue_id: int, most_bytes: int, read: Callable[[Payload], bytes]) -> None:
-        """read: function that returns a payload's bytes, checked."""
-        self._read = read
+    What an answer means stays in the journal until `release`.
+    """
+
+    def __init__(self, queue_id: int, most_bytes: int, store: Store) -> None:
+        self._store = store
         self.rows: list[Record] = []
         self.spans: list[Span] = []
+        self.held: list[Slice] = []
+        """Slices that were added, of which the answer is a user."""
         self._queue_id = queue_id
         self._room = most_bytes
-        self._pieces = 0
 
     @property
     def full(self) -> bool:
-        return self._room <= 0 or self._pieces >= PIECES
+        return self._room <= 0 or len(self.held) >= PIECES
 
-    def put(self, piece: Slice) -> Slice:
+    def release(self) -> None:
+        """Let go of what the answer means. A second call has no effect."""
+        for piece in self.held:
+            self._store.finish(piece.payload, len(piece))
+        self.held.clear()
+
+    def put(self, piece: Slice) -> int:
         """Add a slice, or the part of it that there is room for, at least one message to an empty
-        answer. Its bytes are in the journal. Returns the part that was added.
+        answer. Its bytes are in the journal. Returns how many messages were added.
 
         The receiver of the bytes checks them: each payload of the answer has a checksum, or one for
-        each message. For a part of a payload it is computed here. Raises as `read`.
+        each message. For a part of a payload it is computed here. Raises Unreadable: that part's
+        bytes cannot be read; nothing was added.
         """
         payload, lo = piece.payload, piece.lo
         cuts = payload.cuts
@@ -61,28 +75,29 @@ class Extents:
         hi = max(fitting, lo if self.rows else lo + 1)
         if hi < piece.hi:
             self._room = 0
+            if hi == lo or (self.rows and cuts[piece.hi] - cuts[lo] <= UNCUT):
+                return 0
             piece = piece.part(0, hi - lo)
-            if hi == lo:
-                return piece
         part = payload.window(lo, hi)
         self._sum(payload, part, lo)
         self.rows.append(payload_record(part))
         self._add_rows(piece, part)
         self._add_spans(part)
         self._room -= part.size
-        self._pieces += 1
-        return piece
+        self._store.use(payload, part.count)
+        self.held.append(piece)
+        return part.count
 
     def _sum(self, payload: Payload, part: Payload, lo: int) -> None:
         pack = part.pack
         if pack is None:
             if part.sum < 0:
                 begin = payload.cuts[lo]
-                part.sum = crc32c(self._read(payload)[begin : begin + part.size])
+                part.sum = crc32c(self._store.read(payload)[begin : begin + part.size])
         elif pack.sums is None:
             sums = array("I")
             for i in range(part.count):
-                sums.append(crc32c(self._read(part.single(i))))
+                sums.append(crc32c(self._store.read(part.single(i))))
             pack.sums = sums
 
     def _add_rows(self, piece: Slice, part: Payload) -> None:
@@ -125,21 +140,26 @@ class Extents:
 class StreamExtents(Extents):
     """Messages of a stream, from one sequence on."""
 
-    def __init__(
-        self, queue_id: int, low: QueueSequence, most_bytes: int, read: Callable[[Payload], bytes]
-    ) -> None:
-        super().__init__(queue_id, most_bytes, read)
+    def __init__(self, queue_id: int, low: QueueSequence, most_bytes: int, store: Store) -> None:
+        super().__init__(queue_id, most_bytes, store)
         self.next = low
         """Sequence at which the answer ends; it is not included."""
 
-    def add(self, piece: Slice) -> Slice:
-        """Add a slice, as `put` does. Sequences before it are reported as missing."""
-        self.pass_over(piece.first)
-        put = self.put(piece)
-        self.next = QueueSequence(put.first + len(put))
-        return put
+    def add(self, pieces: list[Slice], high: QueueSequence) -> None:
+        """Add the slices below `high`, as `put` does, as far as there is room. Sequences between
+        them are reported as missing. Raises Unreadable, with nothing held."""
+        for piece in pieces:
+            self._pass_over(piece.first)
+            try:
+                self.next = QueueSequence(piece.first + self.put(piece))
+            except Unreadable:
+                self.release()
+                raise
+            if self.full:
+                return
+        self._pass_over(high)
 
-    def pass_over(self, high: QueueSequence) -> None:
+    def _pass_over(self, high: QueueSequence) -> None:
         """Report the sequences below `high` that were not added as missing."""
         if high > self.next:
             self.rows.append(missing_answer(self._queue_id, self.next, high - self.next))
@@ -162,19 +182,27 @@ class LeaseExtents(Extents):
         epoch: int,
         low: LeaseSequence,
         most_bytes: int,
-        read: Callable[[Payload], bytes],
+        store: Store,
     ) -> None:
-        super().__init__(queue_id, most_bytes, read)
+        super().__init__(queue_id, most_bytes, store)
         self.next = low
         """Lease sequence at which the answer ends; it is not included."""
         self._epoch = epoch
 
-    def add(self, first: LeaseSequence, piece: Slice) -> Slice:
-        """Add a slice, as `put` does. first: its first lease sequence."""
-        self.next = first
-        put = self.put(piece)
-        self.next = LeaseSequence(first + len(put))
-        return put
+    def add(self, leased: list[tuple[LeaseSequence, Slice]]) -> Slice | None:
+        """Add the slices with these first lease sequences, as `put` does, as far as there is room.
+        Returns the one whose bytes cannot be read, with nothing held; else None."""
+        for first, piece in leased:
+            self.next = first
+            try:
+                self.next = LeaseSequence(first + self.put(piece))
+            except Unreadable as error:
+                self.release()
+                self._store.trouble = str(error)
+                return piece
+            if self.full:
+                break
+        return None
 
     def _add_row(self, piece: Slice, part: Payload, lo: int, hi: int, known: bytes) -> None:
         self.rows.append(

@@ -11,11 +11,11 @@ not of the path taken. A message's place is its sequence number, until it is put
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
 from typing import Final, final
 
 from tallymark.engine.message import Payload, Slice
-from tallymark.engine.packing import unpack_all, unpack_head, view
+from tallymark.engine.packing import unpack_all, unpack_head, unpacked, view
+from tallymark.engine.slices import Slices
 from tallymark.stored.annotations import Annotations
 from tallymark.units import EngineMs, QueueSequence
 
@@ -37,7 +37,7 @@ class Lane:
         """Returned slices, sorted by place. The first `_gone` entries were taken; the list is
         emptied when all were."""
         self._gone = 0
-        self.fresh: deque[Slice] = deque()
+        self.fresh = Slices()
 
     def in_front(self) -> list[Slice]:
         """Return the returned slices, in order. The list must not be changed."""
@@ -143,18 +143,20 @@ class Lane:
         piece = self.fresh[index]
         return view(piece, max(0, place - piece.first))
 
-    def between(self, low: int, high: int) -> list[Slice]:
-        """Return a stream's slices at places low..high-1 as new parts, packed ones included.
-        O(slices) in the range."""
+    def between(self, low: int, high: int, most_bytes: int) -> list[Slice]:
+        """Return a stream's slices at places low..high-1 as new parts, packed ones included, and
+        none behind those that have `most_bytes` together. O(slices) in the result."""
         fresh = self.fresh
         index = self.index_of(low)
         found: list[Slice] = []
-        while index < len(fresh):
+        while index < len(fresh) and most_bytes > 0:
             piece = fresh[index]
-            if piece.first >= high:
+            start, stop = max(0, low - piece.first), min(len(piece), high - piece.first)
+            if stop <= start:
                 break
-            start = max(0, low - piece.first)
-            found.append(piece.part(start, min(len(piece), high - piece.first)))
+            part = piece.part(start, stop)
+            found.append(part)
+            most_bytes -= part.size()
             index += 1
         return found
 
@@ -177,15 +179,10 @@ class Lane:
     def isolated(self, place: int, n: int) -> list[Slice]:
         """Return n messages of a stream from `place` on, all of one slice, as slices of the lane
         with no other messages in them. Packed slices are unpacked."""
-        fresh = self.fresh
         index = self.index_of(place)
-        before = [fresh.popleft() for _ in range(index)]
-        whole = deque([fresh.popleft()])
-        if whole[0].payload.pack is not None:
-            whole = unpack_all(whole)
         found: list[Slice] = []
         parts: list[Slice] = []
-        for piece in whole:
+        for piece in unpacked(self.fresh[index]):
             low = min(max(0, place - piece.first), len(piece))
             high = min(max(low, place + n - piece.first), len(piece))
             if low < high:
@@ -193,7 +190,7 @@ class Lane:
             for part in (piece.part(0, low), piece.part(low, high), piece.part(high, len(piece))):
                 if part.hi > part.lo:
                     parts.append(found[-1] if found and part.first == found[-1].first else part)
-        fresh.extendleft(reversed([*before, *parts]))
+        self.fresh.replace(index, parts)
         return found
 
     def put_between(self, piece: Slice) -> None:
@@ -210,7 +207,7 @@ class Lane:
         fresh = self.fresh
         for at in range(len(fresh)):
             if fresh[at] is piece:
-                del fresh[at]
+                fresh.remove(at)
                 return
         raise ValueError(f"no slice of the lane begins at {piece.first}")
 

@@ -13,10 +13,10 @@ part of a larger payload would have a position that no earlier row of the journa
 from __future__ import annotations
 
 from array import array
-from collections import deque
 from typing import Final, final
 
 from tallymark.engine.message import PACKED, PART, Pack, Payload, Slice, closed
+from tallymark.engine.slices import Slices
 from tallymark.stored.annotations import Annotations
 from tallymark.units import Position, QueueSequence
 
@@ -109,7 +109,7 @@ class Packing:
         self.look_after = fresh + group
         """Number of new slices in a queue after which it is examined."""
 
-    def pack_newest(self, fresh: deque[Slice], count: int, written: Position) -> list[Payload]:
+    def pack_newest(self, fresh: Slices, count: int, written: Position) -> list[Payload]:
         """Pack the packable ones among the `count` newest slices. Returns the payloads that were
         replaced; their bytes in memory are no longer needed.
 
@@ -134,7 +134,7 @@ class Packing:
         return replaced
 
 
-def _close_group(group: list[Slice], fresh: deque[Slice], replaced: list[Payload]) -> None:
+def _close_group(group: list[Slice], fresh: Slices, replaced: list[Payload]) -> None:
     if len(group) > 1:
         fresh.append(pack(group))
         replaced.extend([piece.payload for piece in group])
@@ -173,25 +173,23 @@ def view(piece: Slice, start: int) -> Slice:
     )  # fmt: skip
 
 
-def unpack_head(fresh: deque[Slice]) -> None:
+def unpack_head(fresh: Slices) -> None:
     """Unpack up to UNPACK messages of the first slice, which is packed, into slices before it."""
     piece = fresh[0]
     out = _take_out(piece, min(UNPACK, len(piece)))
     if not len(piece):
         fresh.popleft()
-    out.reverse()
-    fresh.extendleft(out)
+    fresh.put_first(out)
 
 
-def unpack_all(fresh: deque[Slice]) -> deque[Slice]:
+def unpack_all(fresh: Slices) -> Slices:
     """Return the same slices with every packed message unpacked into a slice of its own."""
-    out: deque[Slice] = deque()
-    for piece in fresh:
-        if piece.payload.pack is not None:
-            out.extend(_take_out(piece, len(piece)))
-        else:
-            out.append(piece)
-    return out
+    return Slices([one for piece in fresh for one in unpacked(piece)])
+
+
+def unpacked(piece: Slice) -> list[Slice]:
+    """Return the slice, or where it is packed a slice for each of its messages, which leave it."""
+    return [piece] if piece.payload.pack is None else _take_out(piece, len(piece))
 
 
 def _take_out(piece: Slice, n: int) -> list[Slice]:

@@ -32,7 +32,7 @@ from tallymark.engine.session import Consumer
 from tallymark.engine.state import State
 from tallymark.engine.store import Store
 from tallymark.stored import records
-from tallymark.units import EngineMs, QueueSequence, WallMs
+from tallymark.units import UNLIMITED, EngineMs, QueueSequence, WallMs
 
 FIRST: Final = "first"
 LAST: Final = "last"
@@ -164,14 +164,18 @@ def check_range(
 
 
 def between(
-    queue: Queue, low: QueueSequence, high: QueueSequence, under: Pin | None = None
+    queue: Queue,
+    low: QueueSequence,
+    high: QueueSequence,
+    under: Pin | None = None,
+    most_bytes: int = UNLIMITED,
 ) -> list[Slice]:
-    """Return the slices of a checked range, in order, as new parts; packed ones stay packed.
-    O(slices) of the range."""
+    """Return the slices of a checked range, in order, as new parts; packed ones stay packed. None
+    that the stream has is behind those that have `most_bytes` together. O(slices) in the result."""
     found: list[Slice] = []
     if under is not None and low < queue.retention.kept_from:
         found = under.between(low, high)
-    return found + queue.lanes.lowest.between(low, high)
+    return found + queue.lanes.lowest.between(low, high, most_bytes)
 
 
 @final

@@ -117,10 +117,10 @@ class Subscription(QueueSubscription):
         found: list[tuple[LeaseSequence, Slice]] = []
         room = most_bytes
         for lease in islice(self.leases, self._index_of(low), None):
-            if lease.first >= high or len(found) >= most or room <= 0:
-                break
             skip = max(0, low - lease.first)
             stop = min(len(lease.slice), high - lease.first)
+            if stop <= skip or len(found) >= most or room <= 0:
+                break
             part = lease.slice.part(skip, stop)
             found.append((LeaseSequence(lease.first + skip), part))
             room -= part.size()

@@ -71,6 +71,21 @@ def binary(
     return cells.take(pa.array(np.arange(0, 2 * rows - 1, 2, dtype=np.int32)))
 
 
+def rows(cells: NDArray[np.uint8]) -> pa.BinaryArray:
+    """The rows of a matrix of bytes."""
+    count, size = cells.shape
+    buffer = pa.allocate_buffer(count * size)
+    np.frombuffer(buffer, np.uint8).reshape(count, size)[...] = cells
+    offsets = np.arange(0, (count + 1) * size, size, dtype=np.int32)
+    found: Any = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), buffer])
+    return found
+
+
+def repeat(value: pa.Array, count: int) -> pa.Array:
+    """An array of one value, so many times."""
+    return pa.nulls(count, value.type) if value.null_count else pa.repeat(value[0], count)
+
+
 def text(values: pa.BinaryArray) -> pa.StringArray:
     """Return the values as UTF-8 text; bytes that are not UTF-8 become U+FFFD, as no reader may
     fail on them."""

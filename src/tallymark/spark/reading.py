@@ -20,6 +20,8 @@ ANSWER_BYTES: Final = 24 << 20
 """Raw bytes asked for at a time from the journal's files. Each answer costs the broker nearly half
 a millisecond beside its bytes. From 32 MiB on malloc gives each answer memory that is new, which
 costs the worker more than the broker saves."""
+_is_frozen = False
+"""Whether the modules of this process are left out of garbage collections."""
 _clients: dict[Endpoint, Client] = {}
 
 
@@ -33,8 +35,10 @@ def freeze_modules() -> None:
     """In a worker of Spark, once: leave what is there now, modules nearly all, out of garbage
     collections. Spark's daemon makes a full one behind each task, which looked through PySpark,
     Arrow and numpy each time: 50 ms of CPU, more than 20,000 rows cost to read."""
-    if TaskContext.get() is not None and not gc.get_freeze_count():
+    global _is_frozen
+    if not _is_frozen and TaskContext.get() is not None:
         gc.freeze()
+        _is_frozen = True
 
 
 def limits(options: SourceOptions, limit: ReadLimit) -> tuple[int, int]:

@@ -22,9 +22,8 @@ from aiohttp import web
 from tallymark.engine import streams
 from tallymark.engine.arguments import named
 from tallymark.engine.clock import in_wall_time
-from tallymark.engine.errors import Gone, NotFound, Unreadable
+from tallymark.engine.errors import Gone, NotFound
 from tallymark.engine.extents import StreamExtents
-from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.queue_parts import Pin
 from tallymark.engine.record import Record
@@ -232,7 +231,7 @@ class Streams:
         queue = self._find(request)
         name = request.query.get("plan", "")
         plan = self._find_plan(request, queue, name) if name else None
-        extents, pieces = self._extents(request, queue, None if plan is None else plan.content.pin)
+        extents = self._extents(request, queue, None if plan is None else plan.content.pin)
         if plan is not None:
             self._plans.begin_read(plan)
         try:
@@ -240,38 +239,19 @@ class Streams:
         except BytesLost as error:
             raise Gone(f"{named('stream', queue.name, queue.vhost)}: {error}") from error
         finally:
-            self._node.broker.contents.unpin(pieces)
+            extents.release()
             if plan is not None:
                 self._plans.end_read(plan)
 
-    def _extents(
-        self, request: web.Request, queue: Queue, pin: Pin | None
-    ) -> tuple[StreamExtents, list[Slice]]:
-        """Return where the rows of a range lie, and the slices that are held for it."""
+    def _extents(self, request: web.Request, queue: Queue, pin: Pin | None) -> StreamExtents:
         low = QueueSequence(number_in(request, "from") + 1)
         high = QueueSequence(number_in(request, "to") + 1)
         streams.check_range(queue, low, high, pin)
         most_bytes = number_in(request, "max_bytes", ANSWER_BYTES) or ANSWER_BYTES
         most_bytes = min(most_bytes, MOST_ANSWER_BYTES)
-        if queue.retention.kept_from <= low < high:  # what else is in the range is not looked at
-            high = QueueSequence(min(high, streams.batch(queue, low, MOST, most_bytes).end))
-        store = self._node.broker.store
-        extents = StreamExtents(queue.id, low, most_bytes, store.read)
-        pieces: list[Slice] = []
-        for piece in streams.between(queue, low, high, pin):
-            try:
-                put = extents.add(piece)
-            except Unreadable:
-                self._node.broker.contents.unpin(pieces)
-                raise
-            if len(put):
-                store.use(put.payload, len(put))
-                pieces.append(put)
-            if extents.full:
-                break
-        else:
-            extents.pass_over(high)
-        return extents, pieces
+        extents = StreamExtents(queue.id, low, most_bytes, self._node.broker.store)
+        extents.add(streams.between(queue, low, high, pin, most_bytes), high)
+        return extents
 
     # -- plans
 

@@ -16,9 +16,8 @@ from aiohttp import web
 
 from tallymark.engine.arguments import named
 from tallymark.engine.clock import in_wall_time
-from tallymark.engine.errors import Gone, NotFound, Unreadable
+from tallymark.engine.errors import Gone, NotFound
 from tallymark.engine.extents import BLOCK_BYTES, PIECES, Excerpts, LeaseExtents
-from tallymark.engine.message import Slice
 from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED
 from tallymark.engine.subscription import Subscription
 from tallymark.journal import packer
@@ -237,26 +236,15 @@ class Subscriptions:
             found = subscription.part(low, high, PIECES, most_bytes)
         queue = subscription.queue
         store = self._node.broker.store
-        extents = LeaseExtents(queue.id, subscription.epoch, low, most_bytes, store.read)
-        pieces: list[Slice] = []
-        for first, piece in found:
-            try:
-                put = extents.add(first, piece)
-            except Unreadable as error:
-                self._node.broker.contents.unpin(pieces)
-                store.trouble = str(error)
-                raise self._node.broker.quarantine.refuse_leased(subscription, piece) from error
-            if len(put):
-                store.use(put.payload, len(put))
-                pieces.append(put)
-            if extents.full:
-                break
-        else:
-            if len(found) < PIECES:
-                extents.next = high  # what is missing was lost
+        extents = LeaseExtents(queue.id, subscription.epoch, low, most_bytes, store)
+        unreadable = extents.add(found)
+        if unreadable is not None:
+            raise self._node.broker.quarantine.refuse_leased(subscription, unreadable)
+        if not extents.full and len(found) < PIECES:
+            extents.next = high  # what is missing was lost
         journal = self._node.journal
         if not are_written(journal, extents.spans):
-            self._node.broker.contents.unpin(pieces)
+            extents.release()
             await self._node.durable()
             return await self._read_apart(request)
         try:
@@ -267,7 +255,7 @@ class Subscriptions:
         except BytesLost as error:
             raise Gone(f"{named('queue', queue.name, queue.vhost)}: {error}") from error
         finally:
-            self._node.broker.contents.unpin(pieces)
+            extents.release()
 
     async def _judge(self, request: web.Request) -> web.Response:
         wanted = await body_of(request, Verdicts)

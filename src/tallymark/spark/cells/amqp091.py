@@ -9,7 +9,8 @@ A cell is one message, its frames end to end as the journal keeps them [amqp-0.9
 Everything here is arithmetic over columns of positions: all method lengths, then all header
 lengths, and so on. The property list has its fields in a fixed order, each present or not by a bit
 of the flags, so it is walked field by field for all messages at once. Only a body in several frames
-is put together one by one.
+is put together one by one. Messages of one size with the same frames before their bodies are rows
+of a matrix: what stands before the body is read in the first of them.
 
 Nothing here raises because of a message's content: what cannot be read is null and `malformed`.
 """
@@ -96,6 +97,9 @@ def decode_cells(
     data = np.frombuffer(raw, np.uint8)
     if len(starts) == 0:
         data = np.zeros(1, np.uint8)
+    alike = _decode_alike(raw, data, starts, ends, wanted)
+    if alike is not None:
+        return alike
     frames = _find_frames(data, starts, ends)
     columns: dict[str, pa.Array] = {}
     fields, listed = _find_properties(data, frames)
@@ -112,6 +116,35 @@ def decode_cells(
         columns["body"], torn = _bodies(raw, data, frames, ends)
         malformed |= torn
     columns["malformed"] = pa.array(malformed)
+    return columns
+
+
+def _decode_alike(
+    raw: pa.Buffer, data: NDArray[np.uint8], starts: Ints, ends: Ints, wanted: frozenset[str]
+) -> dict[str, pa.Array] | None:
+    """As decode_cells, for two messages or more that follow each other and differ in what their
+    bodies hold alone; None for others."""
+    rows = len(starts)
+    if rows < 2 or (starts[1:] != ends[:-1]).any():
+        return None
+    size = int(ends[0] - starts[0])
+    if (ends - starts != size).any():
+        return None
+    frames = _find_frames(data, starts[:1], ends[:1])
+    head = int(frames.bodies[0] - starts[0]) + FRAME_HEAD
+    body_size = size - head - 1
+    if not frames.framed[0] or frames.body_size[0] != body_size or body_size <= 0:
+        return None
+    cells = data[starts[0] : ends[-1]].reshape(rows, size)
+    if (cells[:, :head] != cells[0, :head]).any() or (cells[:, -1] != cells[0, -1]).any():
+        return None
+    columns = decode_cells(raw, starts[:1], ends[:1], wanted)
+    if columns["malformed"][0].as_py():
+        return None
+    body = columns.pop("body", None)
+    columns = {name: gather.repeat(column, rows) for name, column in columns.items()}
+    if body is not None:
+        columns["body"] = gather.rows(cells[:, head:-1])
     return columns
 
 
