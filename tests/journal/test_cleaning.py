@@ -96,6 +96,35 @@ def test_a_settled_segment_before_a_checkpoint_becomes_a_ledger_with_the_same_ro
 
 
 @local
+def test_the_loop_does_not_give_up_the_bytes_of_a_stripped_segment(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.start()
+    made = fill(disk, 1, 12)
+    settle(disk, made)
+    disk.wait()
+    checkpoint(disk, [])
+    disk.journal.fetch(made[0])
+    closed: list[tuple[str, str]] = []
+    close = os.close
+
+    def closing(fd: int) -> None:
+        closed.append((os.readlink(f"/proc/self/fd/{fd}"), threading.current_thread().name))
+        close(fd)
+
+    monkeypatch.setattr(os, "close", closing)
+    disk.clean()
+    disk.finish_cleaning()
+    by = {thread for path, thread in closed if path.endswith(" (deleted)")}
+    assert by == {"journal-cleaner"}
+    opened = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
+              if os.path.lexists(f"/proc/self/fd/{fd}")]  # fmt: skip
+    assert not [path for path in opened if path.startswith(f"{disk.folder}/") and "(del" in path]
+    monkeypatch.undo()
+    disk.journal.close()
+
+
+@local
 def test_what_is_stripped_or_dropped_while_a_folder_is_verified_is_no_damage(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ DROP: Final = 3
 TOP_UP: Final = 4
 ANCHOR: Final = 6
 KEEP: Final = 7
+CLOSE: Final = 8
 _STOP: Final = 0
 _TELL: Final = 5
 
@@ -226,7 +227,8 @@ class Cleaner:
         if done.problem and not done.full:
             self._stock.give_up_stripping(job.number)
         elif not done.problem:
-            self._reader.forget_file(job.number)
+            if self._reader.discard_file(job.number):
+                self._jobs.put(Job(CLOSE))
             name = ledger_name(job.number, job.salt)
             self._stock.stripped(job.number, name, done.size, job.time_ms)
 
@@ -289,6 +291,8 @@ class Cleaner:
             self._drop(job)
         elif job.kind == KEEP:
             self._keep(job)
+        elif job.kind == CLOSE:
+            self._reader.close_discarded()
         else:
             self._spares.top_up()
         return Done(job, "")

@@ -198,7 +198,8 @@ class Reader:
     """Reads payloads of a folder, from the blocks that wait to be written and from the files."""
 
     __slots__ = (
-        "_blocks", "_files", "_folder", "_name_of", "_open_files", "_writer", "unreadable",
+        "_blocks", "_discarded", "_files", "_folder", "_name_of", "_open_files", "_writer",
+        "unreadable",
     )  # fmt: skip
 
     def __init__(
@@ -212,6 +213,8 @@ class Reader:
         self._blocks = Blocks(files)
         self._open_files: dict[int, int] = {}
         """Descriptors by segment, those opened first before the others."""
+        self._discarded: list[int] = []
+        """Descriptors of files that were deleted."""
         self.unreadable: set[int] = set()
         """Positions of payloads whose bytes could not be read, or were found damaged at the
         start."""
@@ -263,7 +266,9 @@ class Reader:
         if not name:
             return -1
         while len(self._open_files) >= (1 if self._files.is_short else _FILES_OPEN):
-            self.forget_file(next(iter(self._open_files)))
+            oldest = next(iter(self._open_files))
+            self._blocks.forget(oldest)
+            os.close(self._open_files.pop(oldest))
         fd = self._files.open_for_reading(str(self._folder / name))
         self._open_files[number] = fd
         return fd
@@ -286,17 +291,27 @@ class Reader:
             raise BytesLost(f"the segment of position {position:#x} is gone")
         return self._folder / name
 
-    def forget_file(self, number: int) -> None:
-        """Close a segment's descriptor: the file is another one now."""
+    def discard_file(self, number: int) -> bool:
+        """Give up the descriptor of a segment whose file is another one now. True: it had one, and
+        `close_discarded` is to be called by a thread that may wait: with its last descriptor a
+        deleted file gives up its bytes, which takes milliseconds."""
         self._blocks.forget(number)
         fd = self._open_files.pop(number, -1)
-        if fd >= 0:
-            os.close(fd)
+        if fd < 0:
+            return False
+        self._discarded.append(fd)
+        return True
+
+    def close_discarded(self) -> None:
+        """Close what was discarded. Any thread may call this, one at a time."""
+        while self._discarded:
+            os.close(self._discarded.pop())
 
     def close(self) -> None:
         """Close all files."""
         for number in list(self._open_files):
-            self.forget_file(number)
+            self.discard_file(number)
+        self.close_discarded()
 
 
 @final
