@@ -21,7 +21,7 @@ ANSWER_BYTES: Final = 24 << 20
 a millisecond beside its bytes. From 32 MiB on malloc gives each answer memory that is new, which
 costs the worker more than the broker saves."""
 _is_frozen = False
-"""Whether the modules of this process are left out of garbage collections."""
+"""True once the modules of this process are left out of garbage collections."""
 _clients: dict[Endpoint, Client] = {}
 
 

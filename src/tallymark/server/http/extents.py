@@ -190,7 +190,7 @@ class _Plain(_Out):
             own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_BUFFER)
         self._loop = asyncio.get_running_loop()
         self._read: dict[int, int] = {}
-        """For each file, where the bytes end that are in memory from the last one sent on."""
+        """End of the bytes that are in memory, by file, from the last one sent on."""
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._in_one_go = 0
