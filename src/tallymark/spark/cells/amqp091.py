@@ -122,8 +122,8 @@ def decode_cells(
 def _decode_alike(
     raw: pa.Buffer, data: NDArray[np.uint8], starts: Ints, ends: Ints, wanted: frozenset[str]
 ) -> dict[str, pa.Array] | None:
-    """Decode two messages or more that follow each other and differ in what their bodies hold alone.
-    Returns what decode_cells does, or None for others."""
+    """Decode two messages or more that follow each other and differ in what their bodies hold
+    alone. Returns what decode_cells does, or None for others."""
     rows = len(starts)
     if rows < 2 or (starts[1:] != ends[:-1]).any():
         return None
