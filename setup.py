@@ -25,9 +25,12 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 GENERATED = Path("build/c")
-NATIVE = "tallymark.journal.native"
-"""Module in C: the queue from the loop to the journal's writer."""
-NATIVE_SOURCE = "src/tallymark/journal/native.c"
+NATIVE = {
+    "tallymark.journal.native": "src/tallymark/journal/native.c",
+    "tallymark.wire.native": "src/tallymark/wire/native.c",
+}
+"""Modules in C, and their sources: the queue from the loop to the journal's writer, and frames
+around messages."""
 FINDINGS = Path("build/mypy")
 """What mypy found in each module, by which it knows which have changed."""
 STABLE = Path("build/stable")
@@ -144,7 +147,8 @@ def generated_extensions() -> list[Extension]:
         extension.extra_compile_args = [
             f"-O{level}" if flag.startswith("-O") else flag for flag in extension.extra_compile_args
         ]
-    extensions.append(Extension(NATIVE, [NATIVE_SOURCE], extra_compile_args=["-O2", *FLAGS[1:]]))
+    for name, source in NATIVE.items():
+        extensions.append(Extension(name, [source], extra_compile_args=["-O2", *FLAGS[1:]]))
     return extensions
 
 
@@ -275,7 +279,7 @@ class CompileListed(build_ext):
         compiler: Any = self.compiler
         if shutil.which("ccache") and "ccache" not in compiler.compiler_so[0]:
             compiler.set_executable("compiler_so", ["ccache", *compiler.compiler_so])
-        libraries = [e for e in self.extensions if e.name.endswith("__mypyc") or e.name == NATIVE]
+        libraries = [e for e in self.extensions if e.name.endswith("__mypyc") or e.name in NATIVE]
         shims = [e for e in self.extensions if e not in libraries]
         jobs = {source: library for library in libraries for source in library.sources}
         in_parallel(lambda job: self._object(*job), jobs.items())
@@ -363,5 +367,5 @@ class CompileListed(build_ext):
 
 is_pure = os.environ.get("TALLYMARK_PURE", "") not in ("", "0")
 # A name to build; what it stands for is known only when it is built. Its source goes into an sdist.
-placeholder = [] if is_pure else [Extension("tallymark._compiled", [NATIVE_SOURCE])]
+placeholder = [] if is_pure else [Extension("tallymark._compiled", [*NATIVE.values()])]
 setup(ext_modules=placeholder, cmdclass={"build_ext": CompileListed})

@@ -1,0 +1,177 @@
+/* What wire/ would do by several copies of every byte, by one: frames around the content of messages.
+   The functions have their twins in wire/amqp091/deliveries.py, which say what they are for. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stdint.h>
+#include <string.h>
+
+#define TAG_BYTES 8
+#define FRAME_BYTES 8 /* of a frame beside its payload */
+#define SIZE_AT 3     /* of a frame's size in its head */
+
+typedef struct {
+    Py_buffer places; /* held */
+    const uint32_t *cuts;
+    const char *raw;
+    Py_ssize_t lo, hi;
+    unsigned long long tag;
+} Messages;
+
+/* Take tag, raw, cuts, lo and hi from the arguments. Returns -1 with an exception set. */
+static int take(Messages *of, PyObject *const *arguments) {
+    PyObject *raw = arguments[1];
+    of->places.obj = NULL;
+    of->tag = PyLong_AsUnsignedLongLong(arguments[0]);
+    of->lo = PyLong_AsSsize_t(arguments[3]);
+    of->hi = PyLong_AsSsize_t(arguments[4]);
+    if (PyErr_Occurred()) return -1;
+    if (!PyBytes_Check(raw)) {
+        PyErr_Format(PyExc_TypeError, "raw is of %.100s, expected bytes", Py_TYPE(raw)->tp_name);
+        return -1;
+    }
+    if (PyObject_GetBuffer(arguments[2], &of->places, PyBUF_ND)) return -1;
+    Py_ssize_t count = of->places.itemsize == sizeof(uint32_t) ? of->places.len / of->places.itemsize : 0;
+    if (of->lo < 0 || of->lo >= of->hi || of->hi >= count) {
+        PyErr_Format(PyExc_ValueError, "messages %zd to %zd of an array of %zd cuts", of->lo, of->hi, count);
+        PyBuffer_Release(&of->places);
+        return -1;
+    }
+    of->cuts = of->places.buf;
+    of->raw = PyBytes_AS_STRING(raw);
+    for (Py_ssize_t i = of->lo; i < of->hi; i++)
+        if (of->cuts[i] > of->cuts[i + 1] || of->cuts[i + 1] > (size_t)PyBytes_GET_SIZE(raw)) {
+            PyErr_Format(PyExc_ValueError, "message %zd is not in its %zd bytes", i, PyBytes_GET_SIZE(raw));
+            PyBuffer_Release(&of->places);
+            return -1;
+        }
+    return 0;
+}
+
+/* Return what is left of message i behind `skipped` bytes; -1 with an exception set if it is shorter. */
+static Py_ssize_t size_of(const Messages *of, Py_ssize_t i, size_t skipped) {
+    size_t size = of->cuts[i + 1] - of->cuts[i];
+    if (size >= skipped) return size - skipped;
+    PyErr_Format(PyExc_ValueError, "message %zd has %zu bytes, expected %zu or more", i, size, skipped);
+    return -1;
+}
+
+static char *put(char *at, const void *data, size_t size) {
+    memcpy(at, data, size);
+    return at + size;
+}
+
+static char *put_bytes(char *at, PyObject *data) {
+    return put(at, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data));
+}
+
+static char *put_tag(char *at, unsigned long long tag) {
+    for (int bits = 64 - 8; bits >= 0; bits -= 8) *at++ = (char)(tag >> bits);
+    return at;
+}
+
+PyDoc_STRVAR(deliveries_doc,
+             "encode_deliveries(prefix, suffix, tag, raw, cuts, lo, hi, method_size)\n\n"
+             "Raises ValueError where the cuts are not those of such messages in raw.");
+
+static PyObject *deliveries(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    Messages of;
+    if (count != 8) {
+        PyErr_Format(PyExc_TypeError, "%zd arguments, expected 8", count);
+        return NULL;
+    }
+    PyObject *prefix = arguments[0], *suffix = arguments[1], *made = NULL;
+    size_t skipped = PyLong_AsSize_t(arguments[7]);
+    if (PyErr_Occurred()) return NULL;
+    if (!PyBytes_Check(prefix) || !PyBytes_Check(suffix)) {
+        PyErr_SetString(PyExc_TypeError, "prefix or suffix is not bytes");
+        return NULL;
+    }
+    if (take(&of, arguments + 2)) return NULL;
+    Py_ssize_t total = (of.hi - of.lo) * (PyBytes_GET_SIZE(prefix) + TAG_BYTES + PyBytes_GET_SIZE(suffix));
+    for (Py_ssize_t i = of.lo; i < of.hi; i++) {
+        Py_ssize_t size = size_of(&of, i, skipped);
+        if (size < 0) goto end;
+        total += size;
+    }
+    if (!(made = PyBytes_FromStringAndSize(NULL, total))) goto end;
+    char *at = PyBytes_AS_STRING(made);
+    for (Py_ssize_t i = of.lo; i < of.hi; i++) {
+        at = put_bytes(at, prefix);
+        at = put_tag(at, of.tag++);
+        at = put_bytes(at, suffix);
+        at = put(at, of.raw + of.cuts[i] + skipped, of.cuts[i + 1] - of.cuts[i] - skipped);
+    }
+end:
+    PyBuffer_Release(&of.places);
+    return made;
+}
+
+/* Return the bytes of the method frame in front of message i; 0 with an exception set. */
+static size_t method_size(const Messages *of, Py_ssize_t i) {
+    if (size_of(of, i, FRAME_BYTES) < 0) return 0;
+    const unsigned char *size = (const unsigned char *)of->raw + of->cuts[i] + SIZE_AT;
+    size_t found = FRAME_BYTES + ((size_t)size[0] << 24 | size[1] << 16 | size[2] << 8 | size[3]);
+    return size_of(of, i, found) < 0 ? 0 : found;
+}
+
+PyDoc_STRVAR(mixed_deliveries_doc,
+             "encode_mixed_deliveries(prefixes, suffixes, tag, raw, cuts, lo, hi)\n\n"
+             "Raises ValueError where the cuts are not those of such messages in raw, or there is not a\n"
+             "prefix and a suffix of each.");
+
+static PyObject *mixed_deliveries(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    Messages of;
+    if (count != 7) {
+        PyErr_Format(PyExc_TypeError, "%zd arguments, expected 7", count);
+        return NULL;
+    }
+    PyObject *prefixes = arguments[0], *suffixes = arguments[1], *made = NULL;
+    if (!PyList_Check(prefixes) || !PyList_Check(suffixes)) {
+        PyErr_SetString(PyExc_TypeError, "prefixes or suffixes is no list");
+        return NULL;
+    }
+    if (take(&of, arguments + 2)) return NULL;
+    Py_ssize_t n = of.hi - of.lo, total = 0;
+    if (PyList_GET_SIZE(prefixes) != n || PyList_GET_SIZE(suffixes) != n) {
+        PyErr_Format(PyExc_ValueError, "%zd prefixes and %zd suffixes, expected %zd", PyList_GET_SIZE(prefixes),
+                     PyList_GET_SIZE(suffixes), n);
+        goto end;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *prefix = PyList_GET_ITEM(prefixes, i), *suffix = PyList_GET_ITEM(suffixes, i);
+        if (!PyBytes_Check(prefix) || !PyBytes_Check(suffix)) {
+            PyErr_Format(PyExc_TypeError, "prefix or suffix %zd is not bytes", i);
+            goto end;
+        }
+        size_t skipped = method_size(&of, of.lo + i);
+        if (!skipped) goto end;
+        total += PyBytes_GET_SIZE(prefix) + TAG_BYTES + PyBytes_GET_SIZE(suffix);
+        total += size_of(&of, of.lo + i, skipped);
+    }
+    if (!(made = PyBytes_FromStringAndSize(NULL, total))) goto end;
+    char *at = PyBytes_AS_STRING(made);
+    for (Py_ssize_t i = 0; i < n; i++) {
+        size_t skipped = method_size(&of, of.lo + i);
+        at = put_bytes(at, PyList_GET_ITEM(prefixes, i));
+        at = put_tag(at, of.tag++);
+        at = put_bytes(at, PyList_GET_ITEM(suffixes, i));
+        at = put(at, of.raw + of.cuts[of.lo + i] + skipped, size_of(&of, of.lo + i, skipped));
+    }
+end:
+    PyBuffer_Release(&of.places);
+    return made;
+}
+
+static PyMethodDef functions[] = {
+    {"encode_deliveries", (PyCFunction)(void (*)(void))deliveries, METH_FASTCALL, deliveries_doc},
+    {"encode_mixed_deliveries", (PyCFunction)(void (*)(void))mixed_deliveries, METH_FASTCALL, mixed_deliveries_doc},
+    {NULL},
+};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "native", "Deliveries, in C: see amqp091/deliveries.py.", -1, functions,
+};
+
+PyMODINIT_FUNC PyInit_native(void) { return PyModule_Create(&module); }
