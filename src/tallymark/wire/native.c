@@ -1,5 +1,6 @@
 /* What wire/ would do by several copies of every byte, by one: frames around the content of messages.
-   The functions have their twins in wire/amqp091/deliveries.py, which say what they are for. */
+   The functions have their twins in amqp091/deliveries.py and amqp10/sending.py, which say what they
+   are for. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -19,7 +20,7 @@ typedef struct {
     unsigned long long tag;
 } Messages;
 
-/* Take tag, raw, cuts, lo and hi from the arguments. Returns -1 with an exception set. */
+/* Take tag, raw, cuts, lo and hi from the arguments, lo = hi included. Returns -1 with an exception set. */
 static int take(Messages *of, PyObject *const *arguments) {
     PyObject *raw = arguments[1];
     of->places.obj = NULL;
@@ -33,7 +34,7 @@ static int take(Messages *of, PyObject *const *arguments) {
     }
     if (PyObject_GetBuffer(arguments[2], &of->places, PyBUF_ND)) return -1;
     Py_ssize_t count = of->places.itemsize == sizeof(uint32_t) ? of->places.len / of->places.itemsize : 0;
-    if (of->lo < 0 || of->lo >= of->hi || of->hi >= count) {
+    if (of->lo < 0 || of->lo > of->hi || of->hi >= count) {
         PyErr_Format(PyExc_ValueError, "messages %zd to %zd of an array of %zd cuts", of->lo, of->hi, count);
         PyBuffer_Release(&of->places);
         return -1;
@@ -66,8 +67,9 @@ static char *put_bytes(char *at, PyObject *data) {
     return put(at, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data));
 }
 
-static char *put_tag(char *at, unsigned long long tag) {
-    for (int bits = 64 - 8; bits >= 0; bits -= 8) *at++ = (char)(tag >> bits);
+/* The low bytes of a number, big-endian. */
+static char *put_number(char *at, unsigned long long number, int bytes) {
+    for (int bits = 8 * bytes - 8; bits >= 0; bits -= 8) *at++ = (char)(number >> bits);
     return at;
 }
 
@@ -99,7 +101,7 @@ static PyObject *deliveries(PyObject *module, PyObject *const *arguments, Py_ssi
     char *at = PyBytes_AS_STRING(made);
     for (Py_ssize_t i = of.lo; i < of.hi; i++) {
         at = put_bytes(at, prefix);
-        at = put_tag(at, of.tag++);
+        at = put_number(at, of.tag++, TAG_BYTES);
         at = put_bytes(at, suffix);
         at = put(at, of.raw + of.cuts[i] + skipped, of.cuts[i + 1] - of.cuts[i] - skipped);
     }
@@ -155,7 +157,7 @@ static PyObject *mixed_deliveries(PyObject *module, PyObject *const *arguments, 
     for (Py_ssize_t i = 0; i < n; i++) {
         size_t skipped = method_size(&of, of.lo + i);
         at = put_bytes(at, PyList_GET_ITEM(prefixes, i));
-        at = put_tag(at, of.tag++);
+        at = put_number(at, of.tag++, TAG_BYTES);
         at = put_bytes(at, PyList_GET_ITEM(suffixes, i));
         at = put(at, of.raw + of.cuts[of.lo + i] + skipped, size_of(&of, of.lo + i, skipped));
     }
@@ -164,14 +166,111 @@ end:
     return made;
 }
 
+#define NUMBER_BYTES 4 /* of a frame's size, a delivery-id, a tag that counts */
+
+/* Return the tag behind a text tag: seven bits in a byte, see text_tag. */
+static uint32_t next_tag(uint32_t tag) {
+    tag += 1;
+    for (uint32_t carry = 0x80; tag & carry; carry <<= 8) {
+        if (carry == 0x80000000) return 0;
+        tag += carry;
+    }
+    return tag;
+}
+
+PyDoc_STRVAR(transfers_doc,
+             "encode_transfers(before, between, behind, delivery_id, tag, raw, cuts, lo, hi, skip, frame_limit)\n\n"
+             "before, between, behind: what stands around delivery-id and tag; tag: the first, as text_tag\n"
+             "gives it. Raises ValueError where the cuts are not those of such messages in raw.");
+
+static PyObject *transfers(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    Messages of;
+    if (count != 11) {
+        PyErr_Format(PyExc_TypeError, "%zd arguments, expected 11", count);
+        return NULL;
+    }
+    PyObject *before = arguments[0], *between = arguments[1], *behind = arguments[2], *made = NULL;
+    unsigned long long delivery_id = PyLong_AsUnsignedLongLong(arguments[3]);
+    size_t skipped = PyLong_AsSize_t(arguments[9]);
+    Py_ssize_t limit = PyLong_AsSsize_t(arguments[10]);
+    if (PyErr_Occurred()) return NULL;
+    if (!PyBytes_Check(before) || !PyBytes_Check(between) || !PyBytes_Check(behind)) {
+        PyErr_SetString(PyExc_TypeError, "before, between or behind is not bytes");
+        return NULL;
+    }
+    if (take(&of, arguments + 4)) return NULL;
+    Py_ssize_t around = 3 * NUMBER_BYTES + PyBytes_GET_SIZE(before) + PyBytes_GET_SIZE(between) +
+                        PyBytes_GET_SIZE(behind);
+    Py_ssize_t total = 0, end = of.lo;
+    for (; end < of.hi; end++) {
+        Py_ssize_t size = size_of(&of, end, skipped);
+        if (size < 0) goto end;
+        if (around + size > limit) break;
+        total += around + size;
+    }
+    PyObject *frames = PyBytes_FromStringAndSize(NULL, total);
+    if (!frames) goto end;
+    char *at = PyBytes_AS_STRING(frames);
+    uint32_t tag = (uint32_t)of.tag;
+    for (Py_ssize_t i = of.lo; i < end; i++) {
+        size_t size = of.cuts[i + 1] - of.cuts[i] - skipped;
+        at = put_number(at, around + size, NUMBER_BYTES);
+        at = put_bytes(at, before);
+        at = put_number(at, delivery_id++, NUMBER_BYTES);
+        at = put_bytes(at, between);
+        at = put_number(at, tag, NUMBER_BYTES);
+        at = put_bytes(at, behind);
+        at = put(at, of.raw + of.cuts[i] + skipped, size);
+        tag = next_tag(tag);
+    }
+    made = Py_BuildValue("(Nn)", frames, end);
+end:
+    PyBuffer_Release(&of.places);
+    return made;
+}
+
+#define FRAME_END 0xCE
+
+PyDoc_STRVAR(count_units_doc,
+             "count_units(data, pos, end, unit, unit_size)\n\n"
+             "Return how many stretches of unit_size bytes follow each other from pos on, before end, of which\n"
+             "each begins with `unit` and ends as a frame does.");
+
+static PyObject *count_units(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    if (count != 5) {
+        PyErr_Format(PyExc_TypeError, "%zd arguments, expected 5", count);
+        return NULL;
+    }
+    PyObject *data = arguments[0], *unit = arguments[3];
+    Py_ssize_t pos = PyLong_AsSsize_t(arguments[1]), end = PyLong_AsSsize_t(arguments[2]);
+    Py_ssize_t size = PyLong_AsSsize_t(arguments[4]);
+    if (PyErr_Occurred()) return NULL;
+    if (!PyBytes_Check(data) || !PyBytes_Check(unit)) {
+        PyErr_SetString(PyExc_TypeError, "data or unit is not bytes");
+        return NULL;
+    }
+    if (pos < 0 || end > PyBytes_GET_SIZE(data) || size < 1 || size < PyBytes_GET_SIZE(unit)) {
+        PyErr_Format(PyExc_ValueError, "units of %zd bytes, %zd of them equal, from %zd to %zd of %zd", size,
+                     PyBytes_GET_SIZE(unit), pos, end, PyBytes_GET_SIZE(data));
+        return NULL;
+    }
+    const char *at = PyBytes_AS_STRING(data), *same = PyBytes_AS_STRING(unit);
+    long found = 0;
+    for (; end - pos >= size; pos += size, found++)
+        if ((unsigned char)at[pos + size - 1] != FRAME_END || memcmp(at + pos, same, PyBytes_GET_SIZE(unit))) break;
+    return PyLong_FromLong(found);
+}
+
 static PyMethodDef functions[] = {
     {"encode_deliveries", (PyCFunction)(void (*)(void))deliveries, METH_FASTCALL, deliveries_doc},
     {"encode_mixed_deliveries", (PyCFunction)(void (*)(void))mixed_deliveries, METH_FASTCALL, mixed_deliveries_doc},
+    {"count_units", (PyCFunction)(void (*)(void))count_units, METH_FASTCALL, count_units_doc},
+    {"encode_transfers", (PyCFunction)(void (*)(void))transfers, METH_FASTCALL, transfers_doc},
     {NULL},
 };
 
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "native", "Deliveries, in C: see amqp091/deliveries.py.", -1, functions,
+    PyModuleDef_HEAD_INIT, "native", "Frames around messages, in C: see in_c.py.", -1, functions,
 };
 
 PyMODINIT_FUNC PyInit_native(void) { return PyModule_Create(&module); }

@@ -21,3 +21,18 @@ def encode_mixed_deliveries(
     hi: int,
     /,
 ) -> bytes: ...
+def encode_transfers(
+    before: bytes,
+    between: bytes,
+    behind: bytes,
+    delivery_id: int,
+    tag: int,
+    raw: bytes,
+    cuts: array[int],
+    lo: int,
+    hi: int,
+    skip: int,
+    frame_limit: int,
+    /,
+) -> tuple[bytes, int]: ...
+def count_units(data: bytes, pos: int, end: int, unit: bytes, unit_size: int, /) -> int: ...

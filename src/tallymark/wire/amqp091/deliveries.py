@@ -4,28 +4,16 @@ from __future__ import annotations
 
 from array import array
 from struct import Struct
-from typing import Any, Final
+from typing import Final
 
 from librt.strings import BytesWriter, write_i64_be
 from mypy_extensions import i64
 
+from tallymark.wire.in_c import NATIVE
 from tallymark.wire.octets import packed, place, u32
 
 _frame_head: Final = Struct(">BHI").unpack_from  # type, channel, size
 _pack_head: Final = Struct(">BHI").pack
-
-
-def _found() -> Any:
-    try:
-        from tallymark.wire import native
-    except ImportError:
-        return None
-    return native
-
-
-_native: Final[Any] = _found()
-"""The functions that encode deliveries, in C, where they were built: each byte is copied once. What
-stands here copies it four times."""
 
 
 def encode_deliveries(
@@ -44,8 +32,8 @@ def encode_deliveries(
     `prefix` is the frame up to the delivery tag, `suffix` what follows it, frame end included;
     `method_size` the bytes of the publish method frame in front of each message.
     """
-    if _native is not None:
-        made: bytes = _native.encode_deliveries(prefix, suffix, tag, raw, cuts, lo, hi, method_size)
+    if NATIVE is not None:
+        made: bytes = NATIVE.encode_deliveries(prefix, suffix, tag, raw, cuts, lo, hi, method_size)
         return made
     out = BytesWriter()
     places = packed(cuts, lo, hi)
@@ -74,8 +62,8 @@ def encode_mixed_deliveries(
     """Return deliveries, as encode_deliveries does, of messages with different routes: prefixes[i]
     and suffixes[i] are those of message lo + i, and the length of each method frame is read from
     it."""
-    if _native is not None:
-        made: bytes = _native.encode_mixed_deliveries(prefixes, suffixes, tag, raw, cuts, lo, hi)
+    if NATIVE is not None:
+        made: bytes = NATIVE.encode_mixed_deliveries(prefixes, suffixes, tag, raw, cuts, lo, hi)
         return made
     out = BytesWriter()
     places = packed(cuts, lo, hi)

@@ -18,6 +18,7 @@ from typing import Final, final
 from librt.strings import BytesWriter, read_i64_be
 from mypy_extensions import i64
 
+from tallymark.wire.in_c import NATIVE
 from tallymark.wire.octets import (
     IS_INTERPRETED,
     alike,
@@ -150,6 +151,12 @@ def scan_publishes(
                 put_place(cuts, after - start)
                 count += 1
                 pos = after
+                if NATIVE is not None:
+                    more: int = NATIVE.count_units(data, pos, end, unit, unit_size)
+                    for _ in range(more):
+                        pos += unit_size
+                        put_place(cuts, pos - start)
+                    count += more
                 continue
             unit = b""
         if method and begins(data, pos, method):

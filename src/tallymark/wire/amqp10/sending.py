@@ -11,6 +11,7 @@ from mypy_extensions import i64
 
 from tallymark.wire.amqp10.frames import AMQP, TAG_MAX, frame
 from tallymark.wire.amqp10.writer import encode_uint
+from tallymark.wire.in_c import NATIVE
 from tallymark.wire.octets import packed, place, put_u32
 
 ACCEPTED: Final = b"\0\x53\x24\x45"
@@ -140,9 +141,14 @@ def encode_transfers(
     before, between = form.parts(4)
     behind = form.rest + front
     around: i64 = 4 + len(before) + 4 + 2 + 4 + len(behind)
+    tag = text_tag(tag)
+    if NATIVE is not None:
+        made: tuple[bytes, int] = NATIVE.encode_transfers(
+            before, between, behind, delivery_id, tag, raw, cuts, lo, hi, skip, frame_limit
+        )
+        return made
     places = packed(cuts, lo, hi)
     out = BytesWriter()
-    tag = text_tag(tag)
     start: i64 = cuts[lo] + skip
     i: i64 = lo
     while i < hi:
