@@ -1,5 +1,5 @@
-"""Output that cannot be written as it is: nobody reads it, the disk is full, the terminal lacks the
-characters; and Ctrl-C before a command is at work."""
+"""Streams that are not as they should be: nobody reads the output, the disk is full, the terminal
+lacks the characters, stdin is closed; and Ctrl-C before a command is at work."""
 
 from __future__ import annotations
 
@@ -83,3 +83,23 @@ def test_a_time_that_no_clock_has_room_for_is_refused(words: tuple[str, ...]) ->
     done = forked.run(*words)
     assert done.returncode == 2
     assert "less than or equal to 86400" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("publish", "orders"),
+        ("definitions", "import", "-"),
+        ("move", "--definitions", "--from", "-"),
+        ("user", "add", "ann", "--password", "-"),
+        ("user", "add", "ann"),
+    ],
+)
+def test_a_closed_stdin_is_told_in_one_line(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """As of a program that a daemon starts without streams."""
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", *COMMAND, *words], capture_output=True, text=True,
+        check=False, env=os.environ | {"TALLYMARK_DATA_DIR": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == "tallymark: stdin is closed, expected something to read from it\n"
