@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 COLUMNS: Final = (
     "queue", "ready", "acquired", "in_s", "out_s", "dead_s", "consumers", "deferred", "vhost",
 )  # fmt: skip
-SPARE: Final = ("vhost", "deferred", "dead_s")
+SPARE: Final = ("vhost", "deferred", "dead_s", "consumers", "acquired")
 """Columns that a narrow terminal leaves out, the first first."""
 HEAD: Final = 7
 """Lines of a screen that are no queues."""
