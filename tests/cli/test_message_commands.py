@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import re
@@ -16,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from tallymark.cli.app import build
 from tallymark.cli.completion import complete
-from tallymark.cli.top import Seen, rows_of
+from tallymark.cli.output import print_table
+from tallymark.cli.top import COLUMNS, SPARE, Seen, rows_of
 from tallymark.cli.watching import again
 from tests.server.management import connect
 from tests.support import forked
@@ -181,6 +184,17 @@ def test_rates_are_of_the_time_between_two_screens() -> None:
     rates = {row["name"]: row["in_s"] for row in rows_of(seen(10.0, old=50, again=900), now)}
     assert rates == {"old": 10, "again": 0, "new": 0}
     assert [row["in_s"] for row in rows_of(None, now)] == [0, 0, 0]
+
+
+def test_a_name_stays_in_one_line_of_a_narrow_top() -> None:
+    name = "orders.of.the.eu"
+    counts = {"consumers": 2, "deferred": 0}
+    rows = [row | counts | {"queue": name} for row in rows_of(None, seen(1.0, **{name: 7}))]
+    console = Console(width=50, file=io.StringIO())
+    print_table(console, rows, COLUMNS, SPARE)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert name in shown
+    assert "ready" in shown.split("not shown here")[0]
 
 
 def test_a_queue_declared_anew_has_no_rate_of_the_one_before() -> None:

@@ -145,3 +145,18 @@ def test_limits(broker: BrokerProcess) -> None:
     assert "expected max-connections or max-channels or max-publish-rate" in refused(
         broker, "limits", "set", "user", "guest", "nonsense", "1"
     )
+
+
+def test_the_binding_that_is_undone_has_the_arguments_named_and_no_equal_ones(
+    broker: BrokerProcess,
+) -> None:
+    run(broker, "queue", "create", "equal")
+    run(broker, "exchange", "create", "alike", "--type", "headers")
+    values = ["1", "1.0", "true"]
+    for value in values:
+        run(broker, "queue", "bind", "equal", "alike", "--arguments", f'{{"n": {value}}}')
+    while values:
+        value = values.pop()
+        run(broker, "queue", "unbind", "equal", "alike", "--arguments", f'{{"n": {value}}}')
+        rows = shown(broker, "/api/bindings/%2F/e/alike/q/equal")
+        assert sorted(json.dumps(row["arguments"]["n"]) for row in rows) == values

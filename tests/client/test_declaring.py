@@ -400,12 +400,13 @@ async def test_one_request_is_under_way_at_a_time_so_that_a_refusal_takes_no_oth
 
 
 @virtual
-async def test_an_answer_that_does_not_come_is_waited_for_so_long() -> None:
+async def test_an_answer_that_does_not_come_is_waited_for_so_long_and_is_in_doubt() -> None:
     peer = Peer091()
     async with session091(peer, timeout=3) as session:
         peer.answers = lambda channel, method: isinstance(method, QueueDelete)
-        with pytest.raises(TimedOut, match="delete queue 'a': not answered in 3 s"):
+        with pytest.raises(TimedOut, match="delete queue 'a': not answered in 3 s") as late:
             await session.delete_queue("a")
+        assert late.value.in_doubt
 
 
 @virtual

@@ -198,6 +198,9 @@ def test_messages_go_through_nsq_and_come_back(brokers: list[BrokerProcess]) -> 
         ({"name": ""}, "name is ''"),
         ({"queue": 7}, "queue is 7"),
         ({"other": 7}, "unknown field 'other'"),
+        ({"from": "http://me:secret@X/%2F"}, "queue 'q' of http://X/%2F is its own target"),
+        ({"from": "http://a,x/", "to-queue": "q"}, "is its own target, expected another queue"),
+        ({"queue": "t/c", "to": "nsq://x", "to-queue": "t"}, "queue 't/c' of nsq://x is its own"),
     ],
 )
 def test_a_plan_is_refused_with_what_was_expected(more: dict[str, Any], expected: str) -> None:
@@ -206,6 +209,20 @@ def test_a_plan_is_refused_with_what_was_expected(more: dict[str, Any], expected
         Plan.from_table({**table, **more})
     assert expected in str(found.value)
     assert "secret" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"to-queue": "other"},
+        {"to-exchange": "q"},
+        {"to": "http://x/other"},
+        {"to": "http://x:15673"},
+        {"to": "amqp://x"},
+    ],
+)
+def test_a_plan_within_a_broker_has_another_queue_or_virtual_host(more: dict[str, Any]) -> None:
+    Plan.from_table({"name": "s", "from": "http://x", "queue": "q", "to": "http://x", **more})
 
 
 async def overlap(first: tuple[Source, Target], second: tuple[Source, Target]) -> None:

@@ -16,6 +16,7 @@ import atexit
 import contextlib
 import gc
 import importlib
+import io
 import json
 import os
 import pkgutil
@@ -29,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TextIO
 
 from tests.support.patience import PATIENCE_S
 
@@ -235,10 +236,23 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
     control.close()
     for stream, descriptor in enumerate(descriptors[:3]):
         os.dup2(descriptor, stream)
+    sys.stdout = _stdout_of(sys.stdout)
     for descriptor in (*descriptors, *statuses.values(), woken, wake):
         os.close(descriptor)
     asked: dict[str, Any] = json.loads(data)
     return asked
+
+
+def _stdout_of(before: TextIO) -> TextIO:
+    """Return the stream of what is stdout now: the one before takes it for a file, as its own
+    was."""
+    assert isinstance(before, io.TextIOWrapper)
+    return io.TextIOWrapper(
+        io.BufferedWriter(io.FileIO(1, "w", closefd=False)),
+        encoding=before.encoding,
+        errors=before.errors,
+        write_through=before.write_through,
+    )
 
 
 def _reap(statuses: dict[int, int]) -> None:

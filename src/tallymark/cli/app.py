@@ -14,7 +14,7 @@ import typer
 
 from tallymark.cli.commands import COMMANDS, GROUPS, version_line
 from tallymark.cli.output import USAGE, fail
-from tallymark.cli.watching import again
+from tallymark.cli.watching import LEAST_S, MOST_S, again
 from tallymark.environment import CA_FILE, CERT_FILE, KEY_FILE
 
 
@@ -69,7 +69,7 @@ KeyFile = Annotated[
 Watch = Annotated[
     float | None,
     typer.Option(
-        metavar="SECONDS", min=0.1, show_default=False,
+        metavar="SECONDS", min=LEAST_S, max=MOST_S, show_default=False,
         help="Show it again every so many seconds; Ctrl-C ends it.",
     ),
 ]  # fmt: skip

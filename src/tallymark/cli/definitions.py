@@ -13,7 +13,7 @@ from urllib.parse import quote
 import typer
 
 from tallymark.cli.inspect import LOGIN, URL, Login, Url, ask
-from tallymark.cli.output import fail, reason_of
+from tallymark.cli.output import fail, reason_of, standard_input
 
 app = typer.Typer(
     help="Export and import users, virtual hosts, policies and topology, as RabbitMQ has them.",
@@ -56,7 +56,7 @@ def import_file(file: File, vhost: Vhost = None, url: Url = URL, user: Login = L
 def read(file: Path) -> dict[str, Any]:
     """Return the definitions in a file, or leave with exit code 1."""
     try:
-        value = jsons.loads(sys.stdin.read() if file == STREAM else file.read_text("utf-8"))
+        value = jsons.loads(standard_input().read() if file == STREAM else file.read_text("utf-8"))
     except OSError as error:
         fail(reason_of(error))
     except ValueError as error:

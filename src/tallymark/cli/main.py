@@ -5,15 +5,20 @@ does `serve` where its flags are plain. tests/cli/test_imports.py holds that.
 
 Exit codes: 0 done; 1 the command failed (the reason is on stderr); 2 wrong usage or configuration;
 3 the data folder is in use by another broker; 4 the journal failed or is corrupt; 5 another broker
-leads the journal, or has taken the lead.
+leads the journal, or has taken the lead; 130 Ctrl-C ended it.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+from typing import Final
 
 from tallymark.cli.commands import COMMANDS, COMPLETE, version_line
+
+INTERRUPTED: Final = 130
+"""Exit code after Ctrl-C: what a shell says of a program that SIGINT ended."""
 
 
 def help_text() -> str:
@@ -37,13 +42,21 @@ def help_text() -> str:
 
 def main() -> None:
     """Entry point of the console script."""
-    words = sys.argv[1:]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may lack a name's characters
     try:
-        if COMPLETE in os.environ:
-            from tallymark.cli.completion import complete
+        try:
+            if COMPLETE in os.environ:
+                from tallymark.cli.completion import complete
 
-            complete()
-        sys.exit(_run(words))
+                complete()
+            sys.exit(_run(sys.argv[1:]))
+        finally:
+            _flush()
+    except KeyboardInterrupt:  # while a command is loaded: a running one has its own answer
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:  # whoever reads the output has seen enough
+        sys.exit(1)
     except OSError as error:
         from tallymark.cli.output import reason_of
 
@@ -54,6 +67,18 @@ def main() -> None:
             raise
         print(f"tallymark: {error.object!r:.80}, expected text in UTF-8", file=sys.stderr)
         sys.exit(2)
+
+
+def _flush() -> None:
+    """Write what stdout still holds, while an error can be told. What it does not take is thrown
+    away: the interpreter would try again at its end."""
+    if sys.stdout is None:  # closed by whoever started us
+        return
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
 
 
 def _run(words: list[str]) -> int | None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import os
-import sys
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
 import typer
 
 from tallymark.cli.inspect import LOGIN, URL, Json, Login, Url, ask, ask_list
-from tallymark.cli.output import fail, json_object, show_json, show_table
+from tallymark.cli.output import fail, json_object, show_json, show_table, standard_input
 from tallymark.cli.topology import Vhost, purge_queue, queue_path
 
 DEFAULT_EXCHANGE: Final = "amq.default"
@@ -73,7 +72,7 @@ def publish(
 ) -> None:
     """Publish a message and wait for its confirm. Exit code 1 where it reached no queue."""
     given = json_object("--properties", properties)
-    raw = sys.stdin.buffer.read() if body is None else os.fsencode(body)  # as it was typed
+    raw = standard_input().buffer.read() if body is None else os.fsencode(body)  # as it was typed
     message: dict[str, object] = {
         "properties": {"delivery_mode": 1 if transient else 2, **given},
         "routing_key": key,

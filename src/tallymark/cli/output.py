@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO
 
 from tallymark.printable import printable
 
@@ -23,6 +23,13 @@ def fail(text: str, code: int = 1) -> NoReturn:
     """Say why on stderr and leave with this exit code."""
     print(f"tallymark: {text}", file=sys.stderr)
     sys.exit(code)
+
+
+def standard_input() -> TextIO:
+    """Return stdin, or leave with exit code 2 where whoever started us has closed it."""
+    if sys.stdin is None:
+        fail("stdin is closed, expected something to read from it", USAGE)
+    return sys.stdin
 
 
 def require(*modules: str, extra: str) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from tallymark.cli.inspect import LOGIN, URL, Login, Url, ask
 from tallymark.cli.output import USAGE, fail, show_table
-from tallymark.cli.watching import again
+from tallymark.cli.watching import LEAST_S, MOST_S, again
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 COLUMNS: Final = (
     "queue", "ready", "acquired", "in_s", "out_s", "dead_s", "consumers", "deferred", "vhost",
 )  # fmt: skip
-SPARE: Final = ("vhost", "deferred", "dead_s")
+SPARE: Final = ("vhost", "deferred", "dead_s", "consumers", "acquired")
 """Columns that a narrow terminal leaves out, the first first."""
 HEAD: Final = 7
 """Lines of a screen that are no queues."""
@@ -86,7 +86,8 @@ def draw(console: Console, before: Seen | None, now: Seen, sort: str) -> None:
 
 def top(
     interval: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="Time between two screens.")
+        float,
+        typer.Option(min=LEAST_S, max=MOST_S, metavar="SECONDS", help="Time between two screens."),
     ] = 2.0,
     rounds: Annotated[
         int | None, typer.Option(min=1, help="End after so many screens.", show_default=False)

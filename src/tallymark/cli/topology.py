@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -194,15 +195,21 @@ def _unbind(
     kind: str, letter: str, name: str, source: str, key: str, arguments: str, vhost: str,
     url: str, user: str,
 ) -> None:  # fmt: skip
-    wanted = (key, json_object("--arguments", arguments))
+    table = json_object("--arguments", arguments)
+    wanted = (key, _exactly(table))
     between = _path("bindings", vhost, "e", source, letter, name)
     rows: list[dict[str, Any]] = ask_list(url, user, between)
-    found = [row for row in rows if (row["routing_key"], row["arguments"]) == wanted]
+    found = [row for row in rows if (row["routing_key"], _exactly(row["arguments"])) == wanted]
     if not found:
-        told = f" and arguments {arguments}" if wanted[1] else ""
+        told = f" and arguments {arguments}" if table else ""
         fail(f"{kind} '{name}' is not bound to exchange '{source}' with key '{key}'{told}")
     ask(url, user, "DELETE", f"{between}/{quote(found[0]['properties_key'], safe='')}")
     print(f"{kind} '{name}' unbound from exchange '{source}' with key '{key}'")
+
+
+def _exactly(arguments: dict[str, Any]) -> str:
+    """Return the table as text by which 1, 1.0 and true differ, which Python takes for equal."""
+    return json.dumps(arguments, sort_keys=True)
 
 
 def _path(*names: str) -> str:

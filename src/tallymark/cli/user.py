@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tallymark.cli.output import USAGE, fail, show_json, show_table
+from tallymark.cli.output import USAGE, fail, show_json, show_table, standard_input
 from tallymark.server.access import users
 from tallymark.server.access.user import (
     Permission,
@@ -38,11 +37,12 @@ FOLDER = Path("tallymark-data")
 
 def _secret(given: str | None) -> str:
     if given is None:
+        standard_input()  # or the prompt has nothing to read from
         return str(typer.prompt("Password", hide_input=True, confirmation_prompt=True))
     if given != "-":
         return given
     try:
-        return sys.stdin.readline().rstrip("\n")
+        return standard_input().readline().rstrip("\n")
     except UnicodeDecodeError:
         fail("the password on stdin, expected text in UTF-8", USAGE)
 

@@ -9,6 +9,9 @@ from typing import Final
 
 CLEAR: Final = "\x1b[H\x1b[2J\x1b[3J"
 """Sequence that empties a terminal."""
+LEAST_S: Final = 0.1
+MOST_S: Final = 86_400
+"""Seconds between two outputs, at most."""
 
 
 def again(

@@ -290,6 +290,11 @@ class ReceiverOwner(LinkOwner, MessageOwner):
     def drained(self, given_up: int) -> None:
         """The peer answered a drain: it gave up so much credit."""
 
+    @property
+    @abstractmethod
+    def stream_offset(self) -> int | None:
+        """Offset at which it goes on in its stream; None: it was sent nothing, or reads a queue."""
+
     # Called by the session
 
     @property

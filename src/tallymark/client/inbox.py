@@ -254,6 +254,13 @@ class Inbox:
             message.answered(error.copied(), LOST)
         _lose((found for found in held if found is not None), error)
 
+    def unfinished(self) -> list[ReceivedMessage]:
+        """Return the messages that are neither settled for good nor ignored, in any order."""
+        held = [reference() for reference in self.held.values()]
+        books = (self.dropped, self.settling, self.staged)
+        found = [message for book in books for message in book.values()]
+        return [*self.buffer, *found, *[message for message in held if message is not None]]
+
     def clear(self) -> None:
         """Forget buffered messages: they come again."""
         self.buffer.clear()

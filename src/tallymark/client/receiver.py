@@ -37,6 +37,7 @@ from tallymark.client.outcomes import (
     check_outcome,
     named_outcome,
 )
+from tallymark.client.place import Place
 from tallymark.client.reading import ON_ERROR, Handler, Middleware, Readers, Runner, composed
 from tallymark.client.received import HELD, IGNORED, LOST, RETURNED, ReceivedMessage
 from tallymark.client.topology import Declaring
@@ -61,6 +62,7 @@ class Consumer(Link[ReceiverPort], ReceiverOwner):
         is_manual = options.credit_mode == "manual"
         self.window = Window(0 if is_manual else options.credit, options.credit_on == "handover")
         self.inbox = Inbox(self.window)
+        self.place = Place()
         self.flow = Flow(dispatcher, self.window, is_manual, self._report_decision)
         self.leaks = LeakWatch(self, self.inbox, options, dispatcher)
         self.readers = Readers(
@@ -90,6 +92,7 @@ class Consumer(Link[ReceiverPort], ReceiverOwner):
             return  # given up already
         self.dispatcher.highest_tag = messages[-1].tag  # before anybody can see them [TX-17]
         self.inbox.add(messages)
+        self.place.arrived(messages)
         if self.ending is not None:  # they can be read, but not settled [FC-A7]
             self.inbox.lose_buffered(self.ending)
         self.evaluate_later()
@@ -102,6 +105,10 @@ class Consumer(Link[ReceiverPort], ReceiverOwner):
 
     def drained(self, given_up: int) -> None:
         self.flow.drained(given_up)
+
+    @property
+    def stream_offset(self) -> int | None:
+        return self.place.next
 
     @property
     def is_finished(self) -> bool:
@@ -228,9 +235,10 @@ class Consumer(Link[ReceiverPort], ReceiverOwner):
 
     def suspend(self, error: ClientError) -> None:
         """Unsettled messages come again, so buffered ones must not be read; readers wait on
-        [FC-19, TX-22]."""
+        [FC-19, TX-22]. Of a stream they are asked for."""
         if self.ending is None:
             self.flow.suspend()
+            self.options = self.place.lost(self.options, self.inbox.unfinished())
             self.inbox.lose_buffered(error)
             self.inbox.clear()
         super().suspend(error)

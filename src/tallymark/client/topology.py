@@ -263,8 +263,8 @@ class Declaring(ABC):
     is closed leaves all of it as it is.
 
     Every call raises RequestRefused where the broker does not want it (and nothing was changed),
-    NotPossible where it cannot be asked for that, ValueError for names that are none, TimedOut, and
-    Closed, `in_doubt` where the connection went before the answer.
+    NotPossible where it cannot be asked for that, ValueError for names that are none, TimedOut,
+    `in_doubt`, and Closed, `in_doubt` where the connection went before the answer.
     """
 
     @abstractmethod

@@ -181,7 +181,7 @@ class Line(asyncio.Protocol, ConnectionOwner):
     async def ask(self, request: Request, timeout_s: float) -> QueueState | None:
         """Have a request carried out. Return the queue that the answer describes, if it does.
 
-        Raises RequestRefused, NotPossible, TimedOut, and ConnectionClosed, in doubt, where the
+        Raises RequestRefused, NotPossible, and, in doubt, TimedOut, and ConnectionClosed where the
         connection goes before the answer."""
         if self._management is None:
             self._management = self.adapter.manage()
@@ -190,7 +190,9 @@ class Line(asyncio.Protocol, ConnectionOwner):
         self._turn.request()
         answer = await answer_to(waiter, timeout_s)
         if answer is TIME_IS_UP:
-            raise TimedOut(f"{request}: not answered in {timeout_s} s")
+            late = TimedOut(f"{request}: not answered in {timeout_s} s")
+            late.in_doubt = True  # it is still the broker's to carry out
+            raise late
         assert answer is None or isinstance(answer, QueueState), answer
         return answer
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import cycle, product
 from typing import Final, Self, final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from tallymark.shovels.shovel import BATCH
 from tallymark.wire.nsq.names import is_name
@@ -101,6 +101,13 @@ class Plan:
                 raise PlanRefused(f"to-exchange is '{self.to_exchange}', an nsqd has none")
             if not is_name(self.to_queue or self.queue):
                 raise PlanRefused(f"to-queue is '{self.to_queue or self.queue}', expected a topic")
+        queue = self.queue.partition("/")[0] if scheme_of(self.source) == NSQ else self.queue
+        is_same_name = self.to_exchange is None and (self.to_queue or self.queue) == queue
+        if is_same_name and not _places(self.source).isdisjoint(_places(self.target)):
+            raise PlanRefused(
+                f"queue '{self.queue}' of {shown(self.source)} is its own target, expected another "
+                "queue or another broker"
+            )
 
     def turns(self) -> Iterator[Self]:
         """Return, for ever, one plan for each attempt: with one broker on each side, and all pairs
@@ -166,6 +173,17 @@ def brokers_in(address: str) -> list[str]:
     login, at, place = rest.rpartition("@")
     hosts, slash, path = place.partition("/")
     return [f"{scheme}{slashes}{login}{at}{host}{slash}{path}" for host in hosts.split(",")]
+
+
+def _places(address: str) -> set[tuple[str, str | None, int | None, str]]:
+    """Return the virtual hosts that an address names, of each of its brokers, whoever logs in."""
+    found = set()
+    for broker in brokers_in(address):
+        parts = urlsplit(broker)
+        protocol = "http" if parts.scheme in HTTP else AMQP.get(parts.scheme, parts.scheme)
+        vhost = unquote(parts.path.removeprefix("/")) or "/"
+        found.add((protocol, parts.hostname, parts.port, vhost))
+    return found
 
 
 def _address(table: Mapping[str, object], key: str) -> str:

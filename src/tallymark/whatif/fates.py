@@ -7,6 +7,7 @@ when it is run again: so the two can be compared message by message.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -101,8 +102,9 @@ class Fates:
         return found
 
     def account(self) -> dict[str, int]:
-        """Return counts of messages: entered, there, and each way of ending."""
-        found = {"entered": len(self.ids)}
+        """Return counts of messages: entered, there, and each way of ending. Fates with the same
+        words count together: a message is settled, whoever settled it."""
+        found = Counter(entered=len(self.ids))
         for fate in sorted(set(self.fate)):
-            found[describe(fate)] = self.fate.count(fate)
-        return found
+            found[describe(fate)] += self.fate.count(fate)
+        return dict(found)

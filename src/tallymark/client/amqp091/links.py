@@ -64,6 +64,7 @@ PREFETCH_MAX: Final = 65_535
 NAME_MAX: Final = 200
 """Bytes of a link's name that go into a consumer tag."""
 STREAM_OFFSET: Final = "rabbitmq:stream-offset-spec"
+OFFSET_ARGUMENT: Final = "x-stream-offset"
 
 
 class Stage(Enum):
@@ -222,9 +223,11 @@ class Amqp091Receiver(ReceiverPort):
         self._stage = Stage.STARTING
         session.subscribe(self.subscription)
         session.send(BasicQos(prefetch_count=credit))
-        session.send(
-            BasicConsume(self._queue, tag, exclusive=self._exclusive, arguments=self._arguments)
-        )
+        arguments = self._arguments
+        offset = self.owner.stream_offset
+        if offset is not None:  # where the consumer before this one has ended
+            arguments = {**arguments, OFFSET_ARGUMENT: offset}
+        session.send(BasicConsume(self._queue, tag, exclusive=self._exclusive, arguments=arguments))
 
     def started(self) -> None:
         """Note consume-ok."""
@@ -390,7 +393,7 @@ def _arguments(options: ReceiverOptions) -> dict[str, object]:
             name != STREAM_OFFSET, f"filter {name!r}: AMQP 0-9-1 has none but stream_offset"
         )
         offset = value.value if isinstance(value, types.Described) else value
-        arguments["x-stream-offset"] = to_field(offset)
+        arguments[OFFSET_ARGUMENT] = to_field(offset)
     encode_table(arguments)
     return arguments
 

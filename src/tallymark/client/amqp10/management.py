@@ -299,9 +299,20 @@ def _unbound(request: Unbind) -> Generator[Ask, Reply, None]:
     reply = yield Ask("GET", f"/bindings?src={source}&dst{kind}={destination}&key={key}")
     bindings = reply.body if isinstance(reply.body, list) else []
     for found in bindings:
-        if isinstance(found, dict) and found.get("arguments") == dict(request.arguments):
+        if isinstance(found, dict) and _are_alike(found.get("arguments"), request.arguments):
             yield Ask("DELETE", str(found.get("location")))
             return
+
+
+def _are_alike(one: object, other: object) -> bool:
+    """Return whether a broker takes two values for the same; Python takes 1, 1.0 and True for
+    equal."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_are_alike(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_are_alike, one, other))
+    kinds = [(isinstance(value, bool), isinstance(value, float)) for value in (one, other)]
+    return one == other and kinds[0] == kinds[1]
 
 
 def _described(request: DeclareQueue | DeclareExchange) -> dict[str, object]:
