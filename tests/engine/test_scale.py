@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
+from tallymark.engine.session import ACCEPTED, Session
+from tallymark.units import Tag
 from tests.support.engine_rig import Rig
 from tests.support.engine_steps import manual
 from tests.support.growth import assert_linear
@@ -64,19 +68,85 @@ def test_emptying_queues_whose_messages_are_held_by_as_many_sessions() -> None:
     assert_linear(prepare, SMALL)
 
 
-def test_detaching_links_of_one_session() -> None:
+def _holder(rig: Rig) -> Session:
+    """The first session that consumes."""
+    return next(one for one in rig.connection.sessions if one.consumers)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_detaching_links_of_one_session(order: int) -> None:
     def prepare(size: int) -> Callable[[], object]:
         rig = _held(size, 1)
-        session = next(one for one in rig.connection.sessions if one.consumers)
+        session = _holder(rig)
 
         def detach() -> None:
-            for consumer in list(session.consumers.values()):
+            for consumer in list(session.consumers.values())[::order]:
                 rig.broker.consuming.detach(consumer)
             rig.broker.check()
 
         return detach
 
-    assert_linear(prepare, 500)
+    assert_linear(prepare, 500)  # newest first, each took out what all before it held
+
+
+def test_deleting_queues_whose_deliveries_one_transaction_settles() -> None:
+    def prepare(size: int) -> Callable[[], object]:
+        rig = _held(size, 1)
+        session = _holder(rig)
+        transactions = rig.broker.transactions
+        transactions.settle_up_to(transactions.begin(session), session, Tag(0), ACCEPTED)
+
+        def delete() -> None:
+            for name in _names(size):
+                rig.delete(name)
+            rig.broker.check()
+
+        return delete
+
+    assert_linear(prepare, 200)  # each asked all that is staged
+
+
+def test_settling_in_a_transaction_what_lies_between_settled_deliveries() -> None:
+    def prepare(size: int) -> Callable[[], object]:
+        rig = manual()
+        rig.queue("q")
+        session = rig.session()
+        rig.consume(session, "q", "c")
+        rig.publish(session, "q", list(range(2 * size)))
+        rig.settle_down()
+        for tag in range(2, 2 * size, 2):
+            rig.broker.settlement.settle(session, Tag(tag), Tag(tag), ACCEPTED)
+        transactions = rig.broker.transactions
+        transaction = transactions.begin(session)
+
+        def settle() -> None:
+            for tag in range(1, 2 * size, 2):
+                transactions.settle(transaction, session, Tag(tag), Tag(tag), ACCEPTED)
+            rig.broker.check()
+
+        return settle
+
+    assert_linear(prepare, 500)  # each went through all that are behind it
+
+
+def test_rolling_back_what_was_acquired_between_other_deliveries() -> None:
+    def prepare(size: int) -> Callable[[], object]:
+        rig = _held(2 * size, 1)
+        session = _holder(rig)
+        transactions = rig.broker.transactions
+        transaction = transactions.begin(session)
+        for tag in range(1, 2 * size, 2):
+            transactions.acquired(transaction, session, Tag(tag), Tag(tag))
+
+        def roll_back() -> None:
+            transactions.rollback(transaction)
+            assert len(transaction.released) == size
+            assert session.unacked == size
+            rig.broker.check()
+
+        return roll_back
+
+    assert_linear(prepare, 200)  # each began at the first delivery of the session
 
 
 def test_who_may_hold_messages_of_a_queue_is_forgotten_with_either() -> None:

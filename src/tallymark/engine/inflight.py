@@ -70,6 +70,7 @@ class Handover:
         if consumer is not None:
             if not consumer.unacked:
                 consumer.held_from = tag
+            consumer.held_to = Tag(tag + n - 1)
             consumer.unacked += n
         else:
             session.got += n

@@ -134,10 +134,14 @@ class InFlight:
 
     def cut(self, low: Tag, high: Tag) -> InFlight | None:
         """Return tags low..high as an entry of their own; None if none of them is unsettled."""
-        stretches = self.pieces(low, high) if low <= high else []
-        if not stretches:
+        if low > high:
             return None
-        low, high = stretches[0][0], stretches[-1][1]
+        if self.done is not None:
+            at, end = low - self.first, high - self.first + 1
+            begin = self.done.find(0, at, end)
+            if begin < 0:
+                return None
+            low, high = Tag(self.first + begin), Tag(self.first + self.done.rfind(0, begin, end))
         part = InFlight(low, high, self.part(low, high), self.queue, self.consumer, self.since_ms)
         part.given_ms = self.given_ms
         part.void = self.void
@@ -215,6 +219,8 @@ class Consumer(QueueConsumer):
         self.held_from = Tag(0)
         """Tag below which it holds nothing: that of the first message it was sent since it held
         none."""
+        self.held_to = Tag(0)
+        """Tag beyond which it holds nothing: that of the last message it was sent to settle."""
         self.told_window = -1
         """Window in the last row of the ledger that gave one; -1: its rows give none."""
         self.in_line = False
@@ -445,6 +451,31 @@ class Session(Timed):
             else:
                 high = middle
         return low
+
+    def take_all_of(self, consumer: Consumer) -> list[InFlight]:
+        """Take all that the session holds unsettled through one consumer out of its in-flight
+        ranges; return it, ascending. O(ranges between the first of them and the last)."""
+        inflight = self.inflight
+        end = self._at(Tag(consumer.held_to + 1))
+        inflight.rotate(-end)  # its last range is the rightmost now
+        found: list[InFlight] = []
+        passed: list[InFlight] = []
+        left = consumer.unacked
+        while end > 0 and left > 0:  # those staged under a transaction count and are not there
+            entry = inflight[-1]
+            if entry.last < consumer.held_from:
+                break
+            inflight.pop()
+            end -= 1
+            if entry.consumer is consumer:
+                left -= entry.left
+                found.append(entry)
+            else:
+                passed.append(entry)
+        inflight.extend(reversed(passed))
+        inflight.rotate(end + len(passed))
+        found.reverse()
+        return found
 
     def find(self, tag: Tag) -> int:
         """Return the index of the in-flight range that contains the tag.

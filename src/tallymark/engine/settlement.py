@@ -94,17 +94,9 @@ class Settlement:
     def return_of(self, session: Session, consumer: Consumer, reason: int) -> None:
         """Requeue all messages that the session holds through one consumer at their old
         positions."""
-        inflight = session.inflight
-        kept: list[InFlight] = []
         pieces: list[Slice] = []
         queue = consumer.queue
-        left = consumer.unacked
-        while inflight and left > 0:  # those staged under a transaction count and are not there
-            entry = inflight.popleft()
-            if entry.consumer is not consumer:
-                kept.append(entry)
-                continue
-            left -= entry.left
+        for entry in session.take_all_of(consumer):
             for low, high in entry.pieces(entry.first, entry.last):
                 session.unacked -= high - low + 1
                 if entry.void:
@@ -113,7 +105,6 @@ class Settlement:
                     self.store.finish(entry.slice.payload, high - low + 1)
                 else:
                     pieces.append(entry.part(low, high))
-        inflight.extendleft(reversed(kept))
         consumer.unacked = consumer.overdue = 0
         if pieces:
             self.give_back(queue, pieces, consumer.id, reason, False)

@@ -15,7 +15,9 @@ from typing import Final, final
 from tallymark.engine.account import ACQUIRED, STAGED
 from tallymark.engine.clock import Timed
 from tallymark.engine.errors import PreconditionFailed, ResourceExhausted
+from tallymark.engine.intervals import IntervalSet
 from tallymark.engine.message import Payload
+from tallymark.engine.queue import Queue
 from tallymark.engine.session import InFlight, Session
 from tallymark.engine.topology import Targets
 from tallymark.stored.annotations import Annotations, Notes, Route, keys_of
@@ -164,8 +166,9 @@ def extend(entry: InFlight, after: InFlight) -> None:
 
 
 def take_out(session: Session, at: int, low: Tag, high: Tag) -> InFlight:
-    """Take tags low..high, all unsettled, of the range at index `at` out of the session, as an
-    entry of their own. The rest of the range stays in place, and its slice is cut to its tags."""
+    """Take the unsettled ones of tags low..high, of the range at index `at`, out of the session, as
+    an entry of their own. The rest of the range stays in place, and its slice is cut to its tags.
+    At an end of the range O(1) but for what is taken, else O(tags behind)."""
     inflight = session.inflight
     entry = inflight[at]
     if low == entry.first and high == entry.last and len(entry.slice) == high + 1 - low:
@@ -173,16 +176,21 @@ def take_out(session: Session, at: int, low: Tag, high: Tag) -> InFlight:
         return entry
     found = entry.cut(low, high)
     assert found is not None, (low, high)
-    before = entry.cut(entry.first, Tag(low - 1))
-    after = entry.cut(Tag(high + 1), entry.last)
-    if before is not None:
-        inflight[at] = before
+    if found.left == entry.left:
+        del inflight[at]
+    elif found.first == entry.first:
+        entry.left -= found.left
+        session.shorten(entry, found.last + 1 - entry.first)
+    else:
+        after = entry.cut(Tag(found.last + 1), entry.last)
         if after is not None:
             inflight.insert(at + 1, after)
-    elif after is not None:
-        inflight[at] = after
-    else:
-        del inflight[at]
+            entry.left -= after.left
+        entry.left -= found.left
+        entry.last = Tag(found.first - 1)
+        entry.slice = entry.slice.part(0, found.first - entry.first)
+        if entry.done is not None:
+            del entry.done[found.first - entry.first :]
     return found
 
 
@@ -232,6 +240,34 @@ def stored_ranges(entry: InFlight) -> list[tuple[int, int]]:
 
 
 @final
+class StagedDeliveries:
+    """All staged deliveries by their queue, so that whoever looks for those of one queue need not
+    go through all transactions."""
+
+    def __init__(self) -> None:
+        self._of_queue: dict[int, dict[InFlight, None]] = {}
+        """Entries by queue id, in the order in which they were staged."""
+
+    def add(self, entry: InFlight) -> None:
+        self._of_queue.setdefault(entry.queue.id, {})[entry] = None
+
+    def remove(self, entry: InFlight) -> None:
+        """Remove an entry. One that is not there changes nothing."""
+        entries = self._of_queue.get(entry.queue.id)
+        if entries is not None:
+            entries.pop(entry, None)
+            if not entries:
+                del self._of_queue[entry.queue.id]
+
+    def __contains__(self, entry: InFlight) -> bool:
+        return entry in self._of_queue.get(entry.queue.id, ())
+
+    def of(self, queue: Queue) -> list[InFlight]:
+        """Return the entries of a queue."""
+        return list(self._of_queue.get(queue.id, ()))
+
+
+@final
 class Transaction(Timed):
     """Publishes and settlements that come into effect together, or not at all.
 
@@ -239,11 +275,13 @@ class Transaction(Timed):
     connection too. Made and ended by Transactions.
     """
 
-    def __init__(self, id: int, session: Session) -> None:
+    def __init__(self, id: int, session: Session, staged: StagedDeliveries) -> None:
         super().__init__()
         self.id = id
         """Broker-wide number, never reused; also the owner number of the transaction's ledger
         rows."""
+        self._staged = staged
+        """Staged deliveries of all transactions, its own among them."""
         self.session = session
         """Session whose end also ends the transaction."""
         self.due_ms = EngineMs(0)
@@ -257,8 +295,8 @@ class Transaction(Timed):
         """Runs, in the order in which the first message of each was published."""
         self.settlements: list[StagedSettlement] = []
         """Settlements, in the order in which they were issued."""
-        self.acquisitions: list[tuple[Session, int, int]] = []
-        """Tags delivered under the transaction [TX-16]: session, first, last."""
+        self.acquisitions: dict[Session, IntervalSet] = {}
+        """Tags delivered under the transaction [TX-16]."""
         self.published = 0
         """Count of messages it publishes."""
         self.settled = 0
@@ -377,6 +415,14 @@ class Transaction(Timed):
         self.settled += entry.left
         if not into.add(entry, True):
             self.weight += ENTRY_WEIGHT
+            self._staged.add(entry)
+
+    def end(self) -> None:
+        """Note that the transaction has ended: nothing is staged under it any more."""
+        self.ended = True
+        for settlement in self.settlements:
+            for entry in settlement.entries:
+                self._staged.remove(entry)
 
     def take_unrecorded(self) -> list[StagedSettlement]:
         """Return the settlements that are not in the ledger, and count them as recorded."""
@@ -406,12 +452,14 @@ class Transaction(Timed):
                 if part is None:
                     staying.append(entry)
                     continue
+                self._staged.remove(entry)
                 for rest in (
                     entry.cut(entry.first, Tag(low - 1)),
                     entry.cut(Tag(high + 1), entry.last),
                 ):
                     if rest is not None:
                         staying.append(rest)
+                        self._staged.add(rest)
                 self.settled -= part.left
                 found.append((part, at < recorded))
             settlement.entries = staying
@@ -430,6 +478,7 @@ class Transaction(Timed):
                 id = settlement.session.id
                 by_session[id] = by_session.get(id, 0) + n
                 if not entry.void and not entry.queue.deleted:
+                    assert entry in self._staged, (self.id, entry.first)
                     by_queue[entry.queue.id] = by_queue.get(entry.queue.id, 0) + n
         assert settled == self.settled, (self.id, settled, self.settled)
         published = sum(run.count for run in self.runs)

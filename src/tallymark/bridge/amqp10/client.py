@@ -296,10 +296,8 @@ class Work:
 
     def acquired(self, session: Session, first: int, last: int) -> bool:
         """Return whether any of the tags first..last were delivered under the transaction."""
-        for engine, low, high in self.transaction.acquisitions:
-            if engine is session.engine and low <= last and first <= high:
-                return True
-        return False
+        acquisitions = self.transaction.acquisitions.get(session.engine)
+        return acquisitions is not None and acquisitions.meets(first, last + 1)
 
 
 class Delayed(Waiter):
