@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tallymark.engine.session import ACCEPTED, Session
+from tallymark.engine.session import ACCEPTED, REJECTED, Session
 from tallymark.units import Tag
 from tests.support.engine_rig import Rig
 from tests.support.engine_steps import manual
@@ -127,6 +127,31 @@ def test_settling_in_a_transaction_what_lies_between_settled_deliveries() -> Non
         return settle
 
     assert_linear(prepare, 500)  # each went through all that are behind it
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_changing_the_outcome_of_each_delivery_that_a_transaction_settles(others: bool) -> None:
+    def prepare(size: int) -> Callable[[], object]:
+        rig = _held(2 * size, 1)
+        session = _holder(rig)
+        transactions = rig.broker.transactions
+        transaction = transactions.begin(session)
+        tags = [Tag(tag) for tag in range(1, 2 * size, 2)]
+        if not others:
+            transactions.settle_up_to(transaction, session, Tag(0), ACCEPTED)
+        else:
+            for tag in tags:
+                transactions.settle(transaction, session, tag, tag, ACCEPTED)
+
+        def change() -> None:
+            for tag in tags:
+                transactions.reopen(transaction, session, tag, tag)
+                transactions.settle(transaction, session, tag, tag, REJECTED)
+            rig.broker.check()
+
+        return change
+
+    assert_linear(prepare, 200)  # each went through all settlements, and all that are unsettled
 
 
 def test_rolling_back_what_was_acquired_between_other_deliveries() -> None:

@@ -15,20 +15,17 @@ from tallymark.engine.entrance import Entrance
 from tallymark.engine.intervals import IntervalSet
 from tallymark.engine.ledger import Ledger, committed_record, unstaged_record
 from tallymark.engine.message import NOWHERE, Payload
-from tallymark.engine.queue import Queue
-from tallymark.engine.session import InFlight, Session
-from tallymark.engine.settlement import Settlement
-from tallymark.engine.staging import (
-    AS_DUE,
-    MUST_ARRIVE,
-    StagedRun,
+from tallymark.engine.parked import (
     StagedSettlement,
-    Transaction,
     is_gone,
     put_back,
     stored_ranges,
     unstage,
 )
+from tallymark.engine.queue import Queue
+from tallymark.engine.session import InFlight, Session
+from tallymark.engine.settlement import Settlement
+from tallymark.engine.staging import AS_DUE, MUST_ARRIVE, StagedRun, Transaction
 from tallymark.engine.state import State
 from tallymark.engine.topology import Targets
 from tallymark.stored import records
@@ -157,7 +154,7 @@ class Commit:
         """Carry out a settlement. Returns whether a stored queue is involved."""
         session, outcome = settlement.session, settlement.outcome
         stored = False
-        for entry in settlement.entries:
+        for entry in settlement.in_order():
             queue = entry.queue
             stored = stored or (queue.stored and not queue.deleted)
             for low, high in entry.pieces(entry.first, entry.last):
@@ -196,12 +193,12 @@ class Rollback:
             else:
                 self._store.finish(run.payload, run.count)
         for settlement in transaction.recorded():
-            for entry in settlement.entries:
+            for entry in settlement.in_order():
                 record_unstaged(self._ledger, transaction, entry)
         reopened: dict[Session, list[InFlight]] = {}
         for settlement in transaction.settlements:
             session = settlement.session
-            for entry in settlement.entries:
+            for entry in settlement.in_order():
                 unstage(entry)
                 if settlement.is_final or is_gone(session, entry):
                     self._give_back(session, entry, self._lost and session.closed)

@@ -433,13 +433,13 @@ class Session(Timed):
     def since(self, tag: Tag) -> Iterator[InFlight]:
         """Yield the in-flight ranges that end at the tag or behind it."""
         inflight = self.inflight
-        at = self._at(tag)
+        at = self.place_of(tag)
         near = min(at + NEAR, len(inflight))
         for i in range(at, near):
             yield inflight[i]
         yield from islice(inflight, near, None)
 
-    def _at(self, tag: Tag) -> int:
+    def place_of(self, tag: Tag) -> int:
         """Return the index of the first in-flight range that ends at the tag or behind it."""
         inflight = self.inflight
         low = 0
@@ -456,7 +456,7 @@ class Session(Timed):
         """Take all that the session holds unsettled through one consumer out of its in-flight
         ranges; return it, ascending. O(ranges between the first of them and the last)."""
         inflight = self.inflight
-        end = self._at(Tag(consumer.held_to + 1))
+        end = self.place_of(Tag(consumer.held_to + 1))
         inflight.rotate(-end)  # its last range is the rightmost now
         found: list[InFlight] = []
         passed: list[InFlight] = []
@@ -484,7 +484,7 @@ class Session(Timed):
             PreconditionFailed: the tag was never given out or is settled already.
         """
         inflight = self.inflight
-        low = self._at(tag)
+        low = self.place_of(tag)
         if low < len(inflight):
             entry = inflight[low]
             if entry.first <= tag and (entry.done is None or not entry.done[tag - entry.first]):

@@ -32,20 +32,18 @@ from tallymark.engine.errors import RolledBack
 from tallymark.engine.intervals import IntervalSet
 from tallymark.engine.ledger import staged_record
 from tallymark.engine.message import Payload
-from tallymark.engine.queue import Queue
-from tallymark.engine.session import InFlight, Session
-from tallymark.engine.settlement import Settlement, counts_as
-from tallymark.engine.staging import (
-    ENTRY_WEIGHT,
+from tallymark.engine.parked import (
     StagedDeliveries,
-    StagedRun,
     StagedSettlement,
-    Transaction,
     put_back,
     stored_ranges,
     take_out,
     unstage,
 )
+from tallymark.engine.queue import Queue
+from tallymark.engine.session import InFlight, Session
+from tallymark.engine.settlement import Settlement, counts_as
+from tallymark.engine.staging import ENTRY_WEIGHT, StagedRun, Transaction
 from tallymark.engine.state import State
 from tallymark.engine.topology import Targets
 from tallymark.stored.annotations import (
@@ -236,9 +234,8 @@ class Transactions:
 
     def reopen(self, transaction: Transaction, session: Session, first: Tag, last: Tag) -> None:
         """Make tags first..last unsettled again, as far as the transaction settles them: the client
-        has changed its mind [TX-15]. Deliveries whose session or link is gone stay settled.
-        O(settlements), which counts towards the transaction's weight. Raises PreconditionFailed: it
-        has ended."""
+        has changed its mind [TX-15]. Deliveries whose session or link is gone stay settled. Raises
+        PreconditionFailed: it has ended."""
         transaction.check_open()
         parts = transaction.take_back(session, first, last)
         for part, is_recorded in parts:
@@ -264,7 +261,7 @@ class Transactions:
             if transaction.ended:
                 continue
             for settlement in transaction.take_unrecorded():
-                for entry in settlement.entries:
+                for entry in settlement.in_order():
                     outcome = counts_as(entry.queue, settlement.outcome)
                     self._record_staged(transaction, entry, outcome)
         self.unrecorded.clear()
