@@ -247,6 +247,13 @@ class Consumer(QueueConsumer):
         self.handle: object = None
         """Object of the bridge; the engine only passes it through."""
 
+    def hold(self, tag: Tag, n: int) -> None:
+        """Count n messages that it is sent to settle, under tags from this one on."""
+        if not self.unacked:
+            self.held_from = tag
+        self.held_to = Tag(tag + n - 1)
+        self.unacked += n
+
     def wanted(self) -> int:
         """Return how many messages the consumer can accept once the broker may send them. A
         consumer that browses or filters may want none of the messages present, so it counts as
@@ -451,31 +458,6 @@ class Session(Timed):
             else:
                 high = middle
         return low
-
-    def take_all_of(self, consumer: Consumer) -> list[InFlight]:
-        """Take all that the session holds unsettled through one consumer out of its in-flight
-        ranges; return it, ascending. O(ranges between the first of them and the last)."""
-        inflight = self.inflight
-        end = self.place_of(Tag(consumer.held_to + 1))
-        inflight.rotate(-end)  # its last range is the rightmost now
-        found: list[InFlight] = []
-        passed: list[InFlight] = []
-        left = consumer.unacked
-        while end > 0 and left > 0:  # those staged under a transaction count and are not there
-            entry = inflight[-1]
-            if entry.last < consumer.held_from:
-                break
-            inflight.pop()
-            end -= 1
-            if entry.consumer is consumer:
-                left -= entry.left
-                found.append(entry)
-            else:
-                passed.append(entry)
-        inflight.extend(reversed(passed))
-        inflight.rotate(end + len(passed))
-        found.reverse()
-        return found
 
     def find(self, tag: Tag) -> int:
         """Return the index of the in-flight range that contains the tag.

@@ -96,7 +96,7 @@ class Settlement:
         positions."""
         pieces: list[Slice] = []
         queue = consumer.queue
-        for entry in session.take_all_of(consumer):
+        for entry in _take_all_of(session, consumer):
             for low, high in entry.pieces(entry.first, entry.last):
                 session.unacked -= high - low + 1
                 if entry.void:
@@ -421,6 +421,32 @@ class Settlement:
                 self.agenda.offer(session)
         else:
             session.got -= n
+
+
+def _take_all_of(session: Session, consumer: Consumer) -> list[InFlight]:
+    """Take all that a session holds unsettled through one consumer out of its in-flight ranges;
+    return it, ascending. O(ranges between the first of them and the last)."""
+    inflight = session.inflight
+    end = session.place_of(Tag(consumer.held_to + 1))
+    inflight.rotate(-end)  # its last range is the rightmost now
+    found: list[InFlight] = []
+    passed: list[InFlight] = []
+    left = consumer.unacked
+    while end > 0 and left > 0:  # those staged under a transaction count and are not there
+        entry = inflight[-1]
+        if entry.last < consumer.held_from:
+            break
+        inflight.pop()
+        end -= 1
+        if entry.consumer is consumer:
+            left -= entry.left
+            found.append(entry)
+        else:
+            passed.append(entry)
+    inflight.extend(reversed(passed))
+    inflight.rotate(end + len(passed))
+    found.reverse()
+    return found
 
 
 def counts_as(queue: Queue, outcome: int) -> int:

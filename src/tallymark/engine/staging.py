@@ -166,7 +166,7 @@ class Transaction(Timed):
         """Last run with a handle. Only that run of those with a handle is extended, so that their
         order is kept."""
         self._of_session: dict[Session, SessionDeliveries] = {}
-        """What the settlements have, by session."""
+        """Deliveries that the settlements have, by session."""
         self._open: dict[tuple[object, ...], StagedRun] = {}
         """Open runs, by the properties that their messages share."""
         self._names: set[str] = set()
