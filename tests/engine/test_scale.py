@@ -212,6 +212,22 @@ def test_starting_consumers_of_a_watched_queue_with_a_backlog() -> None:
     assert_linear(prepare, SMALL)  # each asked all others what they want
 
 
+def test_starting_consumers_each_of_a_higher_priority_than_all_before() -> None:
+    def prepare(size: int) -> Callable[[], object]:
+        rig = manual()
+        queue = rig.queue("q")
+        session = rig.session()
+
+        def start() -> None:
+            for number, name in enumerate(_names(size)):
+                rig.broker.consuming.consume(session, queue, name, False, False, number, {})
+            assert [one.priority for one in queue.consumers] == list(reversed(range(size)))
+
+        return start
+
+    assert_linear(prepare, 500)  # each was compared with all others
+
+
 def test_cutting_consumers_of_a_watched_queue_with_a_backlog() -> None:
     def prepare(size: int) -> Callable[[], object]:
         rig = _with_backlog(size)
