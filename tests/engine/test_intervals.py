@@ -29,5 +29,6 @@ def test_it_behaves_as_a_set_of_numbers(
     inside = {n for a, b in intervals.overlap(low, high) for n in range(a, b)}
     outside = {n for a, b in intervals.gaps(low, high) for n in range(a, b)}
     assert inside == plain & set(range(low, high))
+    assert intervals.meets(low, high) == bool(inside)
     assert outside == set(range(low, high)) - plain
     assert all((n in intervals) == (n in plain) for n in range(-1, 60))

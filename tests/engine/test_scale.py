@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
+from tallymark.engine.session import ACCEPTED, REJECTED, Session
+from tallymark.units import Tag
 from tests.support.engine_rig import Rig
 from tests.support.engine_steps import manual
 from tests.support.growth import assert_linear
@@ -64,19 +68,110 @@ def test_emptying_queues_whose_messages_are_held_by_as_many_sessions() -> None:
     assert_linear(prepare, SMALL)
 
 
-def test_detaching_links_of_one_session() -> None:
+def _holder(rig: Rig) -> Session:
+    """The first session that consumes."""
+    return next(one for one in rig.connection.sessions if one.consumers)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_detaching_links_of_one_session(order: int) -> None:
     def prepare(size: int) -> Callable[[], object]:
         rig = _held(size, 1)
-        session = next(one for one in rig.connection.sessions if one.consumers)
+        session = _holder(rig)
 
         def detach() -> None:
-            for consumer in list(session.consumers.values()):
+            for consumer in list(session.consumers.values())[::order]:
                 rig.broker.consuming.detach(consumer)
             rig.broker.check()
 
         return detach
 
-    assert_linear(prepare, 500)
+    assert_linear(prepare, 500)  # newest first, each took out what all before it held
+
+
+def test_deleting_queues_whose_deliveries_one_transaction_settles() -> None:
+    def prepare(size: int) -> Callable[[], object]:
+        rig = _held(size, 1)
+        session = _holder(rig)
+        transactions = rig.broker.transactions
+        transactions.settle_up_to(transactions.begin(session), session, Tag(0), ACCEPTED)
+
+        def delete() -> None:
+            for name in _names(size):
+                rig.delete(name)
+            rig.broker.check()
+
+        return delete
+
+    assert_linear(prepare, 200)  # each asked all that is staged
+
+
+def test_settling_in_a_transaction_what_lies_between_settled_deliveries() -> None:
+    def prepare(size: int) -> Callable[[], object]:
+        rig = manual()
+        rig.queue("q")
+        session = rig.session()
+        rig.consume(session, "q", "c")
+        rig.publish(session, "q", list(range(2 * size)))
+        rig.settle_down()
+        for tag in range(2, 2 * size, 2):
+            rig.broker.settlement.settle(session, Tag(tag), Tag(tag), ACCEPTED)
+        transactions = rig.broker.transactions
+        transaction = transactions.begin(session)
+
+        def settle() -> None:
+            for tag in range(1, 2 * size, 2):
+                transactions.settle(transaction, session, Tag(tag), Tag(tag), ACCEPTED)
+            rig.broker.check()
+
+        return settle
+
+    assert_linear(prepare, 500)  # each went through all that are behind it
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_changing_the_outcome_of_each_delivery_that_a_transaction_settles(others: bool) -> None:
+    def prepare(size: int) -> Callable[[], object]:
+        rig = _held(2 * size, 1)
+        session = _holder(rig)
+        transactions = rig.broker.transactions
+        transaction = transactions.begin(session)
+        tags = [Tag(tag) for tag in range(1, 2 * size, 2)]
+        if not others:
+            transactions.settle_up_to(transaction, session, Tag(0), ACCEPTED)
+        else:
+            for tag in tags:
+                transactions.settle(transaction, session, tag, tag, ACCEPTED)
+
+        def change() -> None:
+            for tag in tags:
+                transactions.reopen(transaction, session, tag, tag)
+                transactions.settle(transaction, session, tag, tag, REJECTED)
+            rig.broker.check()
+
+        return change
+
+    assert_linear(prepare, 200)  # each went through all settlements, and all that are unsettled
+
+
+def test_rolling_back_what_was_acquired_between_other_deliveries() -> None:
+    def prepare(size: int) -> Callable[[], object]:
+        rig = _held(2 * size, 1)
+        session = _holder(rig)
+        transactions = rig.broker.transactions
+        transaction = transactions.begin(session)
+        for tag in range(1, 2 * size, 2):
+            transactions.acquired(transaction, session, Tag(tag), Tag(tag))
+
+        def roll_back() -> None:
+            transactions.rollback(transaction)
+            assert len(transaction.released) == size
+            assert session.unacked == size
+            rig.broker.check()
+
+        return roll_back
+
+    assert_linear(prepare, 200)  # each began at the first delivery of the session
 
 
 def test_who_may_hold_messages_of_a_queue_is_forgotten_with_either() -> None:
@@ -115,6 +210,22 @@ def test_starting_consumers_of_a_watched_queue_with_a_backlog() -> None:
         return start
 
     assert_linear(prepare, SMALL)  # each asked all others what they want
+
+
+def test_starting_consumers_each_of_a_higher_priority_than_all_before() -> None:
+    def prepare(size: int) -> Callable[[], object]:
+        rig = manual()
+        queue = rig.queue("q")
+        session = rig.session()
+
+        def start() -> None:
+            for number, name in enumerate(_names(size)):
+                rig.broker.consuming.consume(session, queue, name, False, False, number, {})
+            assert [one.priority for one in queue.consumers] == list(reversed(range(size)))
+
+        return start
+
+    assert_linear(prepare, 500)  # each was compared with all others
 
 
 def test_cutting_consumers_of_a_watched_queue_with_a_backlog() -> None:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 
 from tallymark.engine.errors import PreconditionFailed, RolledBack
-from tallymark.engine.session import ACCEPTED, FAILED, RELEASES, Consumer, Session
+from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RELEASES, Consumer, Session
+from tallymark.units import Tag
 from tests.support.engine_rig import Rig
 from tests.support.engine_steps import manual
 
@@ -256,3 +257,26 @@ def test_fc_18_late_deliveries_settled_under_a_transaction() -> None:
             assert (transactions.committed, rig.ready("results")) == (0, [])
             rig.broker.check()
             assert (consumer.overdue, rig.vhost.queues["q"].account.settled) == (0, 0)
+
+
+def test_tx_15_dl_7_letters_keep_the_order_of_their_rejections_around_what_was_reopened() -> None:
+    rig = manual()
+    rig.queue("letters")
+    session, consumer = delivered(rig, *range(1, 10))
+    rig.set_policy("q", {"dead-letter-exchange": "", "dead-letter-routing-key": "letters"})
+    rig.broker.consuming.grant(consumer, 0, False)
+    transactions = rig.broker.transactions
+    transaction = transactions.begin(session)
+    transactions.settle(transaction, session, Tag(4), Tag(8), REJECTED)
+    transactions.settle(transaction, session, Tag(1), Tag(2), REJECTED)
+    for tag in (Tag(6), Tag(1), Tag(4)):
+        transactions.reopen(transaction, session, tag, tag)
+        rig.broker.check()
+    transactions.settle(transaction, session, Tag(4), Tag(4), REJECTED)
+    transactions.settle(transaction, session, Tag(9), Tag(9), REJECTED)
+    rig.broker.check()
+    transactions.commit(transaction)
+    rig.settle_down()
+    rig.broker.check()
+    assert rig.ready("letters") == [5, 7, 8, 2, 4, 9]
+    assert [(entry.first, entry.last) for entry in session.inflight] == [(1, 1), (3, 3), (6, 6)]

@@ -82,6 +82,23 @@ def test_dl_17_settling_gives_credit_back_and_nothing_else() -> None:
     assert rig.ready("s") == [1, 2, 3, 4, 5]
 
 
+def test_a_link_that_is_detached_leaves_nothing_of_its_stream_with_the_session() -> None:
+    rig = Rig()
+    rig.declare("s", STREAM)
+    session = rig.session()
+    one, other = (reader(rig, "s", Start(FIRST), session, tag=tag) for tag in ("one", "other"))
+    rig.send("s", 1, 2, 3)
+    assert sorted(seen(rig)) == [1, 1, 2, 2, 3, 3]
+    assert (one.unacked, other.unacked, session.unacked) == (3, 3, 6)
+    rig.broker.consuming.detach(one)
+    rig.broker.check()
+    assert {entry.consumer for entry in session.inflight} == {other}
+    assert session.unacked == 3
+    rig.broker.consuming.detach(other)
+    rig.broker.check()
+    assert (list(session.inflight), session.unacked) == ([], 0)
+
+
 def test_tags_settled_out_of_order() -> None:
     rig = manual()
     rig.declare("s", STREAM)

@@ -302,6 +302,10 @@ class Broker:
                     n = sum(b - a + 1 for a, b in entry.pieces(entry.first, entry.last))
                     assert n == entry.left, (entry.first, entry.last, n, entry.left)
                     unacked += n
+                    who = entry.consumer
+                    if who is not None:
+                        assert who.held_from <= entry.first, (who.tag, entry.first)
+                        assert entry.last <= who.held_to, (who.tag, entry.last)
                     if not entry.queue.deleted and not entry.void:
                         assert session.sources[entry.queue.id] <= entry.first, entry.first
                         assert session in self.state.holders.of(entry.queue), entry.queue.name

@@ -6,28 +6,26 @@ half-way would make it impossible to take effect as a whole [TX-D1].
 
 from __future__ import annotations
 
+from collections import deque
 from typing import final
 
 from tallymark.engine.account import ACQUIRED, STAGED
 from tallymark.engine.admission import Admission, CommitCheck
 from tallymark.engine.entrance import Entrance
+from tallymark.engine.intervals import IntervalSet
 from tallymark.engine.ledger import Ledger, committed_record, unstaged_record
 from tallymark.engine.message import NOWHERE, Payload
-from tallymark.engine.queue import Queue
-from tallymark.engine.session import InFlight, Session
-from tallymark.engine.settlement import Settlement
-from tallymark.engine.staging import (
-    AS_DUE,
-    MUST_ARRIVE,
-    StagedRun,
+from tallymark.engine.parked import (
     StagedSettlement,
-    Transaction,
     is_gone,
     put_back,
     stored_ranges,
-    take_out,
     unstage,
 )
+from tallymark.engine.queue import Queue
+from tallymark.engine.session import InFlight, Session
+from tallymark.engine.settlement import Settlement
+from tallymark.engine.staging import AS_DUE, MUST_ARRIVE, StagedRun, Transaction
 from tallymark.engine.state import State
 from tallymark.engine.topology import Targets
 from tallymark.stored import records
@@ -156,7 +154,7 @@ class Commit:
         """Carry out a settlement. Returns whether a stored queue is involved."""
         session, outcome = settlement.session, settlement.outcome
         stored = False
-        for entry in settlement.entries:
+        for entry in settlement.in_order():
             queue = entry.queue
             stored = stored or (queue.stored and not queue.deleted)
             for low, high in entry.pieces(entry.first, entry.last):
@@ -195,12 +193,12 @@ class Rollback:
             else:
                 self._store.finish(run.payload, run.count)
         for settlement in transaction.recorded():
-            for entry in settlement.entries:
+            for entry in settlement.in_order():
                 record_unstaged(self._ledger, transaction, entry)
         reopened: dict[Session, list[InFlight]] = {}
         for settlement in transaction.settlements:
             session = settlement.session
-            for entry in settlement.entries:
+            for entry in settlement.in_order():
                 unstage(entry)
                 if settlement.is_final or is_gone(session, entry):
                     self._give_back(session, entry, self._lost and session.closed)
@@ -211,8 +209,8 @@ class Rollback:
                 transaction.reopened.append((session, entry.first, entry.last))
             put_back(session, entries)
             self._deadlines.arm(session, self._clock.now_ms)
-        for session, first, last in transaction.acquisitions:
-            self._release(session, Tag(first), Tag(last))
+        for session, tags in transaction.acquisitions.items():
+            self._release(session, tags)
 
     def _give_back(self, session: Session, entry: InFlight, lost: bool) -> None:
         """Requeue an entry that is in no session."""
@@ -233,19 +231,31 @@ class Rollback:
         else:
             self._settlement.give_back(queue, pieces, session.id, reason, lost)
 
-    def _release(self, session: Session, first: Tag, last: Tag) -> None:
-        """Requeue those tags that were delivered under the transaction and are unsettled."""
-        at = 0
+    def _release(self, session: Session, tags: IntervalSet) -> None:
+        """Requeue those tags that were delivered under the transaction and are unsettled, in order.
+        The session is gone through once."""
         inflight = session.inflight
-        while at < len(inflight) and inflight[at].first <= last:
-            entry = inflight[at]
-            low, high = max(first, entry.first), min(last, entry.last)
-            if low > high or entry.cut(low, high) is None:
-                at += 1
-                continue
-            taken = take_out(session, at, low, high)
-            self._transaction.released.append((session, taken.first, taken.last))
-            self._give_back(session, taken, False)
+        staying: deque[InFlight] = deque()
+        taken: list[InFlight] = []
+        for entry in inflight:
+            end = entry.first
+            for low, high in tags.overlap(entry.first, entry.last + 1):
+                part = entry.cut(Tag(low), Tag(high - 1))
+                if part is None:
+                    continue
+                rest = entry.cut(end, Tag(low - 1))
+                if rest is not None:
+                    staying.append(rest)
+                taken.append(part)
+                end = Tag(high)
+            rest = entry if end == entry.first else entry.cut(end, entry.last)
+            if rest is not None:
+                staying.append(rest)
+        inflight.clear()
+        inflight.extend(staying)
+        for part in taken:
+            self._transaction.released.append((session, part.first, part.last))
+            self._give_back(session, part, False)
 
 
 def record_unstaged(ledger: Ledger, transaction: Transaction, entry: InFlight) -> None:

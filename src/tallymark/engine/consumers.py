@@ -3,6 +3,7 @@ they came to (for lists, logs and the ledger; nothing of that costs per message)
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import Final, final
 
 from tallymark.engine.effects import Activated
@@ -17,6 +18,10 @@ from tallymark.stored import records
 from tallymark.units import UNLIMITED, EngineMs, Ms
 
 VERSION: Final = 1
+
+
+def _rank(consumer: Consumer) -> int:
+    return -consumer.priority
 
 
 @final
@@ -70,10 +75,7 @@ class Consumers:
             self._clock.now_ms,
         )
         session.consumers[tag] = consumer
-        at = len(consumers)
-        while at > 0 and consumers[at - 1].priority < priority:
-            at -= 1
-        consumers.insert(at, consumer)
+        consumers.insert(bisect_right(consumers, -priority, key=_rank), consumer)
         queue.comings += 1
         if queue.ready:
             self._agenda.mark(queue)

@@ -68,9 +68,7 @@ class Handover:
             return tag
         session.unacked += n
         if consumer is not None:
-            if not consumer.unacked:
-                consumer.held_from = tag
-            consumer.unacked += n
+            consumer.hold(tag, n)
         else:
             session.got += n
         if queue.stored and queue.settings.records_deliveries:

@@ -84,6 +84,11 @@ class IntervalSet:
             at += 1
         return found
 
+    def meets(self, low: int, high: int) -> bool:
+        """Return whether any of low..high-1 is in the set."""
+        at = bisect_right(self._highs, low)
+        return low < high and at < len(self._lows) and self._lows[at] < high
+
     def gaps(self, low: int, high: int) -> list[tuple[int, int]]:
         """Return the parts of low..high-1 that are not in the set, ascending."""
         found = []

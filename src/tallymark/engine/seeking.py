@@ -214,9 +214,7 @@ def _lend(consumer: Consumer, n: int, now_ms: EngineMs) -> None:
     tag = session.next_tag
     session.next_tag = Tag(tag + n)
     session.unacked += n
-    if not consumer.unacked:
-        consumer.held_from = tag
-    consumer.unacked += n
+    consumer.hold(tag, n)
     inflight = session.inflight
     if inflight:
         last = inflight[-1]

@@ -134,10 +134,14 @@ class InFlight:
 
     def cut(self, low: Tag, high: Tag) -> InFlight | None:
         """Return tags low..high as an entry of their own; None if none of them is unsettled."""
-        stretches = self.pieces(low, high) if low <= high else []
-        if not stretches:
+        if low > high:
             return None
-        low, high = stretches[0][0], stretches[-1][1]
+        if self.done is not None:
+            at, end = low - self.first, high - self.first + 1
+            begin = self.done.find(0, at, end)
+            if begin < 0:
+                return None
+            low, high = Tag(self.first + begin), Tag(self.first + self.done.rfind(0, begin, end))
         part = InFlight(low, high, self.part(low, high), self.queue, self.consumer, self.since_ms)
         part.given_ms = self.given_ms
         part.void = self.void
@@ -215,6 +219,8 @@ class Consumer(QueueConsumer):
         self.held_from = Tag(0)
         """Tag below which it holds nothing: that of the first message it was sent since it held
         none."""
+        self.held_to = Tag(0)
+        """Tag beyond which it holds nothing: that of the last message it was sent to settle."""
         self.told_window = -1
         """Window in the last row of the ledger that gave one; -1: its rows give none."""
         self.in_line = False
@@ -240,6 +246,13 @@ class Consumer(QueueConsumer):
         above. [amqp-0.9.1 basic.consume]"""
         self.handle: object = None
         """Object of the bridge; the engine only passes it through."""
+
+    def hold(self, tag: Tag, n: int) -> None:
+        """Count n messages that it is sent to settle, under tags from this one on."""
+        if not self.unacked:
+            self.held_from = tag
+        self.held_to = Tag(tag + n - 1)
+        self.unacked += n
 
     def wanted(self) -> int:
         """Return how many messages the consumer can accept once the broker may send them. A
@@ -427,13 +440,13 @@ class Session(Timed):
     def since(self, tag: Tag) -> Iterator[InFlight]:
         """Yield the in-flight ranges that end at the tag or behind it."""
         inflight = self.inflight
-        at = self._at(tag)
+        at = self.place_of(tag)
         near = min(at + NEAR, len(inflight))
         for i in range(at, near):
             yield inflight[i]
         yield from islice(inflight, near, None)
 
-    def _at(self, tag: Tag) -> int:
+    def place_of(self, tag: Tag) -> int:
         """Return the index of the first in-flight range that ends at the tag or behind it."""
         inflight = self.inflight
         low = 0
@@ -453,7 +466,7 @@ class Session(Timed):
             PreconditionFailed: the tag was never given out or is settled already.
         """
         inflight = self.inflight
-        low = self._at(tag)
+        low = self.place_of(tag)
         if low < len(inflight):
             entry = inflight[low]
             if entry.first <= tag and (entry.done is None or not entry.done[tag - entry.first]):

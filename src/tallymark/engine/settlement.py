@@ -94,17 +94,9 @@ class Settlement:
     def return_of(self, session: Session, consumer: Consumer, reason: int) -> None:
         """Requeue all messages that the session holds through one consumer at their old
         positions."""
-        inflight = session.inflight
-        kept: list[InFlight] = []
         pieces: list[Slice] = []
         queue = consumer.queue
-        left = consumer.unacked
-        while inflight and left > 0:  # those staged under a transaction count and are not there
-            entry = inflight.popleft()
-            if entry.consumer is not consumer:
-                kept.append(entry)
-                continue
-            left -= entry.left
+        for entry in _take_all_of(session, consumer):
             for low, high in entry.pieces(entry.first, entry.last):
                 session.unacked -= high - low + 1
                 if entry.void:
@@ -113,7 +105,6 @@ class Settlement:
                     self.store.finish(entry.slice.payload, high - low + 1)
                 else:
                     pieces.append(entry.part(low, high))
-        inflight.extendleft(reversed(kept))
         consumer.unacked = consumer.overdue = 0
         if pieces:
             self.give_back(queue, pieces, consumer.id, reason, False)
@@ -430,6 +421,32 @@ class Settlement:
                 self.agenda.offer(session)
         else:
             session.got -= n
+
+
+def _take_all_of(session: Session, consumer: Consumer) -> list[InFlight]:
+    """Take all that a session holds unsettled through one consumer out of its in-flight ranges;
+    return it, ascending. O(ranges between the first of them and the last)."""
+    inflight = session.inflight
+    end = session.place_of(Tag(consumer.held_to + 1))
+    inflight.rotate(-end)  # its last range is the rightmost now
+    found: list[InFlight] = []
+    passed: list[InFlight] = []
+    left = consumer.unacked
+    while end > 0 and left > 0:  # those staged under a transaction count and are not there
+        entry = inflight[-1]
+        if entry.last < consumer.held_from:
+            break
+        inflight.pop()
+        end -= 1
+        if entry.consumer is consumer:
+            left -= entry.left
+            found.append(entry)
+        else:
+            passed.append(entry)
+    inflight.extend(reversed(passed))
+    inflight.rotate(end + len(passed))
+    found.reverse()
+    return found
 
 
 def counts_as(queue: Queue, outcome: int) -> int:

@@ -12,10 +12,17 @@ from __future__ import annotations
 from array import array
 from typing import Final, final
 
-from tallymark.engine.account import ACQUIRED, STAGED
 from tallymark.engine.clock import Timed
 from tallymark.engine.errors import PreconditionFailed, ResourceExhausted
+from tallymark.engine.intervals import IntervalSet
 from tallymark.engine.message import Payload
+from tallymark.engine.parked import (
+    SessionDeliveries,
+    StagedDeliveries,
+    StagedSettlement,
+    cut_away,
+    is_gone,
+)
 from tallymark.engine.session import InFlight, Session
 from tallymark.engine.topology import Targets
 from tallymark.stored.annotations import Annotations, Notes, Route, keys_of
@@ -30,9 +37,6 @@ MOST_WEIGHT: Final = 1 << 20
 goes to. It bounds the memory besides bodies (a few hundred MiB) and the size of the transaction's
 block."""
 ENTRY_WEIGHT: Final = 4
-
-ENTRIES_A_WEIGHT: Final = 64
-"""Number of settlements searched, in order to change some, that weighs as much as one queue."""
 
 MUST_ARRIVE: Final = 1
 """Rule for messages: if they reach no queue at the commit, nothing is committed."""
@@ -111,127 +115,6 @@ def _joined(parts: list[Payload], first_id: MessageId) -> Payload:
 
 
 @final
-class StagedSettlement:
-    """A settlement of deliveries that takes effect at the commit."""
-
-    def __init__(
-        self, session: Session, outcome: int, notes: Notes, due_ms: EngineMs, is_final: bool
-    ) -> None:
-        self.session = session
-        self.outcome = outcome
-        self.notes = notes
-        self.due_ms = due_ms
-        """Time before which the messages are not ready again, engine time, ms; 0: at once."""
-        self.is_final = is_final
-        """True if the client is done with the deliveries even if the transaction fails: a rollback
-        requeues them. If False, a rollback makes them unsettled in the client's session again
-        [TX-15]."""
-        self.entries: list[InFlight] = []
-        """In-flight entries taken out of the session, ordered by tag."""
-
-    def add(self, entry: InFlight, may_merge: bool) -> bool:
-        """Add one entry. Returns True if it continued the last entry and was merged with it."""
-        if may_merge and self.entries and continues(self.entries[-1], entry):
-            extend(self.entries[-1], entry)
-            return True
-        self.entries.append(entry)
-        return False
-
-
-def continues(entry: InFlight, after: InFlight) -> bool:
-    """Return whether two entries of one session can be merged."""
-    return (
-        entry.last + 1 == after.first
-        and entry.done is None
-        and after.done is None
-        and entry.consumer is after.consumer
-        and entry.queue is after.queue
-        and entry.since_ms == after.since_ms
-        and entry.given_ms == after.given_ms
-        and entry.void == after.void
-        and entry.is_late == after.is_late
-        and entry.slice.followed_by(after.slice)
-    )
-
-
-def extend(entry: InFlight, after: InFlight) -> None:
-    """Merge `after` into `entry`. Its slice may be shared, so `entry` gets one of its own."""
-    whole = entry.slice.part(0, len(entry.slice))
-    whole.hi = after.slice.hi
-    entry.slice = whole
-    entry.last = after.last
-    entry.left += after.left
-
-
-def take_out(session: Session, at: int, low: Tag, high: Tag) -> InFlight:
-    """Take tags low..high, all unsettled, of the range at index `at` out of the session, as an
-    entry of their own. The rest of the range stays in place, and its slice is cut to its tags."""
-    inflight = session.inflight
-    entry = inflight[at]
-    if low == entry.first and high == entry.last and len(entry.slice) == high + 1 - low:
-        del inflight[at]
-        return entry
-    found = entry.cut(low, high)
-    assert found is not None, (low, high)
-    before = entry.cut(entry.first, Tag(low - 1))
-    after = entry.cut(Tag(high + 1), entry.last)
-    if before is not None:
-        inflight[at] = before
-        if after is not None:
-            inflight.insert(at + 1, after)
-    elif after is not None:
-        inflight[at] = after
-    else:
-        del inflight[at]
-    return found
-
-
-def _first(entry: InFlight) -> int:
-    return entry.first
-
-
-def put_back(session: Session, entries: list[InFlight]) -> None:
-    """Make entries that were taken out of the session unsettled there again, in the order of their
-    tags."""
-    together = [*session.inflight, *entries]
-    together.sort(key=_first)
-    session.inflight.clear()
-    last: InFlight | None = None
-    for entry in together:
-        if last is not None and continues(last, entry):
-            extend(last, entry)
-        else:
-            session.inflight.append(entry)
-            last = entry
-
-
-def is_gone(session: Session, entry: InFlight) -> bool:
-    """Return whether the receiver of the messages is gone: their session, or with AMQP 1.0 their
-    link [FC-19]."""
-    consumer = entry.consumer
-    return session.closed or (consumer is not None and consumer.by_link and not consumer.active)
-
-
-def unstage(entry: InFlight) -> None:
-    """Count deliveries that were settled in a transaction as acquired again, in their queue."""
-    if not entry.void and not entry.queue.deleted:
-        for low, high in entry.pieces(entry.first, entry.last):
-            entry.queue.account.move(entry.part(low, high), STAGED, ACQUIRED)
-
-
-def stored_ranges(entry: InFlight) -> list[tuple[int, int]]:
-    """Return the sequences that an entry holds, as (first, count); none if its queue is not stored
-    or is gone."""
-    queue = entry.queue
-    if not queue.stored or queue.deleted or entry.void:
-        return []
-    return [
-        (entry.slice.first + low - entry.first, high - low + 1)
-        for low, high in entry.pieces(entry.first, entry.last)
-    ]
-
-
-@final
 class Transaction(Timed):
     """Publishes and settlements that come into effect together, or not at all.
 
@@ -239,11 +122,13 @@ class Transaction(Timed):
     connection too. Made and ended by Transactions.
     """
 
-    def __init__(self, id: int, session: Session) -> None:
+    def __init__(self, id: int, session: Session, staged: StagedDeliveries) -> None:
         super().__init__()
         self.id = id
         """Broker-wide number, never reused; also the owner number of the transaction's ledger
         rows."""
+        self._staged = staged
+        """Staged deliveries of all transactions, its own among them."""
         self.session = session
         """Session whose end also ends the transaction."""
         self.due_ms = EngineMs(0)
@@ -257,8 +142,8 @@ class Transaction(Timed):
         """Runs, in the order in which the first message of each was published."""
         self.settlements: list[StagedSettlement] = []
         """Settlements, in the order in which they were issued."""
-        self.acquisitions: list[tuple[Session, int, int]] = []
-        """Tags delivered under the transaction [TX-16]: session, first, last."""
+        self.acquisitions: dict[Session, IntervalSet] = {}
+        """Tags delivered under the transaction [TX-16]."""
         self.published = 0
         """Count of messages it publishes."""
         self.settled = 0
@@ -280,6 +165,8 @@ class Transaction(Timed):
         self.last_handled: StagedRun | None = None
         """Last run with a handle. Only that run of those with a handle is extended, so that their
         order is kept."""
+        self._of_session: dict[Session, SessionDeliveries] = {}
+        """Deliveries that the settlements have, by session."""
         self._open: dict[tuple[object, ...], StagedRun] = {}
         """Open runs, by the properties that their messages share."""
         self._names: set[str] = set()
@@ -358,7 +245,7 @@ class Transaction(Timed):
         self, session: Session, outcome: int, notes: Notes, due_ms: EngineMs, is_final: bool
     ) -> StagedSettlement:
         """Return the last settlement if it has the same properties; else a new one."""
-        if len(self.settlements) > self._recorded:
+        if self.settlements and not self.settlements[-1].is_recorded:
             last = self.settlements[-1]
             if (
                 last.session is session
@@ -375,13 +262,31 @@ class Transaction(Timed):
     def park(self, into: StagedSettlement, entry: InFlight) -> None:
         """Add an entry, taken out of its session, to a settlement until the transaction ends."""
         self.settled += entry.left
-        if not into.add(entry, True):
-            self.weight += ENTRY_WEIGHT
+        if not into.add(entry):
+            self._note(into, entry)
+
+    def _note(self, into: StagedSettlement, entry: InFlight) -> None:
+        """Note a new entry of a settlement, so that it is found."""
+        self.weight += ENTRY_WEIGHT
+        self._staged.add(entry)
+        of_session = self._of_session.get(into.session)
+        if of_session is None:
+            of_session = self._of_session[into.session] = SessionDeliveries()
+        of_session.add(entry, into)
+
+    def end(self) -> None:
+        """Note that the transaction has ended: nothing is staged under it any more."""
+        self.ended = True
+        for settlement in self.settlements:
+            for entry in settlement.entries:
+                self._staged.remove(entry)
 
     def take_unrecorded(self) -> list[StagedSettlement]:
         """Return the settlements that are not in the ledger, and count them as recorded."""
         found = self.settlements[self._recorded :]
         self._recorded = len(self.settlements)
+        for settlement in found:
+            settlement.is_recorded = True
         return found
 
     def recorded(self) -> list[StagedSettlement]:
@@ -390,32 +295,28 @@ class Transaction(Timed):
 
     def take_back(self, session: Session, first: Tag, last: Tag) -> list[tuple[InFlight, bool]]:
         """Take tags first..last of a session out of the settlements, as far as these have them and
-        their receiver is there. Returns each part with whether its settlement is in the ledger.
-        O(settlements), which counts towards the weight."""
-        recorded = self._recorded
+        their receiver is there. Returns each part with whether its settlement is in the ledger."""
         found: list[tuple[InFlight, bool]] = []
-        searched = 0
-        for at, settlement in enumerate(self.settlements):
-            if settlement.session is not session:
+        of_session = self._of_session.get(session)
+        if of_session is None:
+            return found
+        for entry, settlement in of_session.among(first, last):
+            part = entry.cut(max(first, entry.first), min(last, entry.last))
+            if part is None or is_gone(session, entry):
                 continue
-            searched += len(settlement.entries)
-            staying: list[InFlight] = []
-            for entry in settlement.entries:
-                low, high = max(first, entry.first), min(last, entry.last)
-                part = None if is_gone(session, entry) else entry.cut(low, high)
-                if part is None:
-                    staying.append(entry)
-                    continue
-                for rest in (
-                    entry.cut(entry.first, Tag(low - 1)),
-                    entry.cut(Tag(high + 1), entry.last),
-                ):
-                    if rest is not None:
-                        staying.append(rest)
-                self.settled -= part.left
-                found.append((part, at < recorded))
-            settlement.entries = staying
-        self.weight += searched // ENTRIES_A_WEIGHT
+            begin = entry.first
+            if part.left == entry.left:
+                of_session.remove(begin)
+                self._staged.remove(entry)
+                settlement.remove(entry)
+            else:
+                after = cut_away(session, entry, part)
+                of_session.moved(begin, entry.first)
+                if after is not None:
+                    settlement.add_rest(after, entry)
+                    self._note(settlement, after)
+            self.settled -= part.left
+            found.append((part, settlement.is_recorded))
         return found
 
     def check(self, by_queue: dict[int, int], by_session: dict[int, int]) -> None:
@@ -430,6 +331,7 @@ class Transaction(Timed):
                 id = settlement.session.id
                 by_session[id] = by_session.get(id, 0) + n
                 if not entry.void and not entry.queue.deleted:
+                    assert entry in self._staged, (self.id, entry.first)
                     by_queue[entry.queue.id] = by_queue.get(entry.queue.id, 0) + n
         assert settled == self.settled, (self.id, settled, self.settled)
         published = sum(run.count for run in self.runs)

@@ -29,21 +29,21 @@ from tallymark.engine.commit import Commit, Rollback, record_unstaged
 from tallymark.engine.effects import TransactionExpired
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.errors import RolledBack
+from tallymark.engine.intervals import IntervalSet
 from tallymark.engine.ledger import staged_record
 from tallymark.engine.message import Payload
-from tallymark.engine.queue import Queue
-from tallymark.engine.session import InFlight, Session
-from tallymark.engine.settlement import Settlement, counts_as
-from tallymark.engine.staging import (
-    ENTRY_WEIGHT,
-    StagedRun,
+from tallymark.engine.parked import (
+    StagedDeliveries,
     StagedSettlement,
-    Transaction,
     put_back,
     stored_ranges,
     take_out,
     unstage,
 )
+from tallymark.engine.queue import Queue
+from tallymark.engine.session import InFlight, Session
+from tallymark.engine.settlement import Settlement, counts_as
+from tallymark.engine.staging import ENTRY_WEIGHT, StagedRun, Transaction
 from tallymark.engine.state import State
 from tallymark.engine.topology import Targets
 from tallymark.stored.annotations import (
@@ -83,6 +83,7 @@ class Transactions:
         self.is_half_done = False
         """True after a commit failed half-way because of a defect: the turn must not be written. No
         client can cause it."""
+        self.staged = StagedDeliveries()
         self.unrecorded: list[Transaction] = []
         """Transactions with staged deliveries that are not in the ledger yet."""
         self._gathering: dict[int, Transaction] = {}
@@ -94,7 +95,7 @@ class Transactions:
     def begin(self, session: Session, timeout_ms: Ms = Ms(0)) -> Transaction:
         """Begin a transaction that ends with the session at the latest. timeout_ms: time after
         which it is rolled back and a TransactionExpired effect emitted; 0: never."""
-        transaction = Transaction(self._state.owner_ids(), session)
+        transaction = Transaction(self._state.owner_ids(), session, self.staged)
         self.open[transaction.id] = transaction
         self._of_session.setdefault(session.id, []).append(transaction)
         if timeout_ms > 0:
@@ -233,9 +234,8 @@ class Transactions:
 
     def reopen(self, transaction: Transaction, session: Session, first: Tag, last: Tag) -> None:
         """Make tags first..last unsettled again, as far as the transaction settles them: the client
-        has changed its mind [TX-15]. Deliveries whose session or link is gone stay settled.
-        O(settlements), which counts towards the transaction's weight. Raises PreconditionFailed: it
-        has ended."""
+        has changed its mind [TX-15]. Deliveries whose session or link is gone stay settled. Raises
+        PreconditionFailed: it has ended."""
         transaction.check_open()
         parts = transaction.take_back(session, first, last)
         for part, is_recorded in parts:
@@ -249,13 +249,10 @@ class Transactions:
     def acquired(self, transaction: Transaction, session: Session, first: Tag, last: Tag) -> None:
         """Note that tags first..last were delivered under the transaction [TX-16]. Its rollback
         takes back those that are still unsettled."""
-        acquisitions = transaction.acquisitions
-        if acquisitions:
-            who, low, high = acquisitions[-1]
-            if who is session and high + 1 == first:
-                acquisitions[-1] = (session, low, last)
-                return
-        acquisitions.append((session, first, last))
+        acquisitions = transaction.acquisitions.get(session)
+        if acquisitions is None:
+            acquisitions = transaction.acquisitions[session] = IntervalSet()
+        acquisitions.add(first, last + 1)
 
     def record_staged(self) -> None:
         """Emit records about deliveries that are still staged, once per turn."""
@@ -264,7 +261,7 @@ class Transactions:
             if transaction.ended:
                 continue
             for settlement in transaction.take_unrecorded():
-                for entry in settlement.entries:
+                for entry in settlement.in_order():
                     outcome = counts_as(entry.queue, settlement.outcome)
                     self._record_staged(transaction, entry, outcome)
         self.unrecorded.clear()
@@ -343,7 +340,7 @@ class Transactions:
         Rollback(transaction, lost, self._state, self._settlement).carry_out()
 
     def _end(self, transaction: Transaction) -> None:
-        transaction.ended = True
+        transaction.end()
         del self.open[transaction.id]
         self._gathering.pop(transaction.id, None)
         others = self._of_session[transaction.session.id]
@@ -393,9 +390,8 @@ class Transactions:
     def drop(self, queue: Queue, reason: int, is_emptied: bool) -> None:
         """End staged deliveries of a queue that is deleted or emptied. Their settlement has no
         effect."""
-        for entry in self.parked():
-            if entry.queue is not queue:
-                continue
+        for entry in self.staged.of(queue):
+            self.staged.remove(entry)
             for low, high in entry.pieces(entry.first, entry.last):
                 piece = entry.part(low, high)
                 if is_emptied:

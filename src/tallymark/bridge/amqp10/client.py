@@ -8,6 +8,7 @@ from typing import Final, final
 from tallymark.bridge.amqp import AmqpBridge, AmqpClient
 from tallymark.bridge.amqp10.confirms import Confirms
 from tallymark.bridge.amqp10.links import LinkEnd
+from tallymark.bridge.amqp10.parked import Outcome, ParkedTags
 from tallymark.bridge.amqp10.settings import Settings
 from tallymark.bridge.bridge import Waiter
 from tallymark.bridge.permissions import Access
@@ -169,7 +170,6 @@ class Work:
     __slots__ = (
         "_forgotten",
         "_parked",
-        "_unsettled",
         "accepted",
         "client",
         "id",
@@ -185,13 +185,11 @@ class Work:
         """Delivery state of messages published under the transaction."""
         self.state = TransactionalState(self.id)
         """Delivery state of messages delivered under the transaction."""
-        self._parked: dict[Session, dict[bytes, IntervalSet]] = {}
-        """Tags settled under the transaction, by outcome as encoded: b"" for none."""
+        self._parked: dict[Session, ParkedTags] = {}
+        """Tags settled under the transaction."""
         self._forgotten: dict[Session, IntervalSet] = {}
         """Tags among those that the client has settled on its side, so that it forgets them even
         after a rollback."""
-        self._unsettled: list[tuple[Session, int, int, DeliveryState]] = []
-        """Tags first..last whose outcome the client expects to be confirmed."""
 
     def outcome(self, state: DeliveryState) -> DeliveryState:
         """Return an outcome under this transaction."""
@@ -206,52 +204,36 @@ class Work:
 
     # -- settlements
 
-    def park(self, session: Session, first: int, last: int, outcome: bytes) -> None:
-        """Note that tags first..last were settled under the transaction, with this outcome as
-        encoded."""
-        of_session = self._parked.get(session)
-        if of_session is None:
-            of_session = self._parked[session] = {}
-        parked = of_session.get(outcome)
+    def park(self, session: Session, first: int, last: int, outcome: Outcome) -> None:
+        """Note that tags first..last were settled under the transaction, with this outcome."""
+        parked = self._parked.get(session)
         if parked is None:
-            parked = of_session[outcome] = IntervalSet()
-        parked.add(first, last + 1)
+            parked = self._parked[session] = ParkedTags()
+        parked.put(first, last + 1, outcome)
 
     def parked(self, session: Session, first: int, last: int) -> list[tuple[int, int]]:
         """Return the tags among first..last that were settled under the transaction, as (first,
         last)."""
-        found: list[tuple[int, int]] = []
-        for parked in self._parked.get(session, {}).values():
-            found += [(low, high - 1) for low, high in parked.overlap(first, last + 1)]
-        return found
+        parked = self._parked.get(session)
+        if parked is None:
+            return []
+        return [(low, high - 1) for low, high, _ in parked.overlap(first, last + 1)]
 
     def reopen_others(self, session: Session, first: int, last: int, outcome: bytes) -> None:
         """Make those of tags first..last unsettled again that were settled under the transaction
         with another outcome, unless the client has settled them on its side."""
+        parked = self._parked.get(session)
+        if parked is None:
+            return
         forgotten = self._forgotten.get(session)
-        for one, parked in self._parked.get(session, {}).items():
+        for low, high, (one, _) in parked.overlap(first, last + 1):
             if one == outcome:
                 continue
-            for low, high in parked.overlap(first, last + 1):
-                for a, b in [(low, high)] if forgotten is None else forgotten.gaps(low, high):
-                    self._reopen(session, a, b - 1)
-
-    def _reopen(self, session: Session, first: int, last: int) -> None:
-        self.client.broker.transactions.reopen(
-            self.transaction, session.engine, Tag(first), Tag(last)
-        )
-        for parked in self._parked[session].values():
-            parked.remove(first, last + 1)
-        kept: list[tuple[Session, int, int, DeliveryState]] = []
-        for who, low, high, state in self._unsettled:
-            if who is not session or high < first or last < low:
-                kept.append((who, low, high, state))
-                continue
-            if low < first:
-                kept.append((who, low, first - 1, state))
-            if last < high:
-                kept.append((who, last + 1, high, state))
-        self._unsettled = kept
+            for a, b in [(low, high)] if forgotten is None else forgotten.gaps(low, high):
+                self.client.broker.transactions.reopen(
+                    self.transaction, session.engine, Tag(a), Tag(b - 1)
+                )
+                parked.remove(a, b)
 
     def forget(self, session: Session, first: int, last: int) -> None:
         """Note that the client has settled these tags on its side: a rollback does not make them
@@ -262,26 +244,17 @@ class Work:
                 forgotten = self._forgotten[session] = IntervalSet()
             forgotten.add(low, high + 1)
 
-    def expect(self, session: Session, first: int, last: int, state: DeliveryState) -> None:
-        """Note that the client expects a confirmation that tags first..last have this outcome."""
-        unsettled = self._unsettled
-        if unsettled:
-            who, low, high, what = unsettled[-1]
-            if who is session and high + 1 == first and what == state:
-                unsettled[-1] = (session, low, last, state)
-                return
-        unsettled.append((session, first, last, state))
-
     def expected(self) -> list[tuple[Session, int, int, DeliveryState]]:
-        """Return the outcomes that the client expects to be confirmed after the commit."""
+        """Return the outcomes that the client expects to be confirmed after the commit: of all that
+        it has not settled on its side."""
         found: list[tuple[Session, int, int, DeliveryState]] = []
-        for session, first, last, state in self._unsettled:
+        for session, parked in self._parked.items():
             forgotten = self._forgotten.get(session)
-            stretches = (
-                [(first, last + 1)] if forgotten is None else forgotten.gaps(first, last + 1)
-            )
-            for low, high in stretches:
-                found.append((session, low, high - 1, state))
+            for low, high, (_, state) in parked:
+                if state is None:
+                    continue
+                for a, b in [(low, high)] if forgotten is None else forgotten.gaps(low, high):
+                    found.append((session, a, b - 1, state))
         return found
 
     def forgotten(self) -> list[tuple[Session, int, int]]:
@@ -296,10 +269,8 @@ class Work:
 
     def acquired(self, session: Session, first: int, last: int) -> bool:
         """Return whether any of the tags first..last were delivered under the transaction."""
-        for engine, low, high in self.transaction.acquisitions:
-            if engine is session.engine and low <= last and first <= high:
-                return True
-        return False
+        acquisitions = self.transaction.acquisitions.get(session.engine)
+        return acquisitions is not None and acquisitions.meets(first, last + 1)
 
 
 class Delayed(Waiter):

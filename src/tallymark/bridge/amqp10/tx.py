@@ -319,26 +319,13 @@ def retire(session: Session, event: DispositionReceived, state: TransactionalSta
             for other in client.works.values():
                 key = encoded_state(state.outcome) if other is work else OF_ANOTHER
                 other.reopen_others(session, first, last, key)
-        _park(session, work, first, last, state.outcome, event.settled)
+        for low, high in outstanding(session.engine, first, last):
+            _hold(session, work, low, high, state.outcome, encoded_state(state.outcome))
     elif event.settled:
         for low, high, outcome in default_outcomes(session, first, last):
             _hold(session, work, low, high, outcome, b"")
     if event.settled:
         work.forget(session, first, last)
-
-
-def _park(
-    session: Session,
-    work: Work,
-    first: int,
-    last: int,
-    state: DeliveryState | None,
-    settled: bool,
-) -> None:
-    for low, high in outstanding(session.engine, first, last):
-        _hold(session, work, low, high, state, encoded_state(state))
-        if not settled and state is not None:
-            work.expect(session, low, high, state)
 
 
 def _hold(
@@ -358,7 +345,7 @@ def _hold(
         )  # fmt: skip
     except ResourceExhausted as error:
         work.fail(str(error))
-    work.park(session, low, high, key)
+    work.park(session, low, high, (key, state if key else None))
 
 
 def _end_link_of(sessions: list[Session], work: Work) -> None:

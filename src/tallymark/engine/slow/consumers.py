@@ -293,10 +293,9 @@ class SlowConsumers:
                     if session.unacked and session.id not in seen:
                         session.held(queue, pieces)
         if queue.account.staged:
-            for entry in self._transactions.parked():
-                if entry.queue is queue:
-                    for low, high in entry.pieces(entry.first, entry.last):
-                        pieces.append(entry.part(low, high))
+            for entry in self._transactions.staged.of(queue):
+                for low, high in entry.pieces(entry.first, entry.last):
+                    pieces.append(entry.part(low, high))
         self.walked += len(pieces)
         return pieces
 
