@@ -151,7 +151,7 @@ def test_a_shovel_that_ends_and_the_next_one_of_its_name_are_one_sample() -> Non
     async def main() -> list[Metric]:
         shovels = Shovels(asyncio.get_running_loop(), "here")
         for batch in (5, 6):
-            sides = {"from": "amqp://127.0.0.1:1", "queue": "q", "to": "amqp://127.0.0.1:1"}
+            sides = {"from": "amqp://127.0.0.1:1", "queue": "q", "to": "amqp://127.0.0.1:2"}
             shovels.use([Plan.from_table({"name": "s", **sides, "batch": batch})])
         assert len(shovels.rows()) == 2
         found = list(_shovels(cast(Node, SimpleNamespace(shovels=shovels))))
