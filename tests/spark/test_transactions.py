@@ -70,13 +70,20 @@ def test_lc_5_staged_is_a_term_of_the_equation(spark: SparkSession, broker: Brok
         .orderBy("position", "row")
         .collect()
     )
-    seen = [(row.kind, row.first, row["count"], row.reason) for row in told if row.first > 2]
+    # By message: what was handed out within 20 ms shares a row, and a machine may need longer.
+    seen = [
+        (row.kind, sequence, row.reason)
+        for row in told
+        if row.first > 2
+        for sequence in range(row.first, row.first + row["count"])
+    ]
     assert seen == [
-        ("staged", 3, 1, "accepted"),
-        ("unstaged", 3, 1, None),
-        ("staged", 4, 1, "accepted"),
-        ("staged", 3, 1, "failed"),  # a nack with requeue counts toward a delivery limit
-        ("staged", 5, 2, "failed"),
+        ("staged", 3, "accepted"),
+        ("unstaged", 3, None),
+        ("staged", 4, "accepted"),
+        ("staged", 3, "failed"),  # a nack with requeue counts toward a delivery limit
+        ("staged", 5, "failed"),
+        ("staged", 6, "failed"),
     ]
     committed = rows.where("kind = 'committed'").orderBy("position").collect()
     assert [(row["count"], row.other) for row in committed] == [(10, 0), (1, 2)]
