@@ -280,3 +280,34 @@ def test_tx_15_dl_7_letters_keep_the_order_of_their_rejections_around_what_was_r
     rig.broker.check()
     assert rig.ready("letters") == [5, 7, 8, 2, 4, 9]
     assert [(entry.first, entry.last) for entry in session.inflight] == [(1, 1), (3, 3), (6, 6)]
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_nq_15_what_an_emptied_queue_has_ended_is_not_ended_again(is_deleted: bool) -> None:
+    """A client settles what was taken from it, or changes its mind about a part of that."""
+    rig = Rig()
+    session, _ = delivered(rig, *range(1, 9))
+    queue, transactions = rig.vhost.queues["q"], rig.broker.transactions
+    transaction = transactions.begin(session)
+    transactions.settle(transaction, session, Tag(1), Tag(4), ACCEPTED)
+    rig.broker.contents.empty(queue)  # ends four staged deliveries, and four in flight
+    transactions.settle(transaction, session, Tag(5), Tag(8), ACCEPTED)
+    for tag in (2, 6):
+        transactions.reopen(transaction, session, Tag(tag), Tag(tag))
+    rig.publish(session, "q", [9])
+    [last] = rig.settle_down()
+    transactions.settle(transaction, session, last.tag, last.tag, ACCEPTED)
+    rig.broker.check()
+    assert (queue.entered, queue.account.staged, queue.account.dropped) == (9, 1, {2: 8})
+    if is_deleted:
+        rig.broker.registry.delete_queue(rig.connection, "q", False, False)
+    else:
+        rig.broker.contents.empty(queue)
+        assert queue.account.dropped == {2: 9}
+    rig.broker.check()
+    assert queue.account.staged == 0
+    transactions.rollback(transaction)
+    for _ in range(3):
+        rig.turn()
+    rig.broker.check()
+    assert rig.broker.store.resident_bytes == 0

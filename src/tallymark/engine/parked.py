@@ -203,8 +203,8 @@ def stored_ranges(entry: InFlight) -> list[tuple[int, int]]:
 
 @final
 class StagedDeliveries:
-    """All staged deliveries by their queue, so that whoever looks for those of one queue need not
-    go through all transactions."""
+    """All staged deliveries that their queues count, by queue, so that whoever looks for those of
+    one queue need not go through all transactions."""
 
     def __init__(self) -> None:
         self._of_queue: dict[int, dict[InFlight, None]] = {}

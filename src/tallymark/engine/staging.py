@@ -268,7 +268,8 @@ class Transaction(Timed):
     def _note(self, into: StagedSettlement, entry: InFlight) -> None:
         """Note a new entry of a settlement, so that it is found."""
         self.weight += ENTRY_WEIGHT
-        self._staged.add(entry)
+        if not entry.void:
+            self._staged.add(entry)
         of_session = self._of_session.get(into.session)
         if of_session is None:
             of_session = self._of_session[into.session] = SessionDeliveries()

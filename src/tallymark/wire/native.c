@@ -1,6 +1,6 @@
-/* What wire/ would do by several copies of every byte, by one: frames around the content of messages.
-   The functions have their twins in amqp091/deliveries.py and amqp10/sending.py, which say what they
-   are for. */
+/* What wire/ would do by several copies of every byte, by one: frames around the content of messages;
+   and a loop over equal messages. What the functions are for is said where they are called, in
+   amqp091/deliveries.py, amqp10/sending.py and amqp091/kernel.py, which do the same without them. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -20,6 +20,20 @@ typedef struct {
     unsigned long long tag;
 } Messages;
 
+/* Both return -1 with an exception set where arguments are not so. */
+
+static int are_many(Py_ssize_t count, Py_ssize_t expected) {
+    if (count == expected) return 0;
+    PyErr_Format(PyExc_TypeError, "%zd arguments, expected %zd", count, expected);
+    return -1;
+}
+
+static int is_bytes(const char *name, PyObject *value) {
+    if (PyBytes_Check(value)) return 0;
+    PyErr_Format(PyExc_TypeError, "%s is of %.100s, expected bytes", name, Py_TYPE(value)->tp_name);
+    return -1;
+}
+
 /* Take tag, raw, cuts, lo and hi from the arguments, lo = hi included. Returns -1 with an exception set. */
 static int take(Messages *of, PyObject *const *arguments) {
     PyObject *raw = arguments[1];
@@ -28,10 +42,7 @@ static int take(Messages *of, PyObject *const *arguments) {
     of->lo = PyLong_AsSsize_t(arguments[3]);
     of->hi = PyLong_AsSsize_t(arguments[4]);
     if (PyErr_Occurred()) return -1;
-    if (!PyBytes_Check(raw)) {
-        PyErr_Format(PyExc_TypeError, "raw is of %.100s, expected bytes", Py_TYPE(raw)->tp_name);
-        return -1;
-    }
+    if (is_bytes("raw", raw)) return -1;
     if (PyObject_GetBuffer(arguments[2], &of->places, PyBUF_ND)) return -1;
     Py_ssize_t count = of->places.itemsize == sizeof(uint32_t) ? of->places.len / of->places.itemsize : 0;
     if (of->lo < 0 || of->lo > of->hi || of->hi >= count) {
@@ -79,17 +90,11 @@ PyDoc_STRVAR(deliveries_doc,
 
 static PyObject *deliveries(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     Messages of;
-    if (count != 8) {
-        PyErr_Format(PyExc_TypeError, "%zd arguments, expected 8", count);
-        return NULL;
-    }
+    if (are_many(count, 8)) return NULL;
     PyObject *prefix = arguments[0], *suffix = arguments[1], *made = NULL;
     size_t skipped = PyLong_AsSize_t(arguments[7]);
     if (PyErr_Occurred()) return NULL;
-    if (!PyBytes_Check(prefix) || !PyBytes_Check(suffix)) {
-        PyErr_SetString(PyExc_TypeError, "prefix or suffix is not bytes");
-        return NULL;
-    }
+    if (is_bytes("prefix", prefix) || is_bytes("suffix", suffix)) return NULL;
     if (take(&of, arguments + 2)) return NULL;
     Py_ssize_t total = (of.hi - of.lo) * (PyBytes_GET_SIZE(prefix) + TAG_BYTES + PyBytes_GET_SIZE(suffix));
     for (Py_ssize_t i = of.lo; i < of.hi; i++) {
@@ -125,10 +130,7 @@ PyDoc_STRVAR(mixed_deliveries_doc,
 
 static PyObject *mixed_deliveries(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     Messages of;
-    if (count != 7) {
-        PyErr_Format(PyExc_TypeError, "%zd arguments, expected 7", count);
-        return NULL;
-    }
+    if (are_many(count, 7)) return NULL;
     PyObject *prefixes = arguments[0], *suffixes = arguments[1], *made = NULL;
     if (!PyList_Check(prefixes) || !PyList_Check(suffixes)) {
         PyErr_SetString(PyExc_TypeError, "prefixes or suffixes is no list");
@@ -143,10 +145,7 @@ static PyObject *mixed_deliveries(PyObject *module, PyObject *const *arguments, 
     }
     for (Py_ssize_t i = 0; i < n; i++) {
         PyObject *prefix = PyList_GET_ITEM(prefixes, i), *suffix = PyList_GET_ITEM(suffixes, i);
-        if (!PyBytes_Check(prefix) || !PyBytes_Check(suffix)) {
-            PyErr_Format(PyExc_TypeError, "prefix or suffix %zd is not bytes", i);
-            goto end;
-        }
+        if (is_bytes("prefix", prefix) || is_bytes("suffix", suffix)) goto end;
         size_t skipped = method_size(&of, of.lo + i);
         if (!skipped) goto end;
         total += PyBytes_GET_SIZE(prefix) + TAG_BYTES + PyBytes_GET_SIZE(suffix);
@@ -185,19 +184,13 @@ PyDoc_STRVAR(transfers_doc,
 
 static PyObject *transfers(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     Messages of;
-    if (count != 11) {
-        PyErr_Format(PyExc_TypeError, "%zd arguments, expected 11", count);
-        return NULL;
-    }
+    if (are_many(count, 11)) return NULL;
     PyObject *before = arguments[0], *between = arguments[1], *behind = arguments[2], *made = NULL;
     unsigned long long delivery_id = PyLong_AsUnsignedLongLong(arguments[3]);
     size_t skipped = PyLong_AsSize_t(arguments[9]);
     Py_ssize_t limit = PyLong_AsSsize_t(arguments[10]);
     if (PyErr_Occurred()) return NULL;
-    if (!PyBytes_Check(before) || !PyBytes_Check(between) || !PyBytes_Check(behind)) {
-        PyErr_SetString(PyExc_TypeError, "before, between or behind is not bytes");
-        return NULL;
-    }
+    if (is_bytes("before", before) || is_bytes("between", between) || is_bytes("behind", behind)) return NULL;
     if (take(&of, arguments + 4)) return NULL;
     Py_ssize_t around = 3 * NUMBER_BYTES + PyBytes_GET_SIZE(before) + PyBytes_GET_SIZE(between) +
                         PyBytes_GET_SIZE(behind);
@@ -237,18 +230,12 @@ PyDoc_STRVAR(count_units_doc,
              "each begins with `unit` and ends as a frame does.");
 
 static PyObject *count_units(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    if (count != 5) {
-        PyErr_Format(PyExc_TypeError, "%zd arguments, expected 5", count);
-        return NULL;
-    }
+    if (are_many(count, 5)) return NULL;
     PyObject *data = arguments[0], *unit = arguments[3];
     Py_ssize_t pos = PyLong_AsSsize_t(arguments[1]), end = PyLong_AsSsize_t(arguments[2]);
     Py_ssize_t size = PyLong_AsSsize_t(arguments[4]);
     if (PyErr_Occurred()) return NULL;
-    if (!PyBytes_Check(data) || !PyBytes_Check(unit)) {
-        PyErr_SetString(PyExc_TypeError, "data or unit is not bytes");
-        return NULL;
-    }
+    if (is_bytes("data", data) || is_bytes("unit", unit)) return NULL;
     if (pos < 0 || end > PyBytes_GET_SIZE(data) || size < 1 || size < PyBytes_GET_SIZE(unit)) {
         PyErr_Format(PyExc_ValueError, "units of %zd bytes, %zd of them equal, from %zd to %zd of %zd", size,
                      PyBytes_GET_SIZE(unit), pos, end, PyBytes_GET_SIZE(data));
