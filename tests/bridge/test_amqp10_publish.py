@@ -229,6 +229,7 @@ def test_unroutable_messages_are_released(rig: Rig) -> None:
     assert peer.states(peer.send(link, "1", "2")) == [RELEASED, RELEASED]
     assert peer.send(link, "3", settled=True)
     assert rig.broker.publishing.published == 3
+    assert (rig.broker.traffic.returned, rig.broker.traffic.discarded) == (2, 1)
 
 
 def test_accepted_leaves_only_when_the_disk_has_it(rig: Rig) -> None:

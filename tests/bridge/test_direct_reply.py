@@ -89,6 +89,7 @@ def test_an_answer_reaches_who_asked() -> None:
     body = b"!" * 300_000
     server.ask(server.publish(body, reply_to, channel=5, correlation_id="7"))
     assert rig.replies.take_written() == [client.bridge]
+    assert rig.broker.traffic.discarded == 0
     properties = Properties(correlation_id="7")
     assert client.hear() == [
         (1, Content(BasicDeliver("me", 1, False, "", reply_to), properties, body))
@@ -112,6 +113,7 @@ def test_answers_to_nobody_are_dropped() -> None:
     assert client.ask(BasicCancel("me")) == [(1, BasicCancelOk("me"))]
     server.ask(server.publish(b"!", reply_to), server.publish(b"!", reply_to + "x"))
     assert client.hear() == []
+    assert rig.broker.traffic.discarded == 2
     assert server.ask(server.publish(b"!", "rpc")) != []
 
 

@@ -305,6 +305,8 @@ def test_tx_3_unroutable_mandatory_messages_go_back_at_the_commit() -> None:
     assert depth(peer) == 1
     assert peer.ask(peer.publish(b"7", "no", mandatory=True), TxRollback()) == [(1, TxRollbackOk())]
     rig.settle_down()
+    traffic = rig.broker.traffic
+    assert (traffic.routed, traffic.returned, traffic.discarded) == (1, 4, 2)
     assert rig.broker.store.resident_bytes == len(peer.publish(b"1", "q", mandatory=True))
 
 
@@ -346,6 +348,7 @@ def test_tx_4_a_direct_reply_leaves_at_the_commit() -> None:
         heard = server.ask(end)
         assert bodies(client.hear()) == ([b"!", b"!!", b"!!!"] if isinstance(end, TxCommit) else [])
     assert bodies(heard) == [b"!!!"], "to be returned, as outside of transactions"
+    assert (rig.broker.traffic.returned, rig.broker.traffic.discarded) == (1, 0)
     assert depth(server, "rpc") == 1
 
 

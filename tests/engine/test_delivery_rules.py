@@ -8,6 +8,7 @@ from tallymark.engine.errors import AccessRefused, NotAllowed, PreconditionFaile
 from tallymark.engine.queue import check_queue
 from tallymark.engine.restore import drop_lost
 from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED
+from tallymark.engine.traffic import DISCARDED
 from tests.support.engine_rig import Delivery, Rig
 
 
@@ -202,7 +203,7 @@ def test_a_confirm_leaves_only_when_the_disk_has_it() -> None:
     rig.hold_disk = True
     rig.publish(session, "q", [1, 2, 3])
     rig.turn()
-    rig.broker.publishing.published_nowhere(session, 1)
+    rig.broker.publishing.published_nowhere(session, 1, DISCARDED)
     rig.turn()
     assert rig.confirmed == {}
     rig.hold_disk = False

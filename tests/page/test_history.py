@@ -17,10 +17,24 @@ from tallymark.server.page.history import (
     newest_rates,
     span_of,
 )
-from tallymark.server.samples import BROKER, LONG, OF_THINGS, SLOT_MS, Ring, Samples
+from tallymark.server.samples import (
+    BROKER,
+    LONG,
+    MESSAGES,
+    OF_BROKER,
+    OF_THINGS,
+    SLOT_MS,
+    Counts,
+    Ring,
+    Samples,
+)
 from tallymark.units import EngineMs, Ms
 
 NOW = 1_000_000
+
+
+def of_messages(**counts: int) -> Counts:
+    return tuple(counts.get(name, 0) for name in MESSAGES)
 
 
 def samples(slots: int) -> Samples:
@@ -30,10 +44,12 @@ def samples(slots: int) -> Samples:
     for at in range(slots):
         slot = found.first + at
         for name, more in (("a", 1), ("b", 10)):
-            counts = (2 * at * more, at * more, 0, at * more, at * more, 0)
+            half = at * more
+            counts = of_messages(publish=2 * half, ack=half, messages=half, messages_ready=half)
             found.vhosts.put(name, slot, counts, began=False)
             found.vhosts_by_day.put(name, slot // LONG, counts, began=False)
-        of_broker = (at, 1000 + at, 0, 2 * at, 6000 * at)
+        known = {"confirm": at, "memory": 1000 + at, "syncs": 2 * at, "sync_us": 6000 * at}
+        of_broker = tuple(known.get(name, 0) for name in OF_BROKER)
         found.broker.put(BROKER, slot, of_broker, began=False)
         found.broker_by_day.put(BROKER, slot // LONG, of_broker, began=False)
         found.slot = slot
@@ -89,7 +105,7 @@ def test_a_chart_of_nothing_is_empty() -> None:
 
 def test_what_began_anew_has_no_negative_rate() -> None:
     made = samples(10)
-    made.vhosts.put("a", NOW, (0, 0, 0, 0, 0, 0), began=False)
+    made.vhosts.put("a", NOW, of_messages(), began=False)
     found = History(made, clock(), ["a"], SPANS["minutes"])
     assert found.rates(found.messages, ACK)[-1] == 0
 
@@ -102,7 +118,7 @@ def ring(*ends: tuple[int, int, int]) -> Ring:
     """Return the ring of a queue: slot, entered, and present at its end."""
     made = Ring(OF_THINGS)
     for slot, entered, present in ends:
-        made.put(slot, (entered, 0, present, present, 0))
+        made.put(slot, of_messages(publish=entered, messages=present))
     return made
 
 

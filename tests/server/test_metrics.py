@@ -24,7 +24,7 @@ from tallymark.server.shovels import Shovels
 from tallymark.shovels.plan import Plan
 from tallymark.wire.nsq import commands
 from tests.server.faces import nsq_http
-from tests.server.management import connect, done
+from tests.server.management import call, connect, done
 from tests.server.nsqd import Client
 from tests.support.patience import until
 from tests.support.process import BrokerProcess
@@ -135,6 +135,65 @@ def test_only_what_is_confirmed_counts_as_confirmed_over_all_protocols(tmp_path:
         delivered = value(families(running, "/metrics"), "rabbitmq_global_messages_delivered")
         assert delivered == 1, "what a queue counted stays when it goes"
         connection.close()
+
+
+def test_what_no_queue_took_what_came_again_and_what_came_and_went(tmp_path: Path) -> None:
+    """The counters that RabbitMQ's own dashboard asks for, and the same over management."""
+
+    def counts(prefix: str, *names: str) -> list[float]:
+        found = families(running, "/metrics")
+        return [value(found, f"rabbitmq_{prefix}{name}") for name in names]
+
+    with BrokerProcess(tmp_path / "data") as running:
+        connection = connect(running)
+        channel = connection.channel()
+        channel.basic_publish("", "nobody", b"dropped")
+        channel.confirm_delivery()
+        for key in ("nobody", "nobody"):
+            with pytest.raises(pika.exceptions.UnroutableError):
+                channel.basic_publish("", key, b"returned", mandatory=True)
+        channel.queue_declare("q")
+        channel.queue_declare("q", passive=True)
+        for _ in range(2):
+            channel.queue_bind("q", "amq.fanout")
+        channel.queue_declare("other")
+        channel.queue_bind("other", "amq.fanout")
+        channel.basic_publish("amq.fanout", "", b"to two")
+        for _ in range(2):
+            got = channel.basic_get("q")[0]
+            assert got is not None
+            channel.basic_nack(got.delivery_tag)
+        for queue in ("q", "other"):
+            got = channel.basic_get(queue)[0]
+            assert got is not None
+            channel.basic_ack(got.delivery_tag)
+        assert channel.basic_get("q")[0] is None
+        channel.queue_delete("other")
+        of_messages = "global_messages_"
+        assert counts(of_messages, "unroutable_dropped", "unroutable_returned", "routed") == [
+            1,
+            2,
+            2,
+        ]
+        assert counts(of_messages, "received", "received_confirm", "confirmed") == [4, 3, 3]
+        assert counts(of_messages, "delivered", "redelivered", "acknowledged") == [4, 2, 2]
+        assert counts(of_messages, "get_empty") == [1]
+        assert counts("queues_", "declared", "created", "deleted") == [3, 2, 1]
+        overview = call(running, "GET", "overview")[2]
+        stats, churn = overview["message_stats"], overview["churn_rates"]
+        assert (stats["drop_unroutable"], stats["return_unroutable"]) == (1, 2)
+        assert (churn["queue_declared"], churn["queue_created"], churn["queue_deleted"]) == (
+            3,
+            2,
+            1,
+        )
+        assert {"rate": 0.0}.items() <= churn["connection_created_details"].items()
+        stats = call(running, "GET", "queues/%2F/q")[2]["message_stats"]
+        assert (stats["redeliver"], stats["get"], stats["get_empty"]) == (2, 3, 1)
+        opened = ("connections_opened", "connections_closed", "channels_opened", "channels_closed")
+        before = counts("", *opened)
+        connection.close()
+        until(lambda: counts("", *opened) == [before[0], before[0], before[2], before[2]])
 
 
 def test_a_socket_that_has_not_logged_in_is_no_connection_of_rabbitmq(

@@ -83,6 +83,7 @@ class Broker:
         self.queues = state.queues
         self.connections = state.connections
         self.agenda = state.agenda
+        self.traffic = state.traffic
         self.owner_ids = state.owner_ids
         self.backlogs = Backlogs(state)
         self.marks = Marks(state)

@@ -42,6 +42,7 @@ class Clients:
         self._agenda = state.agenda
         self._connections = state.connections
         self._state = state
+        self._traffic = state.traffic
         self._quotas = quotas
         self._consumers = consumers
         self._registry = registry
@@ -57,6 +58,7 @@ class Clients:
         connection = Connection(self._state.owner_ids(), vhost, user, name)
         connection.allowance = connection.room = TURN_BYTES
         self._connections[connection.id] = connection
+        self._traffic.connections_opened += 1
         return connection
 
     def close_connection(self, connection: Connection, lost: bool) -> None:
@@ -68,6 +70,7 @@ class Clients:
             self._registry.delete_queue(connection, queue.name, False, False)
         if self._connections.pop(connection.id, None) is not None:
             self._quotas.leave(connection.vhost, connection.user)
+            self._traffic.connections_closed += 1
         self._publishing.forget(connection)
 
     def open_session(self, connection: Connection) -> Session:
@@ -75,6 +78,7 @@ class Clients:
         self._quotas.begin(connection.user)
         session = Session(self._state.owner_ids(), connection)
         connection.sessions.append(session)
+        self._traffic.sessions_opened += 1
         return session
 
     def close_session(self, session: Session, lost: bool) -> None:
@@ -86,6 +90,7 @@ class Clients:
         if session.closed:
             return
         session.closed = True
+        self._traffic.sessions_closed += 1
         self._quotas.end(session.connection.user)
         self._state.deadlines.forget(session)
         session.connection.sessions.remove(session)
@@ -285,6 +290,7 @@ class Consuming:
             self._dispatcher.use_head(queue)
             head = queue.head()
         if head is None or queue.rests:
+            queue.handed_out.got_nothing += 1
             return None
         self.get_must_wait = queue.stored and not self._marks.cover(
             queue, QueueSequence(head.first + 1)

@@ -61,6 +61,7 @@ class Commit:
         self._store = state.store
         self._vhosts = state.vhosts
         self._ledger = state.ledger
+        self._traffic = state.traffic
         self._clock = state.clock
         self._dated: dict[Annotations | None, Annotations] = {}
         """Annotations with the time of the commit, by those without it: equal ones are shared."""
@@ -142,12 +143,15 @@ class Commit:
             annotations = dated
         if queues:
             run.reached = True
+            self._traffic.routed += run.count * len(queues)
             self._store.use(payload, run.count * len(queues))
             kept = payload.persistent and run.targets.durable
             if kept:
                 self._entrance.keep(payload)
             refused = self._admission.publish(run.targets, payload, 0, run.count, annotations, kept)
             assert not refused, refused
+        elif run.handle is None:
+            self._traffic.discarded += run.count
         self._store.finish(payload, run.count)
 
     def _settle(self, settlement: StagedSettlement) -> bool:

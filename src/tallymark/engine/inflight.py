@@ -56,6 +56,8 @@ class Handover:
         tag."""
         n = piece.hi - piece.lo
         tag = session.next_tag
+        if piece.acquired:
+            queue.handed_out.again += n
         if not no_ack and queue.id not in session.sources:
             self._holders.add(queue, session)
         session.next_tag = Tag(tag + n)

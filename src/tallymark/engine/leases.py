@@ -188,6 +188,8 @@ class Leases:
             subscription.add(piece)
             queue.account.move(piece, ACQUIRED, LEASED)
             queue.handed_out.to_settle += n
+            if piece.acquired:
+                queue.handed_out.again += n
             rows -= n
             room -= piece.size()
             taken += n

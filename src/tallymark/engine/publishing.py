@@ -63,6 +63,7 @@ class Publishing:
         self._ledger = state.ledger
         self._state = state
         self._store = state.store
+        self._traffic = state.traffic
         self._backlogs = backlogs
         self._admission = admission
         self._durability = durability
@@ -92,12 +93,16 @@ class Publishing:
         count = payload.count
         self.published += count
         number = session.published
+        traffic = self._traffic
         if session.confirming:
+            traffic.to_confirm += count
             self._durability.published(session, count)
         queues = targets.queues
         if not queues:
+            traffic.discarded += count
             return
         ledger = self._ledger
+        traffic.routed += count * len(queues)
         self._store.enter(payload, count * len(queues))
         kept = payload.persistent and targets.durable
         if kept:
@@ -170,9 +175,11 @@ class Publishing:
         self.published += count
         number = session.published
         if session.confirming:
+            self._traffic.to_confirm += count
             self._durability.published(session, count)
         if not users:
             return
+        self._traffic.routed += users
         self._store.enter(payload, users)
         if kept:
             payload.position = Position(ON_ITS_WAY)
@@ -211,11 +218,13 @@ class Publishing:
                 self._ledger.emit(row)
                 entered[queue.id] = row
 
-    def published_nowhere(self, session: Session, count: int) -> None:
-        """Count publishes that reached no queue (unroutable, refused), so that they are
-        confirmed."""
+    def published_nowhere(self, session: Session, count: int, fate: int) -> None:
+        """Count publishes that reached no queue, so that they are confirmed. fate: traffic.REPLIED,
+        RETURNED or DISCARDED."""
         self.published += count
+        self._traffic.nowhere(count, fate)
         if session.confirming:
+            self._traffic.to_confirm += count
             self._durability.published(session, count)
 
     def stage(

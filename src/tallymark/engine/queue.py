@@ -37,6 +37,7 @@ from tallymark.engine.queue_parts import (
     Retry,
 )
 from tallymark.engine.settings import Settings
+from tallymark.stored import records
 from tallymark.stored.annotations import Annotations, ready_since
 from tallymark.units import UNLIMITED, EngineMs, QueueSequence
 
@@ -441,6 +442,8 @@ class Queue(Timed):
         count = hi - lo
         cuts = piece.payload.cuts
         self.account.settle(count, cuts[hi] - cuts[lo])
+        if reason != records.SETTLED_ON_SEND:
+            self.handed_out.acknowledged += count
         if not self.stored:
             return False
         return self.settled_rows.add(

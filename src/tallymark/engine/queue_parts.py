@@ -336,6 +336,13 @@ class HandedOut:
         """Count of those asked for one by one [amqp-0.9.1 basic.get]."""
         self.got_for_good = 0
         """Count of those asked for without acknowledgement."""
+        self.got_nothing = 0
+        """Count of questions for one message that found none."""
+        self.again = 0
+        """Count of those among all of these that had been handed out before."""
+        self.acknowledged = 0
+        """Count of those that were acknowledged after that; not of those handed out for good, nor
+        of rejected ones."""
 
     def add(self, other: HandedOut, sign: int) -> None:
         """Add the counts of another queue; sign -1: take them off."""
@@ -343,6 +350,9 @@ class HandedOut:
         self.for_good += sign * other.for_good
         self.got_to_settle += sign * other.got_to_settle
         self.got_for_good += sign * other.got_for_good
+        self.got_nothing += sign * other.got_nothing
+        self.again += sign * other.again
+        self.acknowledged += sign * other.acknowledged
 
     def total(self) -> int:
         return self.to_settle + self.for_good + self.got_to_settle + self.got_for_good

@@ -328,8 +328,11 @@ class Registry:
         queue = vhost.declare_queue(
             name, durable, exclusive, auto_delete, arguments, connection.id, passive
         )
+        traffic = self._state.traffic
+        traffic.queues_declared += 1
         if queue.id not in self._queues:
             self._queues[queue.id] = queue
+            traffic.queues_created += 1
             if queue.exclusive_owner:
                 connection.exclusive_queues[queue.id] = queue
             for observer in self.observers:
@@ -383,6 +386,7 @@ class Registry:
     def end(self, queue: Queue) -> int:
         """End everything that depends on a queue, after it was removed from its virtual host's
         tables. Returns the count of messages that nobody held."""
+        self._state.traffic.queues_deleted += 1
         self._settlement.record_settled(queue)
         reason = records.DROPPED_QUEUE_DELETED
         count = self._contents.drop_all(queue, reason)

@@ -138,6 +138,7 @@ class Sinks:
         self._formats = state.formats
         self._vhosts = state.vhosts
         self.clock = state.clock
+        self._traffic = state.traffic
         self.deadlines = state.deadlines
         self.ledger = state.ledger
         self.store = state.store
@@ -277,6 +278,7 @@ class Sinks:
             if not stretch.targets.queues:
                 done.unroutable += _unroutable(stretch)
         self._check_room(stretches)
+        self._traffic.discarded += done.unroutable
         self._agenda.commits = True
         try:
             self._publish(stretches)
@@ -391,7 +393,9 @@ class Sinks:
                 if known not in dated:
                     dated[known] = ready_since(known, now)
                 known = dated[known]
-            self.store.use(payload, (stretch.hi - stretch.lo) * len(targets.queues))
+            copies = (stretch.hi - stretch.lo) * len(targets.queues)
+            self._traffic.routed += copies
+            self.store.use(payload, copies)
             kept = payload.persistent and targets.durable
             refused = self._admission.publish(targets, payload, stretch.lo, stretch.hi, known, kept)
             assert not refused, refused

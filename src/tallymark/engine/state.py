@@ -21,6 +21,7 @@ from tallymark.engine.message import Format, Payload, Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import Connection, Session
 from tallymark.engine.store import Store
+from tallymark.engine.traffic import Traffic
 from tallymark.engine.vhost import VirtualHost
 from tallymark.stored import records
 from tallymark.units import QueueSequence
@@ -80,6 +81,7 @@ class State:
         self.owner_ids = Counter()
         """Counter of ids, shared by consumers, sessions, connections and transactions."""
         self.message_ids = Counter()
+        self.traffic = Traffic()
         self.settle_times = Histogram(SETTLE_TIMES)
         """Times for which settled messages had been in their queue, ms; of runs that were settled
         together, that of their first message."""

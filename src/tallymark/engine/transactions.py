@@ -68,6 +68,7 @@ class Transactions:
         self._agenda = state.agenda
         self._vhosts = state.vhosts
         self.clock = state.clock
+        self._traffic = state.traffic
         self.deadlines = state.deadlines
         self.ledger = state.ledger
         self.effects = state.effects
@@ -130,6 +131,7 @@ class Transactions:
         """
         transaction.check_open()
         if not targets.queues and handle is None and payload.route.exchange != "":
+            self._traffic.discarded += payload.count
             return
         vhost = self._vhosts[session.connection.vhost]
         run, full = transaction.run_for(

@@ -10,7 +10,17 @@ from typing import Final
 
 from tallymark.server.node import Node
 from tallymark.server.parts import cut
-from tallymark.server.samples import BROKER, LONG, MESSAGES, MOVED, SLOT_MS, Counts, counts_of
+from tallymark.server.samples import (
+    BROKER,
+    LONG,
+    MESSAGES,
+    MOVED,
+    SLOT_MS,
+    Counts,
+    churn,
+    counts_of,
+    unroutable,
+)
 
 AT_ONCE: Final = 500
 """Number of queues in one part: a comparison each."""
@@ -102,5 +112,5 @@ def _counts_of_broker(node: Node) -> Counts:
     counts, total_us = journal.sync_times()
     return (
         sum(node.confirm_times.counts), node.broker.store.resident_bytes, journal.free_bytes(),
-        sum(counts), total_us,
+        sum(counts), total_us, *unroutable(node.broker.traffic), *churn(node.broker.traffic),
     )  # fmt: skip

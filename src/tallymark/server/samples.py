@@ -15,6 +15,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 
 from tallymark.engine.clock import Clock
 from tallymark.engine.queue import Queue
+from tallymark.engine.traffic import Traffic
 
 Key = TypeVar("Key", int, str)
 Counts: TypeAlias = tuple[int, ...]
@@ -22,7 +23,7 @@ At: TypeAlias = Callable[[int], Sequence[int]]
 """Counts at the end of a slot."""
 
 SLOT_MS: Final = 5_000
-MOVED: Final = ("publish", "ack", "deliver_get")
+MOVED: Final = ("publish", "ack", "deliver_get", "redeliver")
 PRESENT: Final = ("messages", "messages_ready", "messages_unacknowledged")
 MESSAGES: Final = (*MOVED, *PRESENT)
 """Counts of a queue, and of all queues of a virtual host."""
@@ -38,9 +39,16 @@ OF_A_DAY: Final = 289
 """Long slots with changes that are kept of a virtual host and of the broker: a day of a busy
 one."""
 BROKER: Final = "broker"
-OF_BROKER: Final = ("confirm", "memory", "disk_free", "syncs", "sync_us")
+CHURN: Final = (
+    "connection_created", "connection_closed", "channel_created", "channel_closed",
+    "queue_declared", "queue_created", "queue_deleted",
+)  # fmt: skip
+"""Counts of what came and went."""
+UNROUTABLE: Final = ("drop_unroutable", "return_unroutable")
+"""Counts of messages that no queue took."""
+OF_BROKER: Final = ("confirm", "memory", "disk_free", "syncs", "sync_us", *UNROUTABLE, *CHURN)
 """Counts of the broker as a whole: publishes confirmed, bytes of bodies in memory, bytes free on
-the journal's disk, syncs, microseconds that these took."""
+the journal's disk, syncs, microseconds that these took, and UNROUTABLE and CHURN."""
 
 
 def end_ms(slot: int, clock: Clock) -> int:
@@ -52,8 +60,22 @@ def counts_of(queue: Queue) -> Counts:
     """Return the counts of a queue that are called MESSAGES."""
     account = queue.account
     return (
-        account.entered, account.settled, queue.handed_out.total(), account.present(),
-        account.ready, account.acquired + account.staged,
+        account.entered, account.settled, queue.handed_out.total(), queue.handed_out.again,
+        account.present(), account.ready, account.acquired + account.staged,
+    )  # fmt: skip
+
+
+def unroutable(traffic: Traffic) -> Counts:
+    """Return the counts that are called UNROUTABLE."""
+    return traffic.discarded, traffic.returned
+
+
+def churn(traffic: Traffic) -> Counts:
+    """Return the counts that are called CHURN."""
+    return (
+        traffic.connections_opened, traffic.connections_closed, traffic.sessions_opened,
+        traffic.sessions_closed, traffic.queues_declared, traffic.queues_created,
+        traffic.queues_deleted,
     )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from tallymark.engine.errors import BrokerError
 from tallymark.engine.message import Payload
 from tallymark.engine.publishing import Part
 from tallymark.engine.topology import Targets
+from tallymark.engine.traffic import DISCARDED, REPLIED, RETURNED
 from tallymark.stored.annotations import Annotations, Route
 from tallymark.stored.formats import AMQP091
 from tallymark.wire.amqp091.errors import NOT_IMPLEMENTED, WireError
@@ -124,9 +125,13 @@ def _nowhere(
 ) -> None:
     """Count messages lo..hi-1 as published to no queue. Mandatory ones are returned before their
     confirm."""
+    fate = DISCARDED
     if known.mandatory:
+        fate = RETURNED
         return_messages(channel, known.route, raw, cuts, lo, hi, known.size)
-    channel.client.broker.publishing.published_nowhere(channel.session, hi - lo)
+    elif known.is_reply and channel.client.replies.find(known.route.key) is not None:
+        fate = REPLIED
+    channel.client.broker.publishing.published_nowhere(channel.session, hi - lo, fate)
 
 
 @final

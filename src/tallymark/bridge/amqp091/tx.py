@@ -31,6 +31,7 @@ from tallymark.engine.errors import PreconditionFailed, ResourceExhausted, Rolle
 from tallymark.engine.message import Payload
 from tallymark.engine.staging import StagedRun, Transaction
 from tallymark.engine.topology import Targets
+from tallymark.engine.traffic import RETURNED
 from tallymark.stored.annotations import Annotations
 from tallymark.units import Tag
 from tallymark.wire.amqp091.kernel import PublishReceived
@@ -224,6 +225,7 @@ def _carry_out(channel: Channel, run: StagedRun) -> None:
     if goes_back:
         if raw is None:
             raw = stored
+        channel.client.broker.traffic.nowhere(run.count, RETURNED)
         return_messages(channel, known.route, raw, cuts, 0, run.count, known.size)
 
 

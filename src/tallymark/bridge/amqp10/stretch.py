@@ -13,7 +13,7 @@ from typing import Final, final
 
 from tallymark.bridge.amqp10.arrivals import Arrival, destinations, user_ids
 from tallymark.bridge.amqp10.client import Client, Session, Work
-from tallymark.bridge.amqp10.confirms import ACCEPTED, ANSWERED
+from tallymark.bridge.amqp10.confirms import ACCEPTED, ANSWERED, NEVER
 from tallymark.bridge.amqp10.errors import error_of
 from tallymark.bridge.amqp10.links import Publisher
 from tallymark.bridge.direct_reply import ReplyConsumer, reply_keys
@@ -24,6 +24,7 @@ from tallymark.engine.message import Payload
 from tallymark.engine.publishing import Part
 from tallymark.engine.staging import AS_DUE, MUST_ARRIVE, StagedRun
 from tallymark.engine.topology import Targets
+from tallymark.engine.traffic import DISCARDED, REPLIED, RETURNED
 from tallymark.stored.annotations import Annotations, Route
 from tallymark.stored.formats import AMQP10
 from tallymark.units import MessageId, WallMs
@@ -303,10 +304,16 @@ class Stretch:
         """Send the outcome of messages lo..hi-1 that enter no queue. They count as published."""
         link = self._link
         session = link.session
+        broker = session.client.broker
         id = add(self._first, lo)
-        if self._work is None:
+        fate = RETURNED if self._mode != NEVER else DISCARDED
+        if state is ACCEPTED:
+            fate = REPLIED
+        if self._work is not None:
+            broker.traffic.nowhere(hi - lo, fate)
+        else:
             first = session.engine.published + 1
-            session.client.broker.publishing.published_nowhere(session.engine, hi - lo)
+            broker.publishing.published_nowhere(session.engine, hi - lo, fate)
             session.confirms.published(first, hi - lo, link, id, ANSWERED)
         link.tell(id, add(self._first, hi - 1), self._mode, state)
 

@@ -18,7 +18,7 @@ from tallymark.server.management.rates import LENGTHS, MSG_RATES, Rates
 from tallymark.server.management.requests import Routes, listed, require_monitoring, shown
 from tallymark.server.node import node_name
 from tallymark.server.places import place_of
-from tallymark.server.samples import MOVED, PRESENT
+from tallymark.server.samples import CHURN, MOVED, PRESENT, UNROUTABLE, churn, unroutable
 
 
 def listeners(http: HttpContext) -> list[tuple[str, str, int]]:
@@ -78,7 +78,12 @@ class Overview(Routes):
         if sees_everything(user_of(request)):
             found |= self._machine()
             confirms = {"confirm": sum(self.node.confirm_times.counts)}
-            found["message_stats"] |= of_request.of_broker().counted(confirms, MSG_RATES)
+            traffic = broker.traffic
+            nowhere = dict(zip(UNROUTABLE, unroutable(traffic), strict=True))
+            of_broker = of_request.of_broker()
+            found["message_stats"] |= of_broker.counted(confirms | nowhere, MSG_RATES)
+            coming = dict(zip(CHURN, churn(traffic), strict=True))
+            found["churn_rates"] = of_broker.counted(coming, MSG_RATES)
         return shown(request, found)
 
     def _machine(self) -> dict[str, Any]:

@@ -116,6 +116,7 @@ def queue_row(node: Node, vhost: VirtualHost, queue: Queue, rates: Rates) -> dic
             "deliver_no_ack": handed_out.for_good,
             "get": handed_out.got_to_settle,
             "get_no_ack": handed_out.got_for_good,
+            "get_empty": handed_out.got_nothing,
         }
     if at_rest is not None:
         row["idle_since"] = datetime.fromtimestamp(at_rest / 1000, UTC).isoformat("T", MILLIS)

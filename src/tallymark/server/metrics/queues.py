@@ -110,8 +110,19 @@ DELIVERED: Final[tuple[tuple[str, str, Callable[[HandedOut], int]], ...]] = (
         "acknowledgment",
         lambda all: all.got_for_good,
     ),
+    (
+        "get_empty",
+        "Total number of times basic.get operations fetched no message",
+        lambda all: all.got_nothing,
+    ),
+    ("redelivered", "Total number of messages redelivered to consumers", lambda all: all.again),
+    (
+        "acknowledged",
+        "Total number of message acknowledgements received",
+        lambda all: all.acknowledged,
+    ),
 )
-"""Counts of what was handed out, under the names that RabbitMQ's plugin has for them."""
+"""Counts of what was handed out and acknowledged, under the names that RabbitMQ's plugin has."""
 DROPPED: Final = ("tallymark_queue_dropped", "Messages dropped.")
 
 

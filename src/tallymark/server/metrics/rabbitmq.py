@@ -33,6 +33,8 @@ def of_node(node: Node) -> Iterator[Metric]:
             sum(len(queue.consumers) for queue in broker.queues.values()),
         ),
         ("queues", "Queues available", len(broker.queues)),
+        ("process_open_tcp_sockets", "Open TCP sockets", len(node.clients)),
+        ("process_max_tcp_sockets", "Open TCP sockets limit", node.doors.limit),
         ("process_open_fds", "Open file descriptors", files_open()),
         ("process_max_fds", "Open file descriptors limit", files_allowed()),
         ("process_resident_memory_bytes", "Memory used in bytes", _resident_bytes()),
@@ -60,19 +62,53 @@ def of_node(node: Node) -> Iterator[Metric]:
         ("erlang_uptime_seconds", "Node uptime", node.uptime_ms() / 1000),
     ):
         yield GaugeMetricFamily(f"rabbitmq_{name}", text, value=value)
+    traffic = broker.traffic
     for name, text, value in (
         (
-            "messages_received",
+            "global_messages_received",
             "Total number of messages received from publishers",
             broker.publishing.published,
         ),
         (
-            "messages_confirmed",
+            "global_messages_received_confirm",
+            "Total number of messages received from publishers expecting confirmations",
+            traffic.to_confirm,
+        ),
+        (
+            "global_messages_routed",
+            "Total number of messages routed to queues or streams",
+            traffic.routed,
+        ),
+        (
+            "global_messages_unroutable_dropped",
+            "Total number of messages published as non-mandatory into an exchange and dropped as "
+            "unroutable",
+            traffic.discarded,
+        ),
+        (
+            "global_messages_unroutable_returned",
+            "Total number of messages published as mandatory into an exchange and returned to the "
+            "publisher as unroutable",
+            traffic.returned,
+        ),
+        (
+            "global_messages_confirmed",
             "Total number of messages confirmed to publishers",
             sum(node.confirm_times.counts),
         ),
+        ("connections_opened", "Total number of connections opened", traffic.connections_opened),
+        (
+            "connections_closed",
+            "Total number of connections closed or terminated",
+            traffic.connections_closed,
+        ),
+        ("channels_opened", "Total number of channels opened", traffic.sessions_opened),
+        ("channels_closed", "Total number of channels closed", traffic.sessions_closed),
+        ("queues_declared", "Total number of queues declared", traffic.queues_declared),
+        ("queues_created", "Total number of queues created", traffic.queues_created),
+        ("queues_deleted", "Total number of queues deleted", traffic.queues_deleted),
     ):
-        yield CounterMetricFamily(f"rabbitmq_global_{name}", text, value=value)
+        yield CounterMetricFamily(f"rabbitmq_{name}", text, value=value)
 
 
 def _identity() -> Iterator[Metric]:
