@@ -187,6 +187,8 @@ def _machine(node: Node, confirmed: float, syncs: float, sync_us: float) -> dict
         "syncs": syncs,
         "sync_ms": sync_us / syncs / 1000 if syncs else None,
         "confirmed": confirmed,
+        "discarded": node.broker.traffic.discarded,
+        "returned": node.broker.traffic.returned,
         "uptime_ms": node.uptime_ms(),
     }
 
