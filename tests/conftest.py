@@ -18,10 +18,10 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-from tests.support.long import is_wanted, sized
+from tests.support.long import DEAR, is_wanted, long, sized
 
 settings.register_profile("brief", deadline=None, max_examples=30, derandomize=True)
-settings.register_profile("ci", deadline=None, max_examples=100, derandomize=True)
+settings.register_profile("ci", deadline=None, max_examples=60, derandomize=True)
 settings.register_profile("all", deadline=None, max_examples=1000)
 settings.load_profile(sized("brief", "ci", "all"))
 
@@ -36,6 +36,9 @@ SESSIONS = 2
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what another run has, and begin with what takes longest."""
+    for item in items:
+        if item.nodeid.partition("[")[0] in DEAR:
+            item.add_marker(long)
     wanted = [item for item in items if is_wanted(item)]
     config.hook.pytest_deselected(items=[item for item in items if not is_wanted(item)])
     items[:] = sorted(wanted, key=_rank)

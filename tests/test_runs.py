@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.long import ALL, BRIEF, CI, MODES, REST, is_wanted, long, longer
+from tests.support.long import ALL, BRIEF, CI, DEAR, MODES, REST, is_wanted, long, longer
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
 
 
 def plain() -> Callable[[], None]:
@@ -49,3 +53,16 @@ def test_each_run_has_its_tests_and_ci_all_of_make_test(
     parts = {mode for mode in MODES if is_wanted(item, mode)}
     assert parts == PARTS[test]
     assert parts & {REST, CI} or BRIEF not in parts
+
+
+def test_those_that_are_dear_are_there_and_none_of_them_is_tested_interpreted() -> None:
+    """CI would not run it interpreted at all."""
+    patterns = [
+        line.partition("#")[0].strip()
+        for line in (TESTS / "interpreted.txt").read_text().splitlines()
+    ]
+    interpreted = {path for one in patterns if one for path in ROOT.glob(one)}
+    for name in DEAR:
+        path, _, test = name.partition("::")
+        assert f"def {test}(" in (ROOT / path).read_text(), name
+        assert not interpreted & {ROOT / path, *(ROOT / path).parents}, name

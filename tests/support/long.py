@@ -8,6 +8,8 @@
     @long                           # too long for `make test`: why, and what finds it there, is
     def test_...                    # said beside it
 
+    tests/dear.txt                  # the names of others that are long, since they take most CPU
+
 `long` and `longer` take ci=False for what does not fit CI's frame of twenty minutes either. CI runs
 `make test LONG=rest`, which leaves out what the run after it has with more rounds or examples:
 those of `make test` are among them. `longer` takes others=True where they are not.
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import os
 import random
+from pathlib import Path
 from typing import Final, TypeVar
 
 import pytest
@@ -28,6 +31,13 @@ REST: Final = "rest"
 CI: Final = "ci"
 ALL: Final = "all"
 MODES: Final = (BRIEF, REST, CI, ALL)
+
+DEAR: Final = frozenset(
+    line
+    for line in Path(__file__).parents[1].joinpath("dear.txt").read_text().splitlines()
+    if line and not line.startswith("#")
+)
+"""Names of tests, without their parameters, that `make test` leaves to CI."""
 
 MODE: Final = os.environ.get("TALLYMARK_LONG", BRIEF)
 assert MODE in MODES, f"TALLYMARK_LONG is {MODE!r}, expected one of {MODES}"

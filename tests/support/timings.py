@@ -1,10 +1,12 @@
 """Where a run of the tests spends its time: CPU and wall, file by file.
 
     TALLYMARK_TIMINGS=/tmp/t.jsonl python -m pytest -p tests.support.timings tests
+    python -m tests.support.timings /tmp/t.jsonl    # what is dearest
+    python -m tests.support.timings /tmp/t.jsonl 0.7  # tests of which a case takes so many seconds
 
 Counted is the CPU of the test's process and of all processes below it, living and ended: a broker
 or a Spark session is charged to the test that makes it work. Each phase of each test is a line of
-JSON; `python -m tests.support.timings /tmp/t.jsonl` adds them up.
+JSON. Of those that take longest tests/dear.txt has a list, which `make test` leaves to CI.
 """
 
 from __future__ import annotations
@@ -104,5 +106,23 @@ def main(path: str) -> None:
         print()
 
 
+def dear(path: str, least_s: float) -> None:
+    """Print the tests of which one case takes so much CPU, without what is set up for it, and how
+    much all of its cases take."""
+    rows = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    dearest: Counter[str] = Counter()
+    cpu: Counter[str] = Counter()
+    for nodeid, phase, seconds, _ in rows:
+        if phase == "call":
+            name = nodeid.partition("[")[0]
+            dearest[name] = max(dearest[name], seconds)
+            cpu[name] += seconds
+    for name in sorted(name for name in dearest if dearest[name] >= least_s):
+        print(f"{name}  # {cpu[name]:.1f}")
+
+
 if __name__ == "__main__":
-    main(sys.argv[1])
+    if len(sys.argv) > 2:
+        dear(sys.argv[1], float(sys.argv[2]))
+    else:
+        main(sys.argv[1])
