@@ -79,7 +79,7 @@ def test_who_sees_everything_needs_no_permission_to(
 def test_the_machine_is_shown_to_who_watches_it(broker: BrokerProcess) -> None:
     seen = call(broker, "GET", "overview", user="mo:mo")[2]
     own = call(broker, "GET", "overview", user="ann:ann")[2]
-    assert seen.keys() - own.keys() == {"node", "listeners", "contexts"}
+    assert seen.keys() - own.keys() == {"node", "listeners", "contexts", "churn_rates"}
     for path in ("nodes", f"nodes/{seen['node']}"):
         assert call(broker, "GET", path, user="mo:mo")[0] == 200
         assert refused(broker, "GET", path, user="ann:ann")[:2] == (401, "not_authorised")
