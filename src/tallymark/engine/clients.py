@@ -235,6 +235,7 @@ class Consuming:
         queue = consumer.queue
         consumer.by_link = True
         consumer.limit = credit
+        consumer.be_looked_at()
         self._consumers.note_credit(consumer)
         if drain and not consumer.draining:
             queue.draining += 1
@@ -247,6 +248,7 @@ class Consuming:
         if not consumer.active:
             return
         consumer.limit = limit
+        consumer.be_looked_at()
         self._consumers.note_credit(consumer)
         if consumer.queue.ready:
             self._agenda.mark(consumer.queue)

@@ -11,17 +11,20 @@ from tallymark.engine.errors import AccessRefused, NotAllowed
 from tallymark.engine.ledger import consumer_record
 from tallymark.engine.queue import Queue
 from tallymark.engine.record import Record
-from tallymark.engine.session import Consumer, Session, consumers_of
+from tallymark.engine.session import (
+    Consumer,
+    Session,
+    consumers_of,
+    looked_at_of,
+    place_among,
+    rank,
+)
 from tallymark.engine.state import State
 from tallymark.engine.upkeep import Upkeep
 from tallymark.stored import records
 from tallymark.units import UNLIMITED, EngineMs, Ms
 
 VERSION: Final = 1
-
-
-def _rank(consumer: Consumer) -> int:
-    return -consumer.priority
 
 
 @final
@@ -75,7 +78,10 @@ class Consumers:
             self._clock.now_ms,
         )
         session.consumers[tag] = consumer
-        consumers.insert(bisect_right(consumers, -priority, key=_rank), consumer)
+        consumers.insert(bisect_right(consumers, -priority, key=rank), consumer)
+        if queue.looked_at is not None:
+            looked_at = looked_at_of(queue)
+            looked_at.insert(place_among(looked_at, consumer), consumer)
         queue.comings += 1
         if queue.ready:
             self._agenda.mark(queue)
@@ -119,8 +125,7 @@ class Consumers:
         queue = consumer.queue
         if consumer.progress or consumer.told_window >= 0:
             self._ledger.emit(progress_record(consumer, records.CONSUMER_ENDED, self._clock.now_ms))
-        at = queue.consumers.index(consumer)
-        del consumers_of(queue)[at]
+        at = consumer.leave_queue()
         queue.comings += 1
         if consumer.cursors:
             queue.seekers.remove(consumer)

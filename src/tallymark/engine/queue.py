@@ -53,6 +53,8 @@ class QueueConsumer:
         self.cursors: list[int] = []
         """Cursors of a consumer that browses or filters: for each lane, the first place it has not
         examined. Empty for a consumer that takes messages from the head."""
+        self.is_passed_over = False
+        """True while turns of the queue do not look at the consumer, as it wants nothing."""
 
     def look_again_at(self, pieces: list[Slice]) -> None:
         """Set the cursors of a consumer with a filter back to messages that returned. One that
@@ -156,6 +158,8 @@ class Queue(Timed):
 
         self.consumers: list[QueueConsumer] = []
         """Consumers, highest priority first; equal priorities in order of arrival."""
+        self.looked_at: list[QueueConsumer] | None = None
+        """Consumers that are not passed over, in the order of `consumers`; None: all of them."""
         self.seekers: list[QueueConsumer] = []
         """Consumers that browse or filter."""
         self.draining = 0
@@ -358,9 +362,9 @@ class Queue(Timed):
         wanted = 0
         if self.paused or self.rests:
             return 0
-        for consumer in self.consumers:
-            if self.settings.single_active and consumer is not self.active:
-                continue
+        if self.settings.single_active:
+            return self.active.wanted() if self.active is not None else 0
+        for consumer in self.consumers if self.looked_at is None else self.looked_at:
             wanted += consumer.wanted()
         return wanted
 
@@ -370,7 +374,8 @@ class Queue(Timed):
             return False
         if self.settings.single_active:
             return self.active is not None and self.active.wanted() > 0
-        return any(consumer.wanted() > 0 for consumer in self.consumers)
+        looked_at = self.consumers if self.looked_at is None else self.looked_at
+        return any(consumer.wanted() > 0 for consumer in looked_at)
 
     def taken(self) -> int:
         """Return how many of the messages that ever entered are ready no longer, whatever became of
