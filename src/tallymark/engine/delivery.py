@@ -212,7 +212,7 @@ class Dispatcher:
             free = session.free()
             if free >= len(line):
                 for consumer in list(line.values()):
-                    if not consumer.is_waiting():
+                    if not self._is_waiting(consumer):
                         self._step_out(consumer)
                 each = free // len(line) if line else 0
                 if each:
@@ -221,13 +221,20 @@ class Dispatcher:
                         free -= each
             while line and free > 0:
                 consumer = line[next(iter(line))]
-                if consumer.is_waiting():
+                if self._is_waiting(consumer):
                     line.move_to_end(consumer.id)
                     self._grant(session, consumer, 1, queues)
                     free -= 1
                 else:
                     self._step_out(consumer)
         return list(queues.values())
+
+    def _is_waiting(self, consumer: Consumer) -> bool:
+        """Return whether only a shared limit can stop the consumer: its own allows more, and there
+        is a message that it was not given, or has not examined."""
+        return consumer.is_waiting() and not (
+            consumer.cursors and self._seeking.has_seen(consumer.queue, consumer)
+        )
 
     def _grant(
         self, session: Session, consumer: Consumer, n: int, queues: dict[int, Queue]
@@ -247,7 +254,11 @@ class Dispatcher:
             if not consumer.share:
                 continue
             session = consumer.session
-            if consumer.queue.waits_for_disk() and consumer.is_waiting() and consumer.room() > 0:
+            if (
+                consumer.queue.waits_for_disk()
+                and self._is_waiting(consumer)
+                and consumer.room() > 0
+            ):
                 self._granted.append(consumer)
                 continue
             session.give_share_back(consumer)
@@ -271,7 +282,7 @@ class Dispatcher:
                 consumer.session.limit != UNLIMITED
                 and not consumer.in_line
                 and (not queue.settings.single_active or consumer is queue.active)
-                and consumer.is_waiting()
+                and self._is_waiting(consumer)
                 and consumer.session.left_for(consumer) <= 0
             ):
                 consumer.session.step_in(consumer)
