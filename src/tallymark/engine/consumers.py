@@ -130,18 +130,39 @@ class Consumers:
         if consumer.cursors:
             queue.seekers.remove(consumer)
         if queue.active is consumer:
-            queue.active = None
-            for other in consumers_of(queue):
-                if not other.cursors:
-                    queue.active = other
-                    if queue.settings.single_active:
-                        self._effects.append(Activated(other))
-                    break
+            queue.active = next_active = _next_active(queue)
+            if next_active is not None and queue.settings.single_active:
+                self._effects.append(Activated(next_active))
         self._upkeep.use(queue)
         if at < queue.next_turn:
             queue.next_turn -= 1
         if queue.ready and queue.consumers:
             self._agenda.mark(queue)
+
+    def hand_over_activity(self, consumer: Consumer) -> None:
+        """Make the next in line the active consumer if this is it."""
+        queue = consumer.queue
+        if queue.active is not consumer:
+            return
+        other = _next_active(queue)
+        if other is None or not other.may_take_over():
+            return
+        queue.active = other
+        if queue.settings.single_active:
+            self._effects += (Activated(consumer), Activated(other))
+            self._agenda.mark(queue)
+
+
+def _next_active(queue: Queue) -> Consumer | None:
+    """Return the consumer that takes over where the queue has a single active consumer: the first
+    that takes messages from the head, and one that is retired only where all are."""
+    found: Consumer | None = None
+    for consumer in consumers_of(queue):
+        if consumer.may_take_over():
+            return consumer
+        if found is None and not consumer.cursors:
+            found = consumer
+    return found
 
 
 def figures(consumer: Consumer, now_ms: EngineMs) -> dict[str, object]:

@@ -337,7 +337,7 @@ class Dispatcher:
         [LC-4]; return the active one."""
         queue = late.queue
         for other in consumers_of(queue):
-            if not (other.overdue or other.cursors):
+            if other.may_take_over() and not other.overdue:
                 queue.active = other
                 self._effects += (Activated(late), Activated(other))
                 return other

@@ -242,6 +242,8 @@ class Consumer(QueueConsumer):
         self.told = 0
         """Value of `progress` at the last ledger record about it."""
         self.active = True
+        self.is_retired = False
+        """True once the consumer is given nothing more; it still settles what it holds."""
         self.arguments: dict[str, object] = {}
         """Arguments that the client gave, for lists; what they mean to the engine is in the fields
         above. [amqp-0.9.1 basic.consume]"""
@@ -324,6 +326,11 @@ class Consumer(QueueConsumer):
         if not self.active or not self.queue.ready or self.by_link:
             return False
         return self.no_ack or self.limit > self.unacked
+
+    def may_take_over(self) -> bool:
+        """Return whether the consumer can be the one that is served where the queue has a single
+        active consumer."""
+        return not (self.cursors or self.is_retired)
 
     # -- whether turns look at it
 

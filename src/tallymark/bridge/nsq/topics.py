@@ -6,12 +6,11 @@
     channel C    queue "T:C", bound to T unless the topic is paused
 
 An exchange that is a topic is marked by its argument x-nsq-topic. One that NSQ did not make is no
-topic, unless it takes the place of a topic's that was deleted, whose queues are there and say so, or
-the configuration lets it become one (`adopts`). Topics and channels are durable
-unless ephemeral. An ephemeral channel is an auto-delete queue that drops messages when full; an
-ephemeral topic is deleted with its last channel [NQ-10]. AMQP clients publish to exchange T and
-consume from queue "T:C"; other queues that they bind to T get copies even while the topic is
-paused.
+topic, unless it takes the place of a topic's that was deleted, whose queues stayed, or the
+configuration lets it become one (`adopts`). Topics and channels are durable unless ephemeral. An
+ephemeral channel is an auto-delete queue that drops messages when full; an ephemeral topic is
+deleted with its last channel [NQ-10]. AMQP clients publish to exchange T and consume from queue
+"T:C"; other queues that they bind to T get copies even while the topic is paused.
 
 The topics and channels are found by the queues' arguments x-nsq-topic and x-nsq-channel, and kept
 up to date by observing (Registry.observers), whoever declares and deletes queues: nothing
