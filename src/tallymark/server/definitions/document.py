@@ -35,6 +35,7 @@ from tallymark.server.definitions.plan import (
     plan_of,
 )
 from tallymark.server.http.state import plain
+from tallymark.server.json_texts import unmarked
 from tallymark.server.logs import log_of
 from tallymark.server.management.rows import binding_row
 from tallymark.server.management.topics import topic_permission_rows
@@ -225,7 +226,7 @@ async def load_file(node: Node, file: Path) -> None:
         UsersError.
     """
     try:
-        value = msgspec.json.decode(await asyncio.to_thread(file.read_bytes))
+        value = msgspec.json.decode(unmarked(await asyncio.to_thread(file.read_bytes)))
     except (OSError, msgspec.MsgspecError) as error:
         raise DefinitionsRefused(f"definitions {file}: {error}") from error
     try:

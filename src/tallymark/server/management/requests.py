@@ -39,6 +39,7 @@ from tallymark.server.http.requests import (
     check_rights_stayed,
     user_of,
 )
+from tallymark.server.json_texts import unmarked
 from tallymark.server.logs import log_of
 from tallymark.server.management.columns import Columns
 from tallymark.server.node import Node
@@ -196,7 +197,7 @@ async def whole(chunks: AsyncIterator[bytes]) -> bytes:
 def fields_in(raw: bytes) -> Fields:
     """The object that a JSON text is. Raises Refused 400."""
     try:
-        value = msgspec.json.decode(raw.strip() or b"{}")
+        value = msgspec.json.decode(unmarked(raw).strip() or b"{}")
     except (msgspec.MsgspecError, RecursionError) as error:
         raise Refused(400, "bad_request", f"not_json: {error}") from error
     if not isinstance(value, dict):
