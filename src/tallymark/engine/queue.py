@@ -36,7 +36,7 @@ from tallymark.engine.queue_parts import (
     Retention,
     Retry,
 )
-from tallymark.engine.settings import Settings
+from tallymark.engine.settings import Settings, own_settings
 from tallymark.stored.annotations import Annotations, ready_since
 from tallymark.units import UNLIMITED, EngineMs, QueueSequence
 
@@ -106,6 +106,8 @@ class Queue(Timed):
         """Id of the only connection that may use the queue; 0 means any connection."""
         self.auto_delete = auto_delete
         self.arguments = arguments
+        self.definition = b""
+        """Definition from which a restart makes the queue, encoded when it is first needed."""
         self.stored = durable and exclusive_owner == 0
         """True if the queue's transitions go to the journal: the queue can outlive this process."""
         self.deleted = False
@@ -114,7 +116,7 @@ class Queue(Timed):
         self.appended = False
         """True while this stream is in the list of streams that received messages in this turn."""
 
-        self.settings = Settings(arguments, {})
+        self.settings = own_settings(arguments)
         """Settings in effect: arguments and policies combined. Changed by `follow` only."""
         self.lanes = Lanes(self.settings.max_priority)
         """Ready messages."""

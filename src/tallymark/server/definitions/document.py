@@ -17,6 +17,7 @@ import msgspec
 from tallymark.bridge.identity import BROKER, PRODUCT, VERSION
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.quotas import Limits, Quotas
+from tallymark.engine.session import Connection
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.access.user import (
     GUEST_USER,
@@ -294,18 +295,23 @@ def _apply(node: Node, plan: Plan) -> list[str]:
             broker.registry.protect_vhost(vhost, said.is_protected)
     for vhost_name, policy, operator in plan.policies:
         attempt(f"policy '{policy.name}'", broker.registry.set_policy, vhost_name, policy, operator)
+    connections: dict[str, Connection] = {}
     for queue in plan.queues.values():
         arguments = queue.arguments
         if not queue.is_typed:
             arguments = broker.vhost(queue.vhost).with_type(
                 queue.name, queue.durable, False, queue.auto_delete, arguments
             )
-        connection = broker.clients.open_connection(queue.vhost, "", ADMINISTRATION)
+        connection = connections.get(queue.vhost)
+        if connection is None:
+            connection = broker.clients.open_connection(queue.vhost, "", ADMINISTRATION)
+            connections[queue.vhost] = connection
         attempt(
             f"queue '{queue.name}' in vhost '{queue.vhost}'",
             broker.registry.declare_queue, connection,
             queue.name, queue.durable, False, queue.auto_delete, arguments, False,
         )  # fmt: skip
+    for connection in connections.values():
         broker.clients.close_connection(connection, False)
     for (vhost_name, name), new in plan.exchanges.items():
         attempt(
