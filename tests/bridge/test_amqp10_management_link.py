@@ -25,8 +25,11 @@ def request(id: str, method: str, to: str, body: object = None) -> bytes:
     return encode_message(properties=properties, body=Value(body))
 
 
-def half(peer: Peer, session: Session, is_sender: bool) -> SenderLink | ReceiverLink:
+def half(
+    peer: Peer, session: Session, is_sender: bool, most: int | None = None
+) -> SenderLink | ReceiverLink:
     attach = Attach(
+        max_message_size=most,
         name="pair",
         source=Source(address=NODE),
         target=Target(address=NODE),
@@ -74,6 +77,33 @@ def test_requests_are_answered_in_order_as_credit_allows(chunk: int) -> None:
     receiver.flow(100)
     peer.pump()
     assert answers(peer) == [("r2", "404")]
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_a_response_beyond_the_readers_max_message_size_ends_its_link(drain: bool) -> None:
+    """It was sent all the same [amqp-1.0 §2.7.3]."""
+    rig = Rig()
+    peer = rig.connect10()
+    session = peer.session()
+    sender, receiver = half(peer, session, True), half(peer, session, False, most=50)
+    assert isinstance(sender, SenderLink)
+    assert isinstance(receiver, ReceiverLink)
+    for id in ("a", "b"):
+        sender.send(request(id, "GET", "/queues/none"), settled=True)
+    receiver.flow(2)
+    if drain:
+        receiver.drain()
+    peer.pump()
+    assert answers(peer) == []
+    ended = next(event for event in peer.events if isinstance(event, LinkDetached))
+    assert (ended.link, ended.error and ended.error.condition) == (
+        receiver, "amqp:link:message-size-exceeded",
+    )  # fmt: skip
+    again = half(peer, session, False)
+    assert isinstance(again, ReceiverLink)
+    again.flow(1)
+    peer.pump()
+    assert answers(peer) == [("b", "404")]
 
 
 def test_many_requests_one_after_the_other() -> None:

@@ -497,6 +497,20 @@ def test_nq_25_after_cls_what_is_given_back_goes_to_others_and_answering_twice_d
     assert (rig.queue().account.settled, rig.queue().ready, other.in_flight) == (1, 0, 1)
 
 
+def test_nq_25_after_cls_the_next_client_is_served_where_one_is_active() -> None:
+    """It waited until the first was gone, which settles what it holds before it goes."""
+    rig = NsqRig()
+    arguments = {"x-nsq-topic": "t", "x-nsq-channel": "c", "x-single-active-consumer": True}
+    rig.vhost_queue("t:c", arguments)
+    first, second = rig.consumer(ready=1), rig.consumer(ready=1)
+    rig.client().ask(pub(b"1"), pub(b"2"))
+    message = first.message()
+    assert first.ask(b"CLS\n") == [CLOSE_WAIT]
+    assert second.message().body == b"2"
+    assert first.ask(message.fin()) == []
+    rig.broker.check()
+
+
 def test_a_stop_answers_what_was_published_and_gives_back_what_was_held() -> None:
     rig = NsqRig()
     peer = rig.consumer(ready=1)

@@ -334,10 +334,29 @@ def test_a_topic_of_before_exchanges_were_marked_is_one_after_a_restart() -> Non
 def test_an_exchange_in_the_place_of_a_deleted_topic_is_none() -> None:
     rig, topics = made()
     topics.topic("t")
-    rig.vhost.delete_exchange("t", False)
+    topics.delete_topic("t")
     rig.exchange("t", "fanout")
     with pytest.raises(PreconditionFailed, match="not made by NSQ"):
         put(topics, "t", b"x")
+
+
+def test_an_exchange_in_the_place_of_a_topics_is_its_exchange_as_after_a_restart() -> None:
+    """It was none until the restart: the mark is on the topic's own queue, too."""
+    rig, topics = made()
+    queue = topics.channel("t", "c")
+    topics.channel("u", "c")
+    rig.vhost.delete_exchange("t", False)
+    rig.exchange("t", "fanout")
+    assert bound(topics, "t") == {"t:c"}
+    put(topics, "t", b"x")
+    assert queue.ready == 1
+    rig.vhost.delete_exchange("u", False)
+    rig.exchange("u", "direct")
+    with pytest.raises(PreconditionFailed, match="expected a fanout one"):
+        put(topics, "u", b"x")
+    rig.settle_down()
+    _, again = made(rig.restart())
+    assert [topic.name for topic in again.topics()] == ["t"]
 
 
 def test_by_the_setting_a_fanout_exchange_of_amqp_becomes_a_topic_and_keeps_its_bindings() -> None:

@@ -147,12 +147,12 @@ def test_a_log_level_is_changed_while_it_runs(broker: BrokerProcess) -> None:
 
 
 def test_what_cannot_be_asked_is_told_in_one_line(broker: BrokerProcess) -> None:
-    for arguments, url in (
-        (["queues"], "http://127.0.0.1:1"),
-        (["queues", "--user", "guest:wrong"], broker.url),
-        (["queues"], "nonsense://x"),
+    for arguments, url, code in (
+        (["queues"], "http://127.0.0.1:1", 1),
+        (["queues", "--user", "guest:wrong"], broker.url, 1),
+        (["queues"], "nonsense://x", 2),
     ):
-        done = run(*arguments, url=url, code=1)
+        done = run(*arguments, url=url, code=code)
         assert done.stderr.startswith("tallymark: ")
         assert len(done.stderr.splitlines()) == 1
         assert done.stderr.count("127.0.0.1") <= 1

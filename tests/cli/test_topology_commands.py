@@ -160,3 +160,24 @@ def test_the_binding_that_is_undone_has_the_arguments_named_and_no_equal_ones(
         run(broker, "queue", "unbind", "equal", "alike", "--arguments", f'{{"n": {value}}}')
         rows = shown(broker, "/api/bindings/%2F/e/alike/q/equal")
         assert sorted(json.dumps(row["arguments"]["n"]) for row in rows) == values
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("queue", "create", ""),
+        ("queue", "delete", ""),
+        ("exchange", "create", ""),
+        ("queue", "bind", "q", ""),
+        ("queue", "create", "q", "--vhost", ""),
+        ("policy", "set", "", "^a$", '{"max-length": 1}'),
+    ],
+)
+def test_an_empty_name_is_said_to_be_one(broker: BrokerProcess, command: tuple[str, ...]) -> None:
+    told = refused(broker, *command, code=2)
+    assert told == "tallymark: a name is empty, expected 1 to 255 bytes"
+
+
+@pytest.mark.parametrize("url", ["ftp://here", "http://here:port", "http://here/path", "http://"])
+def test_a_url_that_is_none_is_an_error_of_usage(broker: BrokerProcess, url: str) -> None:
+    assert refused(broker, "queues", "--url", url, code=2).startswith("tallymark: --url: ")

@@ -222,8 +222,10 @@ async def test_names_that_are_none_are_refused_where_they_are_given(
         ):
             with pytest.raises(ValueError, match="255 bytes"):
                 await call
-        with pytest.raises(NotPossible, match="declare queue 'q'"):
-            await session.declare_queue("q", arguments={"x-of": object()})
+        for error, value in ((TypeError, object()), (ValueError, 1 << 70)):
+            with pytest.raises(error, match=f"declare queue 'q': .*{value}"):
+                await session.declare_queue("q", arguments={"x-of": value})
+        assert (await session.declare_queue(exclusive=True)).name, "the next request is answered"
 
 
 @over_sockets

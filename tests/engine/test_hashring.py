@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tallymark.engine.matching import MAX_POINTS, POINTS, HashRing
+from tallymark.engine.matching import MAX_POINTS, POINTS, HashRing, place_of
 
 KEYS = [b"key-%d" % n for n in range(4000)]
 
@@ -84,3 +86,45 @@ def test_huge_weights_keep_their_shares_and_bound_the_points() -> None:
     assert abs(found.count("a") - len(KEYS) / 2) < 0.1 * len(KEYS)
     assert len(ring._points) <= MAX_POINTS + 1
     assert len(ring._points) > POINTS * 3
+
+
+CHANGES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3)), max_size=60)
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 30), CHANGES)
+def test_a_ring_that_was_amended_is_as_one_laid_out_anew(
+    begin: int, changes: list[tuple[int, int]]
+) -> None:
+    weights = {f"m{at}": 1 for at in range(begin)}
+    ring = ring_of(weights)
+    keys = KEYS[:200]
+    for at, weight in changes:
+        name = f"m{at}"
+        if name in weights:
+            ring.remove(name, weights.pop(name), name)
+        if weight:
+            ring.add(name, weight, name)
+            weights[name] = weight
+        fresh = ring_of(weights)
+        assert [ring.find(key) for key in keys] == [fresh.find(key) for key in keys]
+
+
+def test_a_member_that_comes_or_goes_moves_its_own_points_only() -> None:
+    """All points of all members were laid out anew at the look-up after each change."""
+    ring = ring_of({f"m{at}": 1 for at in range(40)})
+    ring.find(b"k")
+    numbers = {name: member.number for name, member in ring.members.items()}
+    ring.remove("m7", 1, "m7")
+    ring.find(b"k")
+    ring.add("n", 1, "n")
+    ring.find(b"k")
+    numbers["n"] = numbers.pop("m7")
+    assert {name: member.number for name, member in ring.members.items()} == numbers
+
+
+def test_members_whose_points_share_a_place_are_told_apart_by_their_names() -> None:
+    ring = ring_of({"b": 1, "a": 1})
+    ring.find(b"k")
+    ring._points = array("Q", [place_of(b"k") | ring.members[name].number for name in "ba"])
+    assert ring.find(b"k") == "a"

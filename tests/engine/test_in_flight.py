@@ -3,10 +3,22 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
+
 import pytest
 
 from tallymark.engine.errors import PreconditionFailed
-from tallymark.engine.session import ACCEPTED, FAILED, MERGE_MS, REJECTED, REQUEUES, RETURNED, STOPS
+from tallymark.engine.session import (
+    ACCEPTED,
+    FAILED,
+    MERGE_MS,
+    REJECTED,
+    REQUEUES,
+    RETURNED,
+    STOPS,
+    InFlight,
+)
 from tests.support.engine_rig import START_MS, Rig
 from tests.support.engine_steps import finish, manual
 from tests.support.nsq_client import Client
@@ -604,3 +616,36 @@ def test_nq_d1_a_session_that_holds_much_is_not_looked_through_every_millisecond
     assert looks <= 1002
     assert rig.now_ms <= START_MS + 4000 + 10 * SECOND + MERGE_MS + 4
     rig.broker.check()
+
+
+class Counted(deque[InFlight]):
+    """In-flight ranges that count how many of them are looked at."""
+
+    looks = 0
+
+    def __getitem__(self, at: int) -> InFlight:  # type: ignore[override]
+        self.looks += 1
+        return super().__getitem__(at)
+
+    def __iter__(self) -> Iterator[InFlight]:
+        for entry in super().__iter__():
+            self.looks += 1
+            yield entry
+
+
+def test_to_empty_a_queue_looks_only_at_what_a_session_holds_of_it() -> None:
+    """It went over all that the session held, of whatever queue."""
+    rig = manual()
+    session, queues = rig.session(), [rig.queue(f"q{at}") for at in range(500)]
+    for at, queue in enumerate(queues):
+        rig.consume(session, queue.name, queue.name)
+        rig.send(queue.name, at)
+    rig.settle_down()
+    session.inflight = counted = Counted(session.inflight)
+    counted.looks = 0
+    for queue in queues:
+        rig.broker.contents.empty(queue)
+    assert session.inflight is counted, "the ranges were laid out anew"
+    assert counted.looks <= 20 * len(queues)
+    rig.broker.check()
+    assert all(queue.acquired == 0 for queue in queues)

@@ -6,7 +6,9 @@ import pytest
 
 from tallymark.engine.arguments import QUEUE_CHECKS
 from tallymark.engine.policies import KEYS
+from tallymark.engine.restore import snapshot
 from tallymark.engine.settings import DEFAULT_HOPS, OFF, Settings
+from tests.support.engine_rig import Rig
 
 QUORUM: dict[str, object] = {"x-queue-type": "quorum"}
 SMALLER = (
@@ -267,3 +269,28 @@ def test_what_is_said_of_streams_is_in_effect_for_streams_only() -> None:
     assert not stream.guarded
     other = Settings({}, said)
     assert (other.max_age_ms, other.retain_bytes, other.max_bytes) == (-1, -1, 7)
+
+
+def test_queues_without_arguments_or_a_policy_share_their_settings() -> None:
+    """They were computed twice for each queue that was declared, and made half of its cost."""
+    rig = Rig()
+    one, other = rig.declare("a"), rig.declare("b")
+    assert one.settings is other.settings
+    typed = [rig.declare(name, {"queue-type": "quorum"}) for name in ("c", "d")]
+    assert typed[0].settings is typed[1].settings
+    assert typed[0].settings.is_quorum
+    assert rig.declare("e", {"queue-type": "quorum", "max-length": 1}).settings.max_length == 1
+    rig.set_policy("a", {"max-length": 5})
+    assert (one.settings.max_length, other.settings.max_length) == (5, OFF)
+    rig.set_policy("a", {"max-length": 6})
+    rig.set_policy("a", {})
+    assert one.settings.same(other.settings)
+
+
+def test_the_definition_of_a_queue_is_encoded_once_for_all_checkpoints() -> None:
+    rig = Rig()
+    queue = rig.declare("a", {"max-length": 1})
+    first, second = ([record.blob for record in snapshot(rig.broker, False)] for _ in range(2))
+    assert first == second
+    assert any(blob is queue.definition for blob in first)
+    assert any(blob is queue.definition for blob in second)

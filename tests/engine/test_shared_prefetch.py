@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tallymark.engine.message import Filter
 from tallymark.engine.session import ACCEPTED, RETURNED, Session
 from tests.support.engine_rig import Delivery, Rig
 from tests.support.engine_steps import manual
@@ -279,3 +280,24 @@ def test_a_connection_s_room_goes_round_its_queues_too() -> None:
         fill(rig, name)
     served = Counter(seen([d for _ in range(30) for d in rig.turn()]))
     assert min(served.values()) * 2 > max(served.values()), served
+
+
+class Nothing(Filter):
+    def matches(self, payload: object, i: int, known: object) -> bool:
+        return False
+
+
+def test_consumers_that_have_seen_everything_do_not_wait_for_the_limit() -> None:
+    """Both were in line one after the other for ever, and the broker was never at rest."""
+    rig = shared(2, "a")
+    fill(rig, "a", 2)
+    held = rig.settle_down()
+    queue, session = rig.queue("b"), session_of(rig)
+    for tag in ("x", "y"):
+        rig.broker.consuming.consume(session, queue, tag, False, False, 0, {}, Nothing())
+    fill(rig, "b", 5)
+    rig.settle_down()
+    accept(rig, held[:1])
+    assert rig.settle_down() == []
+    assert not session.line
+    rig.broker.check()

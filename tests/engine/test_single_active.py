@@ -153,3 +153,37 @@ def test_dl_6_only_the_active_one_s_credit_makes_room() -> None:
     rig.send("q", 1, 2, session=session)
     assert who(finish(rig)) == [("first", 1)]
     assert rig.refused == [(2, 2)]
+
+
+def test_the_next_in_line_takes_over_from_one_that_is_to_be_given_nothing_more() -> None:
+    rig = single()
+    one, two = rig.session(), rig.session()
+    first = rig.consume(one, "q", "first", prefetch=1)
+    rig.consume(two, "q", "second", prefetch=1)
+    rig.send("q", 1, 2, 3)
+    assert who(finish(rig)) == [("first", 1)]
+    rig.broker.consuming.retire(first)
+    assert who(finish(rig)) == [("second", 2)]
+    assert rig.activated == ["first", "second"]
+    rig.broker.settlement.settle(one, 1, 1, ACCEPTED)
+    rig.broker.settlement.settle(two, 1, 1, ACCEPTED)
+    assert who(finish(rig)) == [("second", 3)]
+
+
+def test_who_is_retired_is_active_only_until_somebody_else_comes() -> None:
+    rig = single()
+    sessions = [rig.session() for _ in range(3)]
+    first = rig.consume(sessions[0], "q", "first")
+    second = rig.consume(sessions[1], "q", "second")
+    rig.broker.consuming.retire(first)
+    rig.broker.consuming.retire(second)
+    finish(rig)
+    assert rig.activated == ["first", "second"]
+    rig.broker.clients.close_session(sessions[1], lost=False)
+    rig.send("q", 1)
+    assert who(finish(rig)) == []
+    rig.consume(sessions[2], "q", "third")
+    assert who(finish(rig)) == [("third", 1)]
+    rig.broker.clients.close_session(sessions[2], lost=False)
+    assert who(finish(rig)) == []
+    assert rig.vhost.queues["q"].active is first

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tallymark.server import run
 from tallymark.server.sampler import Sampler
-from tallymark.server.samples import SLOT_MS, Capacity, Ring, Series, total
+from tallymark.server.samples import MOVED, SLOT_MS, Capacity, Ring, Series, total
 from tests.server.inside import with_broker
 from tests.server.management import connect, done, get, refused
 from tests.support.engine_rig import Rig
@@ -233,6 +233,29 @@ def test_a_deleted_queue_makes_no_negative_rate_of_publishes(tmp_path: Path) -> 
         overview = await ask("GET", "overview")
         assert overview["message_stats"]["publish_details"]["rate"] == 0.0
         assert overview["queue_totals"]["messages_details"]["rate"] == -1.0
+
+    played(tmp_path, play)
+
+
+def test_what_was_published_stays_counted_when_its_queue_is_deleted(tmp_path: Path) -> None:
+    """The counts of the broker and of the virtual host fell, though they are counters."""
+
+    async def play(ask: Asking) -> None:
+        for queue in "qr":
+            await ask("PUT", f"queues/%2F/{queue}", {"durable": True})
+        await ask.publish("q", 5)
+        await ask.take("q", 2)
+        await ask.publish("r", 1)
+        await ask("DELETE", "queues/%2F/q")
+        for path in ("overview", "vhosts/%2F"):
+            stats = (await ask("GET", path))["message_stats"]
+            assert [stats[name] for name in MOVED] == [6, 2, 2]
+        assert (await ask("GET", "queues/%2F/r"))["message_stats"]["publish"] == 1
+        await ask("PUT", "vhosts/v")
+        await ask("PUT", "queues/v/q", {"durable": True})
+        await ask("DELETE", "vhosts/v")
+        await ask("PUT", "vhosts/v")
+        assert "message_stats" not in await ask("GET", "vhosts/v")
 
     played(tmp_path, play)
 

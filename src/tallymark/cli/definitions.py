@@ -22,6 +22,8 @@ app = typer.Typer(
 File = Annotated[Path, typer.Argument(help="JSON file; '-' for stdout or stdin.")]
 Vhost = Annotated[str | None, typer.Option(help="This virtual host only; all when not given.")]
 STREAM = Path("-")
+BYTE_ORDER_MARK = "\ufeff"
+"""Begins files of PowerShell and Excel; JSON may be read without it [RFC 8259 §8.1]."""
 
 
 @app.command(name="export")
@@ -56,7 +58,8 @@ def import_file(file: File, vhost: Vhost = None, url: Url = URL, user: Login = L
 def read(file: Path) -> dict[str, Any]:
     """Return the definitions in a file, or leave with exit code 1."""
     try:
-        value = jsons.loads(standard_input().read() if file == STREAM else file.read_text("utf-8"))
+        text = standard_input().read() if file == STREAM else file.read_text("utf-8")
+        value = jsons.loads(text.removeprefix(BYTE_ORDER_MARK))
     except OSError as error:
         fail(reason_of(error))
     except ValueError as error:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tallymark.cli.output import fail, show_json, show_table
+from tallymark.cli.output import USAGE, fail, show_json, show_table
 from tallymark.spark.client import (
     BrokerRefused,
     BrokerUnreachable,
@@ -48,26 +48,29 @@ subscriptions = typer.Typer(help="Durable subscriptions of a queue.", no_args_is
 
 
 def ask(url: str, login: str, method: str, path: str, body: dict[str, object] | None = None) -> Any:
-    """The broker's answer, or exit code 1 with its reason on stderr."""
-    return _told(url, login, lambda client: client.call(method, path, body))
+    """The broker's answer, or exit code 1 with its reason on stderr; 2 for a malformed URL, or an
+    empty name in the path."""
+    return _told(url, login, path, lambda client: client.call(method, path, body))
 
 
 def ask_list(
     url: str, login: str, path: str, method: str = "GET", body: dict[str, object] | None = None
 ) -> list[dict[str, Any]]:
     """Ask for a list and return it, as `ask` does for an object."""
-    found = _told(url, login, lambda client: client.answer(method, path, body))
+    found = _told(url, login, path, lambda client: client.answer(method, path, body))
     if not isinstance(found, list):
         fail(f"{path} answered {found!r}, expected a list")
     return found
 
 
-def _told(url: str, login: str, call: Callable[[Client], Any]) -> Any:
+def _told(url: str, login: str, path: str, call: Callable[[Client], Any]) -> Any:
     name, _, password = login.partition(":")
+    if "" in path.partition("?")[0].split("/")[1:]:
+        fail("a name is empty, expected 1 to 255 bytes", USAGE)
     try:
         endpoint = Endpoint.from_url(url, retry_ms=0)
     except ValueError as error:
-        fail(f"--url: {error}")
+        fail(f"--url: {error}", USAGE)
     if "@" not in url:
         endpoint = replace(endpoint, user=name, password=password)
     try:

@@ -207,8 +207,9 @@ class ManagementPort(ABC):
 
     def ask(self, request: Request, waiter: Waiter) -> None:
         """Carry out a request, after those asked before. The waiter's result is the queue that the
-        answer describes (None: it describes none), or a ClientError: RequestRefused or NotPossible.
-        Where the connection goes first, the owner calls `lost`."""
+        answer describes (None: it describes none), or a ClientError: RequestRefused or NotPossible,
+        or TypeError or ValueError for arguments that the protocol has no form for. Where the
+        connection goes first, the owner calls `lost`."""
         self._waiting.append((request, waiter))
         self._go_on()
 
@@ -224,6 +225,11 @@ class ManagementPort(ABC):
     @property
     def _first(self) -> Request:
         return self._waiting[0][0]
+
+    def _cannot_send(self, error: TypeError | ValueError) -> None:
+        """End the first request, whose arguments cannot be encoded."""
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        self._answer(kind(f"{self._first}: {error}"))
 
     def _answer(self, result: object) -> None:
         """End the first request."""

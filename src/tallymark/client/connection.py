@@ -351,6 +351,9 @@ class Connection(Closing, SessionHost, LineOwner):
                 continue
             try:
                 await self._ask(declaration)
+            except (TypeError, ValueError) as error:  # another protocol took its arguments
+                dispatcher.topology.forget(declaration)
+                dispatcher.report_loss(NotPossible(str(error)))
             except (RequestRefused, NotPossible) as error:
                 is_ours = isinstance(declaration, DeclareQueue) and declaration.exclusive
                 if is_ours and error.condition == RESOURCE_LOCKED:

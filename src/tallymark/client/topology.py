@@ -263,8 +263,9 @@ class Declaring(ABC):
     is closed leaves all of it as it is.
 
     Every call raises RequestRefused where the broker does not want it (and nothing was changed),
-    NotPossible where it cannot be asked for that, ValueError for names that are none, TimedOut,
-    `in_doubt`, and Closed, `in_doubt` where the connection went before the answer.
+    NotPossible where it cannot be asked for that, TypeError or ValueError for names that are none
+    and arguments that no broker can be told, TimedOut, `in_doubt`, and Closed, `in_doubt` where the
+    connection went before the answer.
     """
 
     @abstractmethod

@@ -36,9 +36,9 @@ def resolve(waiter: Waiter, result: object) -> None:
 
 
 async def answer_to(waiter: Waiter, timeout: float | None) -> object:
-    """Return the result, or TIME_IS_UP after `timeout` seconds (None: no limit); raises a
-    ClientError that is the result. When cancelled, the waiter is cancelled and nothing else has
-    changed."""
+    """Return the result, or TIME_IS_UP after `timeout` seconds (None: no limit); raises a result
+    that is a ClientError, TypeError or ValueError. When cancelled, the waiter is cancelled and
+    nothing else has changed."""
     if timeout is None:
         result = await waiter
     else:
@@ -47,7 +47,7 @@ async def answer_to(waiter: Waiter, timeout: float | None) -> object:
             result = await waiter
         finally:
             timer.cancel()
-    if isinstance(result, ClientError):
+    if isinstance(result, (ClientError, TypeError, ValueError)):
         raise result
     return result
 

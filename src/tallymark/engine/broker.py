@@ -49,6 +49,7 @@ from tallymark.engine.retries import Readmission, Retries
 from tallymark.engine.session import (
     Consumer,
     Session,
+    check_consumers,
 )
 from tallymark.engine.settlement import Settlement
 from tallymark.engine.sinks import Sink, Sinks, Staging
@@ -315,6 +316,7 @@ class Broker:
                 assert unacked == session.unacked, (unacked, session.unacked)
         for queue in self.queues.values():
             check_queue(queue)
+            check_consumers(queue)
             leased = sum(len(x.slice) for s in subscriptions_of(queue) for x in s.leases)
             assert leased == queue.account.leased, (queue.name, leased, queue.account.leased)
             assert queue.acquired == held.get(queue.id, 0) + leased, (queue.name, queue.acquired)

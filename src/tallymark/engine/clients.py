@@ -16,7 +16,7 @@ from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
 from tallymark.engine.quotas import Quotas
 from tallymark.engine.registry import Registry
-from tallymark.engine.session import Connection, Consumer, Session
+from tallymark.engine.session import Connection, Consumer, Session, active_of
 from tallymark.engine.settlement import Settlement
 from tallymark.engine.state import TURN_BYTES, State
 from tallymark.engine.streams import Start, not_of_streams
@@ -169,7 +169,8 @@ class Consuming:
         )
         queue.had_consumer = True
         if filter is None:
-            if queue.active is None:
+            active = active_of(queue)
+            if active is None or active.is_retired:
                 queue.active = consumer
         else:
             consumer.filter = filter
@@ -232,6 +233,15 @@ class Consuming:
         self._settlement.return_of(consumer.session, consumer, records.RETURNED_BY_CLOSE)
         self._registry.end_if_unused(consumer.queue)
 
+    def retire(self, consumer: Consumer) -> None:
+        """Give a consumer nothing more. It stays among its queue's until it ends, and settles what
+        it holds; where one consumer is active, the next takes over. [nsq CLS]"""
+        if not consumer.active:
+            return
+        consumer.is_retired = True
+        self.set_limit(consumer, 0)
+        self._consumers.hand_over_activity(consumer)
+
     def grant(self, consumer: Consumer, credit: int, drain: bool) -> None:
         """Set a consumer's credit to `credit` messages [FC-3]. drain: credit that is unused when no
         more messages are available becomes void, announced by a Drained effect [FC-5]."""
@@ -240,6 +250,7 @@ class Consuming:
         queue = consumer.queue
         consumer.by_link = True
         consumer.limit = credit
+        consumer.be_looked_at()
         self._consumers.note_credit(consumer)
         if drain and not consumer.draining:
             queue.draining += 1
@@ -252,6 +263,7 @@ class Consuming:
         if not consumer.active:
             return
         consumer.limit = limit
+        consumer.be_looked_at()
         self._consumers.note_credit(consumer)
         if consumer.queue.ready:
             self._agenda.mark(consumer.queue)

@@ -225,6 +225,7 @@ class Rollback:
         self._settlement.free_credit(session, entry.consumer, entry.left)
         if entry.is_late and entry.consumer is not None:
             entry.consumer.overdue -= entry.left
+            entry.consumer.be_looked_at()
             self._agenda.mark(queue)
         if entry.void:
             return

@@ -11,17 +11,20 @@ from tallymark.engine.errors import AccessRefused, NotAllowed
 from tallymark.engine.ledger import consumer_record
 from tallymark.engine.queue import Queue
 from tallymark.engine.record import Record
-from tallymark.engine.session import Consumer, Session, consumers_of
+from tallymark.engine.session import (
+    Consumer,
+    Session,
+    consumers_of,
+    looked_at_of,
+    place_among,
+    rank,
+)
 from tallymark.engine.state import State
 from tallymark.engine.upkeep import Upkeep
 from tallymark.stored import records
 from tallymark.units import UNLIMITED, EngineMs, Ms
 
 VERSION: Final = 1
-
-
-def _rank(consumer: Consumer) -> int:
-    return -consumer.priority
 
 
 @final
@@ -75,7 +78,10 @@ class Consumers:
             self._clock.now_ms,
         )
         session.consumers[tag] = consumer
-        consumers.insert(bisect_right(consumers, -priority, key=_rank), consumer)
+        consumers.insert(bisect_right(consumers, -priority, key=rank), consumer)
+        if queue.looked_at is not None:
+            looked_at = looked_at_of(queue)
+            looked_at.insert(place_among(looked_at, consumer), consumer)
         queue.comings += 1
         if queue.ready:
             self._agenda.mark(queue)
@@ -119,24 +125,44 @@ class Consumers:
         queue = consumer.queue
         if consumer.progress or consumer.told_window >= 0:
             self._ledger.emit(progress_record(consumer, records.CONSUMER_ENDED, self._clock.now_ms))
-        at = queue.consumers.index(consumer)
-        del consumers_of(queue)[at]
+        at = consumer.leave_queue()
         queue.comings += 1
         if consumer.cursors:
             queue.seekers.remove(consumer)
         if queue.active is consumer:
-            queue.active = None
-            for other in consumers_of(queue):
-                if not other.cursors:
-                    queue.active = other
-                    if queue.settings.single_active:
-                        self._effects.append(Activated(other))
-                    break
+            queue.active = next_active = _next_active(queue)
+            if next_active is not None and queue.settings.single_active:
+                self._effects.append(Activated(next_active))
         self._upkeep.use(queue)
         if at < queue.next_turn:
             queue.next_turn -= 1
         if queue.ready and queue.consumers:
             self._agenda.mark(queue)
+
+    def hand_over_activity(self, consumer: Consumer) -> None:
+        """Make the next in line the active consumer if this is it."""
+        queue = consumer.queue
+        if queue.active is not consumer:
+            return
+        other = _next_active(queue)
+        if other is None or not other.may_take_over():
+            return
+        queue.active = other
+        if queue.settings.single_active:
+            self._effects += (Activated(consumer), Activated(other))
+            self._agenda.mark(queue)
+
+
+def _next_active(queue: Queue) -> Consumer | None:
+    """Return the consumer that takes over where the queue has a single active consumer: the first
+    that takes messages from the head, and one that is retired only where all are."""
+    found: Consumer | None = None
+    for consumer in consumers_of(queue):
+        if consumer.may_take_over():
+            return consumer
+        if found is None and not consumer.cursors:
+            found = consumer
+    return found
 
 
 def figures(consumer: Consumer, now_ms: EngineMs) -> dict[str, object]:

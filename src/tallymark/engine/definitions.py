@@ -90,9 +90,12 @@ _MAY_LACK: Final = ("default_queue_type", "description", "tags", "protected", "t
 """Fields that are written only where they say something."""
 
 
+_to_text: Final = json.JSONEncoder(separators=(",", ":")).encode
+
+
 def encode(definition: dict[str, object]) -> bytes:
     """Encode a definition as the blob of its record."""
-    return json.dumps(definition, separators=(",", ":")).encode("ascii")
+    return _to_text(definition).encode("ascii")
 
 
 def decode(blob: bytes) -> dict[str, object]:
@@ -218,16 +221,21 @@ def of_exchange_deletion(vhost: str, exchange: Exchange) -> dict[str, object]:
     return {"op": DELETE_EXCHANGE, "vhost": vhost, "name": exchange.name}
 
 
-def of_queue(vhost: str, queue: Queue) -> dict[str, object]:
-    return {
-        "op": QUEUE,
-        "vhost": vhost,
-        "id": queue.id,
-        "name": queue.name,
-        "durable": queue.durable,
-        "auto_delete": queue.auto_delete,
-        "arguments": to_json(queue.arguments),
-    }
+def of_queue(vhost: str, queue: Queue) -> bytes:
+    """Return the encoded definition of a queue. None of it ever changes: it is encoded once."""
+    if not queue.definition:
+        queue.definition = encode(
+            {
+                "op": QUEUE,
+                "vhost": vhost,
+                "id": queue.id,
+                "name": queue.name,
+                "durable": queue.durable,
+                "auto_delete": queue.auto_delete,
+                "arguments": to_json(queue.arguments),
+            }
+        )
+    return queue.definition
 
 
 def of_queue_deletion(vhost: str, queue: Queue) -> dict[str, object]:

@@ -25,12 +25,24 @@ from tallymark.engine.message import Slice
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
 from tallymark.engine.seeking import Seeking
-from tallymark.engine.session import Consumer, Session, active_of, consumers_of
+from tallymark.engine.session import (
+    Consumer,
+    Session,
+    active_of,
+    consumers_of,
+    looked_at_of,
+    pass_over,
+    place_among,
+    rank,
+)
 from tallymark.engine.state import State
 from tallymark.engine.upkeep import IN_A_TURN, Upkeep
 from tallymark.units import UNLIMITED, QueueSequence
 
 LARGEST_QUOTA: Final = 32
+FEW: Final = 32
+"""Number of consumers of a queue up to which each turn looks at all of them. Of more, those that
+want nothing are passed over until they may want something."""
 
 
 @final
@@ -64,6 +76,7 @@ class Dispatcher:
         the queues."""
         self._granted: list[Consumer] = []
         """Consumers that have a reserved share."""
+        self.few = FEW
         self._looked_at = False
         """True while a queue is served on behalf of a command that examines it."""
         self.carry_out: Callable[[Effect], None] | None = None
@@ -199,8 +212,8 @@ class Dispatcher:
             free = session.free()
             if free >= len(line):
                 for consumer in list(line.values()):
-                    if not consumer.is_waiting():
-                        session.step_out(consumer)
+                    if not self._is_waiting(consumer):
+                        self._step_out(consumer)
                 each = free // len(line) if line else 0
                 if each:
                     for consumer in line.values():
@@ -208,13 +221,20 @@ class Dispatcher:
                         free -= each
             while line and free > 0:
                 consumer = line[next(iter(line))]
-                if consumer.is_waiting():
+                if self._is_waiting(consumer):
                     line.move_to_end(consumer.id)
                     self._grant(session, consumer, 1, queues)
                     free -= 1
                 else:
-                    session.step_out(consumer)
+                    self._step_out(consumer)
         return list(queues.values())
+
+    def _is_waiting(self, consumer: Consumer) -> bool:
+        """Return whether only a shared limit can stop the consumer: its own allows more, and there
+        is a message that it was not given, or has not examined."""
+        return consumer.is_waiting() and not (
+            consumer.cursors and self._seeking.has_seen(consumer.queue, consumer)
+        )
 
     def _grant(
         self, session: Session, consumer: Consumer, n: int, queues: dict[int, Queue]
@@ -223,6 +243,7 @@ class Dispatcher:
             self._granted.append(consumer)
         consumer.share += n
         session.reserved += n
+        consumer.be_looked_at()
         queues[consumer.queue.id] = consumer.queue
 
     def _end_shares(self) -> None:
@@ -233,96 +254,124 @@ class Dispatcher:
             if not consumer.share:
                 continue
             session = consumer.session
-            if consumer.queue.waits_for_disk() and consumer.is_waiting() and consumer.room() > 0:
+            if (
+                consumer.queue.waits_for_disk()
+                and self._is_waiting(consumer)
+                and consumer.room() > 0
+            ):
                 self._granted.append(consumer)
                 continue
             session.give_share_back(consumer)
             if session.connection.room > 0 and self._agenda.room > 0:
-                session.step_out(consumer)
+                self._step_out(consumer)
             self._agenda.offer(session)
+
+    def _step_out(self, consumer: Consumer) -> None:
+        """Remove a consumer from its session's line."""
+        consumer.session.step_out(consumer)
+        consumer.be_looked_at()
 
     def has_granted(self, consumer: Consumer) -> bool:
         """Return whether the next turn looks at the consumer's share, and may release it."""
         return consumer in self._granted
 
-    def _line_up(self, queue: Queue) -> None:
+    def _line_up(self, queue: Queue, consumers: list[Consumer]) -> None:
         """Put consumers that only a shared limit stops in their session's line."""
-        for consumer in consumers_of(queue):
+        for consumer in consumers:
             if (
                 consumer.session.limit != UNLIMITED
                 and not consumer.in_line
                 and (not queue.settings.single_active or consumer is queue.active)
-                and consumer.is_waiting()
+                and self._is_waiting(consumer)
                 and consumer.session.left_for(consumer) <= 0
             ):
                 consumer.session.step_in(consumer)
 
     def _serve(self, queue: Queue) -> None:
-        consumers = consumers_of(queue)
+        consumers = looked_at_of(queue)
+        full: list[Consumer] | None = None
         before = queue.acquired + queue.account.settled
-        if len(consumers) == 1 or queue.settings.single_active:
-            consumer = active_of(queue) or consumers[0]
+        if queue.settings.single_active or len(queue.consumers) == 1:
+            consumer = active_of(queue) or consumers_of(queue)[0]
             if consumer.overdue:
                 consumer = self._in_place_of(consumer)
             while queue.ready:
                 credit = consumer.credit()
                 if credit <= 0 or not self._hand_over(queue, consumer, credit):
                     break
+            if len(consumers) != 1:
+                consumers = [consumer]
         else:
+            if len(consumers) > self.few:
+                full = []
             start = 0
             while start < len(consumers) and queue.ready:
-                end = start + 1
-                while end < len(consumers) and consumers[end].priority == consumers[start].priority:
-                    end += 1
-                self._serve_equals(queue, start, end)
+                end = _end_of_equals(consumers, start)
+                self._serve_equals(queue, consumers, start, end, full)
                 start = end
         if queue.ready:
-            shared = False
+            shared = stops = False
             is_over = self._agenda.room <= 0
             for consumer in consumers:
                 session = consumer.session
                 shared = shared or session.limit != UNLIMITED
                 connection = session.connection
                 has_none = connection.room <= 0 and not (connection.paused or connection.gated)
-                if is_over or has_none:
-                    if self._looked_at:
-                        self._agenda.mark(queue)
-                    elif queue.acquired + queue.account.settled > before:
-                        self.again.append(queue)
-                    else:
-                        self._starved.append(queue)
+                stops = stops or is_over or has_none
+                if stops and shared:
                     break
+            if stops:
+                if self._looked_at:
+                    self._agenda.mark(queue)
+                elif queue.acquired + queue.account.settled > before:
+                    self.again.append(queue)
+                else:
+                    self._starved.append(queue)
             if shared:
-                self._line_up(queue)
+                self._line_up(queue, consumers)
+        if full:
+            pass_over(queue, full)
 
     def _in_place_of(self, late: Consumer) -> Consumer:
         """Make another consumer the active one, because this one holds back what it was told of
         [LC-4]; return the active one."""
         queue = late.queue
         for other in consumers_of(queue):
-            if not (other.overdue or other.cursors):
+            if other.may_take_over() and not other.overdue:
                 queue.active = other
                 self._effects += (Activated(late), Activated(other))
                 return other
         return late
 
-    def _serve_equals(self, queue: Queue, start: int, end: int) -> None:
-        """Serve consumers start..end-1, all of one priority, in turn."""
-        consumers = consumers_of(queue)
+    def _serve_equals(
+        self,
+        queue: Queue,
+        consumers: list[Consumer],
+        start: int,
+        end: int,
+        full: list[Consumer] | None,
+    ) -> None:
+        """Serve consumers start..end-1 of those that the turn looks at, all of one priority, in
+        turn. Those found without credit are appended to `full`, if any are to be."""
         eligible = 0
+        enough = queue.ready >> 3  # of more, each gets one message at a time
         for at in range(start, end):
             if consumers[at].credit() > 0:
                 eligible += 1
+                if eligible > enough and eligible > 1:
+                    break
+            elif full is not None:
+                full.append(consumers[at])
         if not eligible:
             return
         quota = max(1, min(LARGEST_QUOTA, queue.ready // (4 * eligible)))
         if eligible == 1:
             quota = queue.ready
-        at = queue.next_turn
-        if at < start or at >= end:
-            at = start
+        at = _turn_of(queue, consumers, start, end)
         idle = 0
+        last = consumers[at]
         while queue.ready and idle < end - start:
+            here = at
             consumer = consumers[at]
             at += 1
             if at == end:
@@ -330,17 +379,25 @@ class Dispatcher:
             credit = consumer.credit()
             if credit <= 0:
                 idle += 1
+                if full is not None:
+                    full.append(consumer)
                 continue
             idle = 0
+            last = consumer
             left = min(credit, quota)
             connection = consumer.session.connection
             while left and queue.ready and connection.room > 0:
                 n = self._hand_over(queue, consumer, left)
                 if not n:
-                    queue.next_turn = consumers.index(consumer)  # it has not had its turn
+                    if queue.looked_at is not None:
+                        here = place_among(consumers_of(queue), consumer)
+                    queue.next_turn = here  # it has not had its turn
                     return
                 left -= n
-        queue.next_turn = at
+        if queue.looked_at is None:
+            queue.next_turn = at
+        else:
+            _give_turn_behind(queue, last)
 
     def _end_drains(self, queue: Queue) -> None:
         """End the drain of consumers that have got all messages available to them: their unused
@@ -420,3 +477,33 @@ class Dispatcher:
         if self._marks.cover(queue, QueueSequence(upto), head.first):
             return n
         return min(n, queue.high_water.durable - head.first)
+
+
+def _end_of_equals(consumers: list[Consumer], start: int) -> int:
+    """Return the index behind the consumers that have the priority of the one at `start`."""
+    priority = consumers[start].priority
+    if consumers[-1].priority == priority:
+        return len(consumers)
+    end = start + 1
+    while consumers[end].priority == priority:
+        end += 1
+    return end
+
+
+def _turn_of(queue: Queue, consumers: list[Consumer], start: int, end: int) -> int:
+    """Return the index of the consumer, among start..end-1 of those that the turn looks at, whose
+    turn it is: the first from the queue's next one on."""
+    at = queue.next_turn
+    if queue.looked_at is not None:
+        everybody = consumers_of(queue)
+        at = place_among(consumers, everybody[at]) if at < len(everybody) else end
+    return at if start <= at < end else start
+
+
+def _give_turn_behind(queue: Queue, consumer: Consumer) -> None:
+    """Give the next turn to the consumer behind this one, or to the first of its priority."""
+    consumers = consumers_of(queue)
+    at = place_among(consumers, consumer) + 1
+    if at == len(consumers) or consumers[at].priority != consumer.priority:
+        at = bisect_left(consumers, -consumer.priority, key=rank)
+    queue.next_turn = at

@@ -502,8 +502,11 @@ def _counts(piece: Slice) -> int:
     return piece.acquired | piece.failed << 32
 
 
+_to_text: Final = json.JSONEncoder(separators=(",", ":")).encode
+
+
 def _json(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
+    return _to_text(value).encode()
 
 
 def expanded(rows: Iterable[Record]) -> Iterator[Record]:

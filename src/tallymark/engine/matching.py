@@ -315,6 +315,10 @@ class Member(Generic[T]):
         self.weight = 0
         self.values: list[T] = []
         self.places: list[int] = []
+        self.number = -1
+        """Owner number of its points; -1: it has none yet."""
+        self.laid: list[int] = []
+        """Places of its points that are on the ring."""
 
     def first_places(self, count: int) -> list[int]:
         """Return the first `count` places of this name, sorted; a lower count gives a subset."""
@@ -327,13 +331,23 @@ class Member(Generic[T]):
 
 @final
 class HashRing(Generic[T]):
-    """Members by name. The ring is computed at the first look-up after a change."""
+    """Members by name. The ring is brought up to date at the first look-up after a change: points
+    of members that came, went or changed their weight are put in and taken out, and only where
+    every member keeps another share of its points, or most have changed, all is laid out anew."""
 
     def __init__(self) -> None:
         self.members: dict[str, Member[T]] = {}
+        self._total = 0
+        """Sum of all weights."""
         self._points: array[int] = array("Q")
-        self._owners: list[Member[T]] = []
-        self._stale = False
+        self._owners: list[Member[T] | None] = []
+        """Members by the owner numbers of their points."""
+        self._free: list[int] = []
+        """Owner numbers that no member has."""
+        self._halvings = 0
+        """Number of times that the count of points of each member was halved."""
+        self._changed: dict[Member[T], None] = {}
+        """Members whose points on the ring are not what they should be."""
 
     def add(self, name: str, weight: int, value: T) -> None:
         """Put a value (weight > 0) on the ring. Weights under one name add up; the name's keys
@@ -344,38 +358,103 @@ class HashRing(Generic[T]):
             self.members[name] = member
         member.weight += weight
         member.values.append(value)
-        self._stale = True
+        self._total += weight
+        self._changed[member] = None
 
     def remove(self, name: str, weight: int, value: T) -> None:
         """Undo the `add` with the same arguments."""
         member = self.members[name]
         member.values.remove(value)
         member.weight -= weight
+        self._total -= weight
+        self._changed[member] = None
         if not member.values:
             del self.members[name]
-        self._stale = True
 
     def find(self, key: bytes) -> T | None:
         """Return the value that owns the key; None when the ring is empty. O(log points)."""
-        if self._stale:
-            self._lay_out()
+        if self._changed:
+            self._bring_up_to_date()
         points = self._points
         if not points:
             return None
         at = bisect_left(points, place_of(key))
-        owner = self._owners[points[at if at < len(points) else 0] & OWNER_MASK]
+        if at == len(points):
+            at = 0
+        owner = self._owner(points[at])
+        for next in range(at + 1, len(points)):  # of one place it is the first by name
+            if points[next] & ~OWNER_MASK != points[at] & ~OWNER_MASK:
+                break
+            other = self._owner(points[next])
+            owner = other if other.name < owner.name else owner
         return owner.values[0]
 
-    def _lay_out(self) -> None:
-        total = sum([member.weight for member in self.members.values()])
+    def _owner(self, point: int) -> Member[T]:
+        owner = self._owners[point & OWNER_MASK]
+        assert owner is not None, point
+        return owner
+
+    def _bring_up_to_date(self) -> None:
+        changed = list(self._changed)
+        self._changed.clear()
         halvings = 0
-        while (total * POINTS) >> halvings > MAX_POINTS:
+        while (self._total * POINTS) >> halvings > MAX_POINTS:
             halvings += 1
-        self._owners = [self.members[name] for name in sorted(self.members)]
+        if halvings != self._halvings or 4 * len(changed) > len(self.members):
+            self._halvings = halvings
+            self._lay_out()
+        else:
+            self._amend(changed)
+
+    def _lay_out(self) -> None:
+        """Lay the whole ring out anew."""
+        self._owners = list(self.members.values())
+        self._free.clear()
         points: list[int] = []
-        for number, member in enumerate(self._owners):
-            count = max(1, (member.weight * POINTS) >> halvings)
-            points.extend([place | number for place in member.first_places(count)])
+        for number, member in enumerate(self.members.values()):
+            member.number = number
+            points.extend(self._lay(member))
         points.sort()  # runs that are sorted already are only merged
         self._points = array("Q", points)
-        self._stale = False
+
+    def _lay(self, member: Member[T]) -> list[int]:
+        """Return the points that the member should have, and note that they are laid."""
+        member.laid = member.first_places(max(1, (member.weight * POINTS) >> self._halvings))
+        number = member.number
+        return [place | number for place in member.laid]
+
+    def _amend(self, changed: list[Member[T]]) -> None:
+        """Take the points of changed members from the ring, and put in those that they should have.
+        O(points) to copy, O(log points) for each that comes or goes."""
+        moves: dict[int, bool] = {}
+        for member in changed:
+            moves.update(dict.fromkeys([place | member.number for place in member.laid], False))
+        for member in changed:
+            if self.members.get(member.name) is member:
+                self._enter(member)
+                moves.update(dict.fromkeys(self._lay(member), True))
+            elif member.number >= 0:
+                self._owners[member.number] = None
+                self._free.append(member.number)
+        points, made, at = self._points, array("Q"), 0
+        for point in sorted(moves):
+            place = bisect_left(points, point, at)
+            made.extend(points[at:place])
+            at = place
+            if at < len(points) and points[at] == point:
+                at += 1
+            if moves[point]:
+                made.append(point)
+        made.extend(points[at:])
+        self._points = made
+
+    def _enter(self, member: Member[T]) -> None:
+        """Give a new member its owner number."""
+        if member.number >= 0:
+            return
+        if self._free:
+            member.number = self._free.pop()
+            self._owners[member.number] = member
+        else:
+            member.number = len(self._owners)
+            self._owners.append(member)

@@ -36,7 +36,7 @@ from tallymark.engine.queue_parts import (
     Retention,
     Retry,
 )
-from tallymark.engine.settings import Settings
+from tallymark.engine.settings import Settings, own_settings
 from tallymark.stored import records
 from tallymark.stored.annotations import Annotations, ready_since
 from tallymark.units import UNLIMITED, EngineMs, QueueSequence
@@ -54,6 +54,8 @@ class QueueConsumer:
         self.cursors: list[int] = []
         """Cursors of a consumer that browses or filters: for each lane, the first place it has not
         examined. Empty for a consumer that takes messages from the head."""
+        self.is_passed_over = False
+        """True while turns of the queue do not look at the consumer, as it wants nothing."""
 
     def look_again_at(self, pieces: list[Slice]) -> None:
         """Set the cursors of a consumer with a filter back to messages that returned. One that
@@ -105,6 +107,8 @@ class Queue(Timed):
         """Id of the only connection that may use the queue; 0 means any connection."""
         self.auto_delete = auto_delete
         self.arguments = arguments
+        self.definition = b""
+        """Definition from which a restart makes the queue, encoded when it is first needed."""
         self.stored = durable and exclusive_owner == 0
         """True if the queue's transitions go to the journal: the queue can outlive this process."""
         self.deleted = False
@@ -113,7 +117,7 @@ class Queue(Timed):
         self.appended = False
         """True while this stream is in the list of streams that received messages in this turn."""
 
-        self.settings = Settings(arguments, {})
+        self.settings = own_settings(arguments)
         """Settings in effect: arguments and policies combined. Changed by `follow` only."""
         self.lanes = Lanes(self.settings.max_priority)
         """Ready messages."""
@@ -157,6 +161,8 @@ class Queue(Timed):
 
         self.consumers: list[QueueConsumer] = []
         """Consumers, highest priority first; equal priorities in order of arrival."""
+        self.looked_at: list[QueueConsumer] | None = None
+        """Consumers that are not passed over, in the order of `consumers`; None: all of them."""
         self.seekers: list[QueueConsumer] = []
         """Consumers that browse or filter."""
         self.draining = 0
@@ -359,9 +365,9 @@ class Queue(Timed):
         wanted = 0
         if self.paused or self.rests:
             return 0
-        for consumer in self.consumers:
-            if self.settings.single_active and consumer is not self.active:
-                continue
+        if self.settings.single_active:
+            return self.active.wanted() if self.active is not None else 0
+        for consumer in self.consumers if self.looked_at is None else self.looked_at:
             wanted += consumer.wanted()
         return wanted
 
@@ -371,7 +377,8 @@ class Queue(Timed):
             return False
         if self.settings.single_active:
             return self.active is not None and self.active.wanted() > 0
-        return any(consumer.wanted() > 0 for consumer in self.consumers)
+        looked_at = self.consumers if self.looked_at is None else self.looked_at
+        return any(consumer.wanted() > 0 for consumer in looked_at)
 
     def taken(self) -> int:
         """Return how many of the messages that ever entered are ready no longer, whatever became of

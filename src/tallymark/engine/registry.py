@@ -108,24 +108,28 @@ class Contents:
         """End all messages that sessions hold of a queue that is emptied [NQ-15]. Tags of a
         consumer whose time-outs requeue (NSQ) are removed from the session; other tags can still be
         settled, without effect."""
+        account = queue.account
         for session in self._holders.of(queue):
-            kept: deque[InFlight] = deque()
-            for entry in session.inflight:
+            gone: set[InFlight] = set()
+            for entry in session.of_queue(queue):
+                if account.acquired <= account.leased:
+                    break
                 if entry.queue is not queue or entry.void:
-                    kept.append(entry)
                     continue
                 consumer = entry.consumer
                 is_lenient = consumer is not None and consumer.on_timeout == REQUEUES
                 for low, high in entry.pieces(entry.first, entry.last):
                     piece = entry.part(low, high)
-                    queue.account.move(piece, ACQUIRED, MOVING)
+                    account.move(piece, ACQUIRED, MOVING)
                     self._state.drop(queue, piece, reason)
                     if is_lenient:
                         self._settlement.free_credit(session, entry.consumer, len(piece))
-                if not is_lenient:
+                if is_lenient:
+                    gone.add(entry)
+                else:
                     entry.void = True
-                    kept.append(entry)
-            session.inflight = kept
+            if gone:
+                session.inflight = deque([one for one in session.inflight if one not in gone])
 
     def transfer(self, source: Queue, targets: list[Queue]) -> None:
         """Move all ready and deferred messages of `source` to each of `targets`, in one step;

@@ -10,6 +10,7 @@ order finds its range by bisection and marks a lazily made bitmap.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from itertools import islice
@@ -241,6 +242,8 @@ class Consumer(QueueConsumer):
         self.told = 0
         """Value of `progress` at the last ledger record about it."""
         self.active = True
+        self.is_retired = False
+        """True once the consumer is given nothing more; it still settles what it holds."""
         self.arguments: dict[str, object] = {}
         """Arguments that the client gave, for lists; what they mean to the engine is in the fields
         above. [amqp-0.9.1 basic.consume]"""
@@ -323,6 +326,93 @@ class Consumer(QueueConsumer):
         if not self.active or not self.queue.ready or self.by_link:
             return False
         return self.no_ack or self.limit > self.unacked
+
+    def may_take_over(self) -> bool:
+        """Return whether the consumer can be the one that is served where the queue has a single
+        active consumer."""
+        return not (self.cursors or self.is_retired)
+
+    # -- whether turns look at it
+
+    def can_be_passed_over(self) -> bool:
+        """Return whether the consumer wants nothing until something calls `be_looked_at`. One that
+        only a shared limit stops has to be in line for it."""
+        if self.wanted() > 0:
+            return False
+        return (
+            self.session.limit == UNLIMITED
+            or self.in_line
+            or not (self.no_ack or self.by_link or self.limit > self.unacked)
+        )
+
+    def be_looked_at(self) -> None:
+        """Have turns of the queue look at the consumer, which may want something from now on.
+        Whatever gives a consumer credit, or lifts what stopped it, calls this."""
+        if self.is_passed_over:
+            self.is_passed_over = False
+            looked_at = looked_at_of(self.queue)
+            looked_at.insert(place_among(looked_at, self), self)
+
+    def leave_queue(self) -> int:
+        """Take the consumer out of its queue's; return its index there. O(log consumers)."""
+        queue = self.queue
+        consumers = consumers_of(queue)
+        if queue.looked_at is not None:
+            looked_at = looked_at_of(queue)
+            if not self.is_passed_over:
+                del looked_at[place_among(looked_at, self)]
+            if len(looked_at) + 1 >= len(consumers):
+                queue.looked_at = None
+        self.is_passed_over = False
+        at = place_among(consumers, self)
+        del consumers[at]
+        return at
+
+
+def pass_over(queue: Queue, full: list[Consumer]) -> None:
+    """Have turns of a queue not look at consumers that can be passed over: those of a list that
+    may hold a consumer twice, and such as cannot."""
+    gone: list[Consumer] = []
+    for consumer in full:
+        if not consumer.is_passed_over and consumer.can_be_passed_over():
+            consumer.is_passed_over = True
+            gone.append(consumer)
+    looked_at = looked_at_of(queue)
+    if queue.looked_at is not None and len(gone) * 16 < len(looked_at):
+        for consumer in gone:
+            del looked_at[place_among(looked_at, consumer)]
+    elif gone:
+        queue.looked_at = [one for one in looked_at if not one.is_passed_over]
+
+
+def rank(consumer: Consumer) -> int:
+    """Return the rank of the consumer's priority; those of the lowest are served first."""
+    return -consumer.priority
+
+
+def _order(consumer: Consumer) -> tuple[int, int]:
+    return -consumer.priority, consumer.id
+
+
+def place_among(consumers: list[Consumer], consumer: Consumer) -> int:
+    """Return the index in a list in the order of a queue's consumers at which one stands, or would
+    stand."""
+    return bisect_left(consumers, _order(consumer), key=_order)
+
+
+def looked_at_of(queue: Queue) -> list[Consumer]:
+    """Return the consumers that turns of the queue look at: its own list."""
+    return cast(list[Consumer], queue.consumers if queue.looked_at is None else queue.looked_at)
+
+
+def check_consumers(queue: Queue) -> None:
+    """Assert that turns of the queue look at all its consumers that may want something, in
+    order."""
+    consumers = consumers_of(queue)
+    assert consumers == sorted(consumers, key=_order), queue.name
+    assert looked_at_of(queue) == [one for one in consumers if not one.is_passed_over], queue.name
+    for consumer in consumers:
+        assert not consumer.is_passed_over or consumer.can_be_passed_over(), consumer.tag
 
 
 def consumers_of(queue: Queue) -> list[Consumer]:

@@ -128,6 +128,8 @@ class Settings:
         limited = self.max_length >= 0 or self.max_bytes >= 0
         self.guarded = (limited and self.overflow != DROP_HEAD) or self.dedup_ms > 0
         """True if a publish may be refused or dropped."""
+        self.is_of_policy = bool(policy)
+        """True if a policy says something here, with effect or without."""
 
     def needs_upkeep(self) -> bool:
         """Return whether the queue must be attended to when it changes or time passes."""
@@ -176,6 +178,17 @@ class Settings:
         )  # fmt: skip
 
 
+def own_settings(arguments: dict[str, object]) -> Settings:
+    """Return the settings of a queue to which no policy applies. Queues without arguments, but for
+    their type, share one object each."""
+    if not arguments:
+        return _WITHOUT_ARGUMENTS
+    kind = arguments.get("x-queue-type")
+    if len(arguments) == 1 and isinstance(kind, str) and kind in _OF_TYPES:
+        return _OF_TYPES[kind]
+    return Settings(arguments, {})
+
+
 def _integer(value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return int(value)
@@ -218,3 +231,9 @@ def _hops(arguments: dict[str, object], policy: dict[str, object]) -> int:
     if isinstance(value, bool):
         return DEFAULT_HOPS if value else OFF
     return _integer(value)
+
+
+_WITHOUT_ARGUMENTS: Final[Settings] = Settings({}, {})
+_OF_TYPES: Final[dict[str, Settings]] = {
+    kind: Settings({"x-queue-type": kind}, {}) for kind in ("classic", "quorum")
+}

@@ -375,6 +375,7 @@ class Settlement:
             entry.consumer.pace.add(count, self.clock.now_ms)
             if entry.is_late:
                 entry.consumer.overdue -= count
+                entry.consumer.be_looked_at()
                 self.agenda.mark(queue)
         self.free_credit(session, entry.consumer, count)
         if entry.void:
@@ -415,6 +416,8 @@ class Settlement:
         session.unacked -= n
         if consumer is not None:
             consumer.unacked -= n
+            if consumer.is_passed_over and not consumer.by_link:
+                consumer.be_looked_at()
             if consumer.active and consumer.queue.ready and not consumer.by_link:
                 self.agenda.mark(consumer.queue)
             if session.limit != UNLIMITED:

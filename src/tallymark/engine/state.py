@@ -196,6 +196,8 @@ class Agenda:
     def mark_session(self, session: Session) -> None:
         """Put the queues of the session's consumers in the list, as they may have credit now."""
         for consumer in session.consumers.values():
+            if consumer.is_passed_over:
+                consumer.be_looked_at()
             if consumer.queue.ready:
                 self.mark(consumer.queue)
         self.offer(session)

@@ -146,20 +146,20 @@ def check_range(
     queue: Queue, low: QueueSequence, high: QueueSequence, under: Pin | None = None
 ) -> None:
     """Check that the range can be read. Raises Gone if retention has deleted part of it and the pin
-    does not hold that, and PreconditionFailed if it ends behind what readers may see, or before it
-    begins."""
+    does not hold that, and PreconditionFailed if it begins before the first offset of all, or ends
+    behind what readers may see, or before it begins."""
     if under is not None and under.low <= low <= high <= under.high:
         return
     begin = first_offset(queue)
-    if low <= begin:
+    if 0 < low <= begin:
         raise Gone(
             f"offsets {low - 1} to {begin - 1} of stream '{queue.name}' in vhost "
             f"'{queue.vhost}' are not kept any more: it begins at {begin}"
         )
-    if not low <= high <= queue.end():
+    if not 0 < low <= high <= queue.end():
         raise PreconditionFailed(
             f"offsets from {low - 1} to {high - 1} of stream '{queue.name}' in vhost "
-            f"'{queue.vhost}', expected from <= to <= {queue.end() - 1}"
+            f"'{queue.vhost}', expected 0 <= from <= to <= {queue.end() - 1}"
         )
 
 

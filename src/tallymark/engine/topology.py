@@ -120,6 +120,8 @@ class PolicyTable:
     def update_queue(self, queue: Queue) -> bool:
         """Recompute a queue's settings and apply them; False if they do not change."""
         given = merged(self.of_queue(queue, False), self.of_queue(queue, True))
+        if not given and not queue.settings.is_of_policy:
+            return False
         settings = Settings(queue.arguments, given)
         if settings.same(queue.settings):
             return False
@@ -472,8 +474,9 @@ class Topology:
         """Return everything that survives a restart, as definitions that rebuild it if applied in
         order to a new topology. The first one is the virtual host's own."""
         predeclared = [name for name, _, _ in PREDECLARED]
+        encode = definitions.encode
         found = [
-            definitions.of_exchange(self.name, one)
+            encode(definitions.of_exchange(self.name, one))
             for one in self.exchanges.values()
             if one.durable and one.name not in predeclared
         ]
@@ -481,17 +484,13 @@ class Topology:
             if queue.durable:
                 found.append(definitions.of_queue(self.name, queue))
                 if queue.paused:
-                    found.append(definitions.of_pause(self.name, queue))
+                    found.append(encode(definitions.of_pause(self.name, queue)))
         found += [
-            definitions.of_binding(definitions.BINDING, self.name, one)
+            encode(definitions.of_binding(definitions.BINDING, self.name, one))
             for one in self.bindings()
             if one.durable
         ]
-        return [
-            self.own_definition(),
-            *self.policies.definitions(self.name),
-            *[definitions.encode(one) for one in found],
-        ]
+        return [self.own_definition(), *self.policies.definitions(self.name), *found]
 
     def apply(self, blob: bytes) -> None:
         """Apply a recorded change.

@@ -264,7 +264,7 @@ class VirtualHost:
         )
         self.topology.add_queue(queue)
         if lasting:
-            self._record(definitions.of_queue(self.name, queue))
+            self.ledger.emit(definition_record(definitions.of_queue(self.name, queue)))
         return queue
 
     def with_type(

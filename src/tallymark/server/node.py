@@ -72,6 +72,7 @@ class Node(Turns):
         self.buffers = Buffers(self)
         self.parts = Parts()
         self.samples = Samples()
+        broker.registry.observers.append(self.samples.observe)
         self.pacer = Pacer(self)
         self.alarms = Alarms(self)
         self.clients = Clients(self, self.doors, self.buffers, self.pacer, self.alarms)

@@ -98,6 +98,8 @@ class Sampler:
         samples.vhosts_by_day.keep(broker.vhosts)
         for name in [name for name in self._totals if name not in broker.vhosts]:
             del self._totals[name]
+        for name in [name for name in samples.gone if name not in broker.vhosts]:
+            del samples.gone[name]
 
     def _add(self, vhost: str, before: Counts, now: Counts) -> None:
         """Add what has changed of a queue to its virtual host's totals."""

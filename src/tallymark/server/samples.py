@@ -216,6 +216,16 @@ class Samples:
         """Samples of OF_BROKER, in long slots."""
         self.connections: Series[int] = Series(OF_THINGS)
         """Samples of BYTES, by id."""
+        self.gone: dict[str, list[int]] = {}
+        """Sums of MOVED of the queues deleted since the broker started, by virtual host."""
+
+    def observe(self, queue: Queue, exists: bool) -> None:
+        """Count what a queue has moved for good, as it is deleted."""
+        if exists:
+            return
+        sums = self.gone.setdefault(queue.vhost, [0] * len(MOVED))
+        for at, count in enumerate(counts_of(queue)[: len(MOVED)]):
+            sums[at] += count
 
     def newest(self, now_ms: int) -> int:
         """Return the slot of the newest samples; before the first ones, that of the engine time

@@ -218,6 +218,7 @@ class World:
                 self.broker.clients.close_session(effect.session, False)
             elif consumer.by_link:
                 consumer.overdue = 0  # it settles them all the same before it asks again
+                consumer.be_looked_at()
                 self.broker.agenda.mark(consumer.queue)
 
     # -- what came in

@@ -114,6 +114,8 @@ def test_numbers_without_room_are_refused(value: object) -> None:
 def test_values_without_a_type_and_long_keys_are_refused() -> None:
     with pytest.raises(TypeError, match="no AMQP field type for object"):
         encode_table({"k": object()})
+    with pytest.raises(TypeError, match="key 1 of a table, expected text"):
+        encode_table({"k": [{1: 2}]})
     with pytest.raises(ValueError, match="256 bytes, at most 255"):
         encode_table({"k" * 256: 1})
     with pytest.raises(ValueError, match="integer tag 'z'"):

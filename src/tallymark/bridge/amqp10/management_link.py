@@ -15,6 +15,7 @@ from tallymark.bridge.amqp import Renewal
 from tallymark.bridge.amqp10.client import Delayed, Session
 from tallymark.bridge.amqp10.links import LinkEnd
 from tallymark.bridge.amqp10.management import Management, NotAnswerable, answer_to_token
+from tallymark.wire.amqp10.errors import MESSAGE_SIZE_EXCEEDED
 from tallymark.wire.amqp10.events import CreditReceived, TransfersReceived
 from tallymark.wire.amqp10.outcomes import Accepted, Error
 from tallymark.wire.amqp10.receiver_link import ReceiverLink
@@ -104,11 +105,21 @@ class LinkPair:
         self.grant()
 
     def _send(self) -> None:
+        """Send the responses that may be sent. One that is larger than the client takes is dropped,
+        and ends its link [rabbitmq]."""
         link, responses, session = self.outgoing, self.responses, self.session
         if link is not None and not session.engine.closed:
             while responses and responses[0].is_ready and link.credit > 0:
+                data = responses.popleft().data
+                if 0 < link.max_message_size < len(data):
+                    text = (
+                        f"response of {len(data)} bytes, max-message-size {link.max_message_size}"
+                    )
+                    link.detach(Error(MESSAGE_SIZE_EXCEEDED, text))
+                    session.leave(link)
+                    return
                 session.engine.take_tag()
-                link.send(responses.popleft().data, settled=True)
+                link.send(data, settled=True)
 
     def grant(self) -> None:
         link = self.incoming
@@ -162,7 +173,7 @@ class ResponseLink(LinkEnd):
 
     def granted(self, event: CreditReceived) -> None:
         self.pair.flush()
-        if event.drain:
+        if event.drain and self.pair.outgoing is self._link:
             self._link.drained()
 
     def gone(self, with_session: bool) -> None:

@@ -259,7 +259,7 @@ class Nsq(Lifecycle):
         elif isinstance(event, ClsReceived):
             self._is_stopping = True
             if self.consumer is not None:
-                self.broker.consuming.set_limit(self.consumer, 0)
+                self.broker.consuming.retire(self.consumer)
             self.answers.add(Answer(CLOSE_WAIT))
         elif isinstance(event, PeerClosed):
             self.reason = self.reason or event.reason

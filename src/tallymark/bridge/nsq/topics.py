@@ -6,11 +6,11 @@
     channel C    queue "T:C", bound to T unless the topic is paused
 
 An exchange that is a topic is marked by its argument x-nsq-topic. One that NSQ did not make is no
-topic, unless the configuration lets it become one (`adopts`). Topics and channels are durable
-unless ephemeral. An ephemeral channel is an auto-delete queue that drops messages when full; an
-ephemeral topic is deleted with its last channel [NQ-10]. AMQP clients publish to exchange T and
-consume from queue "T:C"; other queues that they bind to T get copies even while the topic is
-paused.
+topic, unless it takes the place of a topic's that was deleted, whose queues stayed, or the
+configuration lets it become one (`adopts`). Topics and channels are durable unless ephemeral. An
+ephemeral channel is an auto-delete queue that drops messages when full; an ephemeral topic is
+deleted with its last channel [NQ-10]. AMQP clients publish to exchange T and consume from queue
+"T:C"; other queues that they bind to T get copies even while the topic is paused.
 
 The topics and channels are found by the queues' arguments x-nsq-topic and x-nsq-channel, and kept
 up to date by observing (Registry.observers), whoever declares and deletes queues: nothing
@@ -117,7 +117,7 @@ class Topics:
         vhost = self.broker.vhost(self.vhost)
         if found is not None and vhost.exchanges.get(name) is found.exchange:
             return found
-        return self._made(name, vhost, found, self.adopts)
+        return self._made(name, vhost, found, self.adopts or found is not None)
 
     def _made(self, name: str, vhost: VirtualHost, found: Topic | None, adopts: bool) -> Topic:
         """Return the topic with its exchange, made if it does not exist; `found`: the topic as
@@ -501,10 +501,11 @@ class Topics:
     def _follow_exchange(self, vhost: str, exchange: Exchange) -> None:
         """Wire the topic whose exchange an AMQP client declared anew."""
         name = exchange.name
-        if self._is_wiring or vhost != self.vhost or exchange.arguments.get(NSQ_TOPIC) != name:
+        if self._is_wiring or vhost != self.vhost:
             return
-        if name in self._topics or self._channels.get(name):
-            self._take_in(name, False)
+        is_marked = exchange.arguments.get(NSQ_TOPIC) == name
+        if name in self._topics or (is_marked and self._channels.get(name)):
+            self._take_in(name, name in self._topics)
 
     def _renew(self, topic: Topic) -> bool:
         """Make a deleted backlog anew, paused as before, since the topic has channels. False: the

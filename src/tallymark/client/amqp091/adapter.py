@@ -108,7 +108,7 @@ class Amqp091Management(ManagementPort, ChannelUser):
             try:
                 self._channels.wire.send_method(self._channel, method_of(self._first))
             except (TypeError, ValueError) as error:  # arguments that no table has room for
-                self._answer(NotPossible(f"{self._first}: {error}"))
+                self._cannot_send(error)
             else:
                 self._is_asked = True
 

@@ -147,7 +147,7 @@ class Amqp10Management(ManagementPort):
                     durable=False,
                 ).encode()
             except (TypeError, ValueError) as error:
-                self._answer(NotPossible(f"{self._first}: {error}"))
+                self._cannot_send(error)
             else:
                 self.may_send()
 

@@ -244,6 +244,8 @@ def slow_policy_of(definition: dict[str, object]) -> tuple[str, dict[str, object
 
 def rule_of_definition(definition: dict[str, object]) -> Rule | None:
     """Return the rule for slow consumers in a policy's checked definition; None if it has none."""
+    if not definition:
+        return None
     depth, age, count, rate = [definition.get(POLICY_PREFIX + limit) for limit in LIMITS]
     policy, options = slow_policy_of(definition)
     if depth is None and age is None and count is None and rate is None and not policy:

@@ -17,6 +17,7 @@ import msgspec
 from tallymark.bridge.identity import BROKER, PRODUCT, VERSION
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.quotas import Limits, Quotas
+from tallymark.engine.session import Connection
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.access.user import (
     GUEST_USER,
@@ -35,6 +36,7 @@ from tallymark.server.definitions.plan import (
     plan_of,
 )
 from tallymark.server.http.state import plain
+from tallymark.server.json_texts import unmarked
 from tallymark.server.logs import log_of
 from tallymark.server.management.rows import binding_row
 from tallymark.server.management.topics import topic_permission_rows
@@ -225,7 +227,7 @@ async def load_file(node: Node, file: Path) -> None:
         UsersError.
     """
     try:
-        value = msgspec.json.decode(await asyncio.to_thread(file.read_bytes))
+        value = msgspec.json.decode(unmarked(await asyncio.to_thread(file.read_bytes)))
     except (OSError, msgspec.MsgspecError) as error:
         raise DefinitionsRefused(f"definitions {file}: {error}") from error
     try:
@@ -293,18 +295,23 @@ def _apply(node: Node, plan: Plan) -> list[str]:
             broker.registry.protect_vhost(vhost, said.is_protected)
     for vhost_name, policy, operator in plan.policies:
         attempt(f"policy '{policy.name}'", broker.registry.set_policy, vhost_name, policy, operator)
+    connections: dict[str, Connection] = {}
     for queue in plan.queues.values():
         arguments = queue.arguments
         if not queue.is_typed:
             arguments = broker.vhost(queue.vhost).with_type(
                 queue.name, queue.durable, False, queue.auto_delete, arguments
             )
-        connection = broker.clients.open_connection(queue.vhost, "", ADMINISTRATION)
+        connection = connections.get(queue.vhost)
+        if connection is None:
+            connection = broker.clients.open_connection(queue.vhost, "", ADMINISTRATION)
+            connections[queue.vhost] = connection
         attempt(
             f"queue '{queue.name}' in vhost '{queue.vhost}'",
             broker.registry.declare_queue, connection,
             queue.name, queue.durable, False, queue.auto_delete, arguments, False,
         )  # fmt: skip
+    for connection in connections.values():
         broker.clients.close_connection(connection, False)
     for (vhost_name, name), new in plan.exchanges.items():
         attempt(

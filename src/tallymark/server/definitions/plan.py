@@ -187,6 +187,8 @@ class _Reader:
         self._passed_over: set[tuple[str, str, str]] = set()
         """Unsupported queues and exchanges as (kind, vhost, name); bindings to them are unsupported
         too."""
+        self._users_passed_over: set[str] = set()
+        """Users with names that none can have here; their permissions are unsupported too."""
         self.plan = Plan()
 
     def read(self, value: object) -> Plan:
@@ -299,6 +301,10 @@ class _Reader:
 
     def _read_user(self, entry: Entry) -> None:
         name = _get(entry, "name", str)
+        if ":" in name:  # RabbitMQ has such users, whom HTTP's basic authentication cannot name
+            self._users_passed_over.add(name)
+            self._pass_over(f"user '{name}': names with ':' are not offered")
+            return
         check_name(name)
         if entry.get("limits") is not None:
             given = _get(entry, "limits", dict)
@@ -321,8 +327,12 @@ class _Reader:
             self._pass_over(f"{error}: the user cannot log in until it gets a new password")
             return hashed_user(name, "", SHA256)
 
-    def _user_of(self, entry: Entry) -> str:
+    def _user_of(self, entry: Entry) -> str | None:
+        """Return the user that permissions are for; None: one that is passed over, as they are."""
         user = _get(entry, "user", str)
+        if user in self._users_passed_over:
+            self._pass_over(f"permissions of user '{user}' in vhost '{self._vhost_of(entry)}'")
+            return None
         if user not in self.plan.users and user not in self._users:
             raise Wrong(f"user '{user}' is neither there nor in the file")
         return user
@@ -333,6 +343,8 @@ class _Reader:
             _get(entry, "configure", str), _get(entry, "write", str), _get(entry, "read", str)
         )
         check_permission(vhost, permission)
+        if user is None:
+            return
         self.plan.permissions.append((user, vhost, permission))
 
     def _read_topic_permission(self, entry: Entry) -> None:
@@ -340,6 +352,8 @@ class _Reader:
         exchange = _get(entry, "exchange", str)
         permission = TopicPermission(_get(entry, "write", str), _get(entry, "read", str))
         check_topic_permission(vhost, exchange, permission)
+        if user is None:
+            return
         self.plan.topic_permissions.append((user, vhost, exchange, permission))
 
     # -- parameters and policies

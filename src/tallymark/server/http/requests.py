@@ -17,6 +17,7 @@ from tallymark.engine.session import NOBODY
 from tallymark.journal.journal import Journal
 from tallymark.server.access.user import TokenUser, User, UsersError, permissions_of, sees
 from tallymark.server.access.users import Users
+from tallymark.server.json_texts import unmarked
 from tallymark.server.logs import log_of
 from tallymark.server.node import Node
 from tallymark.server.parts import cut
@@ -56,7 +57,7 @@ async def body_of(request: web.Request, kind: type[Body]) -> Body:
     """The request's JSON object. Raises Refused 400 when it is not what is expected, and as
     `check_rights_stayed`."""
     try:
-        found = msgspec.json.decode(await request.read() or b"{}", type=kind)
+        found = msgspec.json.decode(unmarked(await request.read()) or b"{}", type=kind)
     except msgspec.MsgspecError as error:
         raise Refused(400, "bad_request", f"request body: {error}") from error
     check_rights_stayed(request)

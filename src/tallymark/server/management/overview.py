@@ -53,7 +53,7 @@ class Overview(Routes):
         of_request = Rates(self.node, request)
         rates = of_request.of_vhosts(names)
         queues = [queue for vhost in vhosts for queue in vhost.queues.values()]
-        sums = await self.sums(request, queues)
+        sums = await self.sums(request, vhosts)
         found: dict[str, Any] = {
             "management_version": VERSION,
             "rabbitmq_version": VERSION,

@@ -39,11 +39,12 @@ from tallymark.server.http.requests import (
     check_rights_stayed,
     user_of,
 )
+from tallymark.server.json_texts import unmarked
 from tallymark.server.logs import log_of
 from tallymark.server.management.columns import Columns
 from tallymark.server.node import Node
 from tallymark.server.parts import cut
-from tallymark.server.samples import MESSAGES, counts_of
+from tallymark.server.samples import MESSAGES, MOVED, counts_of
 from tallymark.wire.amqp091.errors import WireError
 
 POLICYMAKER: Final = "policymaker"
@@ -196,7 +197,7 @@ async def whole(chunks: AsyncIterator[bytes]) -> bytes:
 def fields_in(raw: bytes) -> Fields:
     """The object that a JSON text is. Raises Refused 400."""
     try:
-        value = msgspec.json.decode(raw.strip() or b"{}")
+        value = msgspec.json.decode(unmarked(raw).strip() or b"{}")
     except (msgspec.MsgspecError, RecursionError) as error:
         raise Refused(400, "bad_request", f"not_json: {error}") from error
     if not isinstance(value, dict):
@@ -271,9 +272,16 @@ class Routes:
         with refused_by_users():
             await self.node.users.change(change, user_of(request).name)
 
-    async def sums(self, request: web.Request, queues: Iterable[Queue]) -> dict[str, int]:
-        """Return the sums of the counts of queues, made in parts. Raises Refused."""
+    async def sums(self, request: web.Request, vhosts: Iterable[VirtualHost]) -> dict[str, int]:
+        """Return the sums of the counts of all queues in virtual hosts, made in parts; of MOVED,
+        also of queues that are gone. Raises Refused."""
         sums = dict.fromkeys(MESSAGES, 0)
+        queues: list[Queue] = []
+        for vhost in vhosts:
+            queues += vhost.queues.values()
+            gone = self.node.samples.gone.get(vhost.name, ())
+            for name, count in zip(MOVED, gone, strict=False):
+                sums[name] += count
         for part in cut(queues):
             await self.http.part(request)
             for queue in part:

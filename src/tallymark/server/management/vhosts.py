@@ -124,7 +124,7 @@ class VirtualHosts(Routes):
         return shown(request, await self._row(request, self.vhost(request), rates))
 
     async def _row(self, request: web.Request, vhost: VirtualHost, rates: Rates) -> dict[str, Any]:
-        return vhost_row(vhost, await self.sums(request, vhost.queues.values()), rates)
+        return vhost_row(vhost, await self.sums(request, [vhost]), rates)
 
     async def _put(self, request: web.Request) -> web.Response:
         """Create a virtual host, and give its creator all permissions there, as RabbitMQ does; or

@@ -282,6 +282,9 @@ def write_value(out: bytearray, value: object) -> None:
         out += b"x"
         write_long_string(out, bytes(value))
     elif isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r:.80} of a table, expected text")
         out += b"F"
         write_table(out, value)
     elif isinstance(value, (list, tuple)):
