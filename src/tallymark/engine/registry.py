@@ -102,7 +102,7 @@ class Contents:
         self.drop_all(queue, records.DROPPED_PURGED)
         self._empty_in_flight(queue, records.DROPPED_PURGED)
         if queue.account.staged:
-            self._transactions.drop(queue, records.DROPPED_PURGED, True)
+            self._transactions.drop(queue, records.DROPPED_PURGED)
 
     def _empty_in_flight(self, queue: Queue, reason: int) -> None:
         """End all messages that sessions hold of a queue that is emptied [NQ-15]. Tags of a
@@ -398,7 +398,7 @@ class Registry:
             self._settlement.drop_in_flight(sessions, queue, reason)
         self._state.holders.end_queue(queue)
         if queue.account.staged:
-            self._transactions.drop(queue, reason, False)
+            self._transactions.drop(queue, reason)
         queue.deleted = True
         self._publishing.release(queue)
         self._state.deadlines.forget(queue)

@@ -123,8 +123,8 @@ class InFlight:
         """Start of the consumer timeout, engine time, ms. Later than given_ms if the messages were
         touched [NQ-13]."""
         self.void = False
-        """True if the queue has taken the messages back from this session: settling them has no
-        effect."""
+        """True if the queue has taken the messages back from this session, or they have ended with
+        it: settling them has no effect."""
         self.is_late = False
         """True if the messages are void because they exceeded the consumer timeout."""
         self.done: bytearray | None = None
