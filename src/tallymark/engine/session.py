@@ -318,9 +318,10 @@ class Consumer(QueueConsumer):
         return own if own < shared or (self.no_ack and shared > 0) else shared
 
     def is_waiting(self) -> bool:
-        """Return whether the queue has ready messages and the consumer's own limit allows more
-        [LC-3]."""
+        """Return whether the queue has messages for it and its own limit allows more [LC-3]."""
         if not self.active or not self.queue.ready or self.by_link:
+            return False
+        if self.cursors and not self.queue.has_beyond(self.cursors):
             return False
         return self.no_ack or self.limit > self.unacked
 
