@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import gc
 from collections import Counter, deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -21,6 +22,8 @@ from types import (
     FrameType,
     FunctionType,
     GeneratorType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
     MethodType,
     ModuleType,
 )
@@ -86,24 +89,33 @@ def _inside(name: str, one: object) -> Iterator[tuple[str, object]]:
 
 
 def _attributes(one: object) -> Iterator[tuple[str, object]]:
-    named = set()
+    """What an object of a class refers to, by the names of its attributes; "?" is what has none."""
+    held = {id(part): part for part in gc.get_referents(one)}
+    own = getattr(one, "__dict__", {})
+    held.pop(id(own), None)
+    held.update({id(value): value for value in own.values()})
+    named = [(str(what), value) for what, value in own.items()]
     for kind in type(one).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        for slot in (slots,) if isinstance(slots, str) else slots:
-            private = slot.startswith("__") and not slot.endswith("__")
-            value = getattr(one, f"_{kind.__name__.lstrip('_')}{slot}" if private else slot, None)
-            named.add(id(value))
-            yield slot, value
-    for what, value in list(getattr(one, "__dict__", {}).items()):
-        named.add(id(value))
-        yield str(what), value
-    for part in gc.get_referents(one):
-        if id(part) not in named and part is not getattr(one, "__dict__", None):
-            yield "?", part
+        for what, found in vars(kind).items():
+            if isinstance(found, (GetSetDescriptorType, MemberDescriptorType)):
+                with suppress(Exception):  # nothing was assigned; or a property, where compiled
+                    named.append((what, getattr(one, what)))
+    for what, value in named:
+        if held.pop(id(value), None) is not None:
+            yield what, value
+    for part in held.values():
+        yield "?", part
 
 
-def grown(before: Counter[str], after: Counter[str], least: int) -> dict[str, int]:
-    """Return what has grown by so much and more."""
+def grown(
+    before: Mapping[str, int], after: Mapping[str, int], least: int, bounded: Sequence[str] = ()
+) -> dict[str, int]:
+    """Return what has grown by so much and more, and not what is in a container of a bounded size.
+
+    bounded: beginnings of these containers' names.
+    """
     return {
-        name: n - before[name] for name, n in sorted(after.items()) if n - before[name] >= least
+        name: n - before.get(name, 0)
+        for name, n in sorted(after.items())
+        if n - before.get(name, 0) >= least and not name.startswith(tuple(bounded))
     }
