@@ -10,6 +10,7 @@ from tallymark.engine.policies import QUEUES, Policy
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import REQUEUES
 from tallymark.wire.nsq.kernel import body_of, make_cells
+from tests.support.census import census, grown
 from tests.support.engine_rig import Rig
 
 
@@ -463,6 +464,19 @@ def test_nothing_of_a_topic_is_left_with_its_virtual_host() -> None:
     rig.broker.registry.delete_vhost("/")
     assert topics.topics() == []
     assert list(rig.broker.state.queues) == []
+
+
+def test_nothing_is_known_of_a_topic_whose_backlog_is_gone() -> None:
+    rig, topics = made()
+    before = census(topics, leaves_out=[rig.broker])
+    topics.topic("lonely")
+    topics.channel("left", "c")
+    topics.delete_channel("left", "c")
+    for name in ("lonely", "left"):
+        rig.delete(f"{name}:")
+        rig.vhost.delete_exchange(name, False)
+    topics.changed.clear()
+    assert not grown(before, census(topics, leaves_out=[rig.broker]), 1)
 
 
 def test_x_expires_takes_no_backlog_of_a_topic_with_channels() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -33,6 +34,7 @@ from tests.support.amqp10_client import (
     session_of,
 )
 from tests.support.amqp10_peer import Peer
+from tests.support.census import census
 from tests.support.virtual_loop import quiet, virtual
 
 GONE = Error("amqp:resource-deleted", "gone")
@@ -514,3 +516,25 @@ def test_calls_that_open_something_raise_when_what_it_is_on_goes(lose: Loss) -> 
                 assert isinstance(await call, Closed)
 
     story()
+
+
+@virtual
+async def test_fc_a6_what_was_buffered_goes_with_its_receiver() -> None:
+    """A program that opened receivers for one message each kept all that they had buffered, until
+    its session ended."""
+    peer = Peer()
+    peer.put("q", *[b"message"] * 40)
+    async with session_of(peer) as session:
+        kept = await session.receiver("q", credit=5)
+        await quiet()
+        await kept.close()
+        for _ in range(5):
+            async with session.receiver("q", credit=5) as receiver:
+                await (await receiver.receive()).accept()
+        async with session.receiver("q", credit=1) as receiver:
+            del receiver
+            await quiet()
+            gc.collect()
+            found = census(session, leaves_out=[session.connection])
+            assert found["Consumer"] == found["ReceivedMessage"] == 1
+        assert (await kept.receive()).body == b"message"

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from tallymark.engine.clock import NEVER
 from tallymark.engine.queue_parts import Deduplication
+from tallymark.engine.registry import IDS_IN_A_TURN
 from tallymark.engine.restore import snapshot
 from tallymark.engine.session import RETURNED
 from tallymark.stored import records
@@ -228,3 +230,38 @@ def test_forgetting_one_id_at_a_time_costs_no_more_than_their_number() -> None:
         return forget
 
     assert_linear(prepare, 2000)
+
+
+def test_ids_beyond_the_window_go_where_nobody_publishes_any_more() -> None:
+    """A queue that was left alone kept all of its last window: until the next checkpoint, and for
+    good where it is transient."""
+    for durable in (True, False):
+        rig = manual()
+        queue = rig.declare("q", {"message-deduplication": WINDOW}, durable)
+        send(rig, "a", "b")
+        rig.advance(WINDOW // 2)
+        send(rig, "c", start=3)
+        rig.advance(WINDOW // 2)
+        assert list(queue.deduplication.ids) == ["c"]
+        if durable:
+            rig = rig.restart()
+            rig.tick_ms = 0
+            queue = rig.vhost.queues["q"]
+            assert list(queue.deduplication.ids) == ["c"]
+        rig.advance(WINDOW)
+        assert not queue.deduplication.ids
+        assert rig.broker.next_due() == NEVER
+
+
+def test_many_ids_beyond_the_window_take_several_turns() -> None:
+    rig = manual()
+    queue = rig.declare("q", {"message-deduplication": WINDOW})
+    count = IDS_IN_A_TURN + 1
+    for number in range(count):
+        queue.deduplication.restore_id(str(number), rig.broker.clock.now_ms)
+    rig.broker.registry.revive(queue)
+    rig.now_ms += WINDOW
+    rig.turn()
+    assert len(queue.deduplication.ids) == 1
+    rig.turn()
+    assert not queue.deduplication.ids

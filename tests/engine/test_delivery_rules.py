@@ -283,6 +283,28 @@ def test_deleting_a_queue_ends_its_consumers_and_its_messages() -> None:
     assert rig.broker.store.resident_bytes == 0
 
 
+def test_what_consumers_hold_of_a_deleted_queue_is_released_with_it() -> None:
+    """Its bytes stayed in memory and in the journal for as long as the session was open, where the
+    client settled them no more."""
+    rig = Rig()
+    rig.queue("q", auto_delete=True)
+    session = rig.session()
+    consumer = rig.consume(session, "q", "c")
+    rig.publish(session, "q", [1, 2, 3])
+    rig.settle_down()
+    rig.broker.consuming.cancel(consumer)
+    rig.settle_down()
+    rig.turn()
+    rig.broker.check()
+    assert session.unacked == 3
+    assert rig.broker.store.resident_bytes == 0
+    assert sum(size for _, size in rig.released) == rig.log.stored_bytes
+    rig.broker.settlement.settle_up_to(session, 0, ACCEPTED)
+    rig.turn()
+    rig.broker.check()
+    assert session.unacked == 0
+
+
 def test_an_auto_delete_queue_goes_with_its_last_consumer() -> None:
     rig = Rig()
     queue, session = rig.queue("q", auto_delete=True), rig.session()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tallymark.engine.message import Filter
 from tallymark.engine.session import ACCEPTED, RETURNED, Session
+from tallymark.engine.streams import FIRST, Start
 from tests.support.engine_rig import Delivery, Rig
 from tests.support.engine_steps import manual
 
@@ -270,6 +271,24 @@ def test_an_acknowledgement_does_not_walk_the_session_s_queues(limit: int) -> No
     assert [queue.name for queue in rig.broker.agenda.changed] == [held[0].consumer]
     rig.turn()
     assert len(session_of(rig).line) == len(names)
+
+
+def test_readers_at_the_end_of_their_stream_do_not_stand_in_line() -> None:
+    """Each made room for the next one, in every turn: the broker was never idle again."""
+    rig = manual()
+    session = rig.session()
+    rig.broker.consuming.set_prefetch(session, 1, shared=True)
+    stream = rig.declare("s", {"queue-type": "stream"})
+    for tag in ("a", "b"):
+        rig.broker.consuming.read(session, stream, tag, Start(FIRST), False)
+    for number in range(3):
+        rig.send("s", number, session=rig.session())
+        for _ in range(2):
+            held = rig.settle_down()
+            assert [delivery.number for delivery in held] == [number]
+            accept(rig, held)
+        assert rig.settle_down() == []
+        rig.broker.check()
 
 
 def test_a_connection_s_room_goes_round_its_queues_too() -> None:

@@ -502,6 +502,23 @@ def test_a_deleted_queue_ends_what_is_staged_there() -> None:
         assert (session.unacked, rig.broker.store.resident_bytes) == (0, 0)
 
 
+def test_what_is_staged_of_a_deleted_queue_is_released_with_it() -> None:
+    rig = Rig()
+    rig.queue("q")
+    session, transaction = begun(rig)
+    rig.publish(session, "q", [1, 2])
+    taken(rig, session, "q", 2)
+    rig.broker.transactions.settle(transaction, session, 1, 2, ACCEPTED)
+    rig.turn()
+    rig.delete("q")
+    rig.settle_down()
+    rig.turn()
+    assert rig.broker.store.resident_bytes == 0
+    assert sum(size for _, size in rig.released) == rig.log.stored_bytes
+    commit(rig, transaction)
+    assert session.unacked == 0
+
+
 def test_nq_15_an_emptied_queue_ends_what_is_staged_there() -> None:
     rig = Rig()
     queue = rig.queue("q")

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import Any, Final, final
+from weakref import WeakSet
 
 from tallymark.client.adapter import Number, ReceiverOwner, SenderOwner, SessionOwner, SessionPort
 from tallymark.client.arguments import ANSWER_S, check_type
@@ -285,6 +286,8 @@ class Deliveries(SessionOwner, Coordinator):
         self.work: Work | None = None
         """The session's transaction: all that is settled and sent is done in it."""
         self.consumers: list[ReceiverOwner] = []
+        self.unread: WeakSet[ReceiverOwner] = WeakSet()
+        """Closed receivers whose buffered messages can still be read, by who has a receiver."""
         self.producers: list[SenderOwner] = []
         self.topology = Topology()
         """Declarations to repeat after a reconnect."""
@@ -355,8 +358,17 @@ class Deliveries(SessionOwner, Coordinator):
         """Return whether delivery to the application is stopped, and may be resumed."""
         return self.gate.is_shut
 
+    def forget_closed(self) -> None:
+        """Forget senders and receivers that are closed; what a receiver has buffered is its
+        owner's."""
+        self.unread.update(
+            one for one in self.consumers if one.error is not None and not one.is_finished
+        )
+        self.consumers[:] = [one for one in self.consumers if one.error is None]
+        self.producers[:] = [one for one in self.producers if one.error is None]
+
     def _resumed(self) -> None:
-        for consumer in self.consumers:
+        for consumer in (*self.consumers, *self.unread):
             consumer.resumed()
 
     # Called by the adapter

@@ -412,7 +412,7 @@ class Dispatcher(Deliveries):
     def _recall(self, error: ClientError) -> list[Tag]:
         """Step 4, of all receivers, also those that were closed."""
         tags: list[Tag] = []
-        for consumer in self.consumers:
+        for consumer in (*self.consumers, *self.unread):
             tags += consumer.recall(self.rollback_mark, error)
         return tags
 

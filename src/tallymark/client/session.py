@@ -198,8 +198,7 @@ class Session(Declaring, Closing):
         dispatcher = self._dispatcher
         if dispatcher.error is not None:
             raise dispatcher.error.copied()
-        dispatcher.consumers[:] = [one for one in dispatcher.consumers if not one.is_finished]
-        dispatcher.producers[:] = [one for one in dispatcher.producers if one.error is None]
+        dispatcher.forget_closed()
         return dispatcher
 
     def on_error(self, callback: C) -> C:

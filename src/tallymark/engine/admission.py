@@ -38,6 +38,7 @@ class Admission:
     def __init__(self, state: State, entrance: Entrance, letters: DeadLetters) -> None:
         self._agenda = state.agenda
         self._clock = state.clock
+        self._deadlines = state.deadlines
         self._formats = state.formats
         self._ledger = state.ledger
         self._store = state.store
@@ -208,6 +209,8 @@ class Admission:
             if id:
                 seen[id] = now
                 taken.append(id)
+        if taken:
+            self._deadlines.arm(queue, EngineMs(now + queue.settings.dedup_ms))
         if taken and queue.stored:
             if kept:
                 self._ledger.emit(seen_record(queue.id, taken, now))

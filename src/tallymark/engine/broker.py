@@ -308,7 +308,7 @@ class Broker:
                     if who is not None:
                         assert who.held_from <= entry.first, (who.tag, entry.first)
                         assert entry.last <= who.held_to, (who.tag, entry.last)
-                    if not entry.queue.deleted and not entry.void:
+                    if not entry.void:
                         assert session.sources[entry.queue.id] <= entry.first, entry.first
                         assert session in self.state.holders.of(entry.queue), entry.queue.name
                         held[entry.queue.id] = held.get(entry.queue.id, 0) + n

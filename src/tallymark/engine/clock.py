@@ -8,10 +8,11 @@ difference is slewed away; a jump of the wall clock becomes `ahead_ms`, which is
 leaves (`in_wall_time`) and taken off the times that clients name. A restart reads stored times as
 they are: engine time begins there, with wall time.
 
-There is one structure of deadlines for the whole broker [NQ-D1], a heap of (due, thing). A thing's
+There is one structure of deadlines for the whole broker [NQ-D1], a heap of (due, number). A thing's
 deadline mostly moves later or ends early, so nothing is removed from the middle of the heap: a
 thing that comes up is asked for its real deadline, and armed again. An idle thing costs nothing, a
-busy one a comparison. The owner sleeps until `next_due`."""
+busy one a comparison. What is gone leaves a number that names nothing. The owner sleeps until
+`next_due`."""
 
 from __future__ import annotations
 
@@ -124,6 +125,8 @@ class Timed:
     def __init__(self) -> None:
         self.armed_ms = NEVER
         """Time of its earliest entry in the heap; engine time, ms."""
+        self.armed_as = 0
+        """Number of that entry."""
 
 
 @final
@@ -131,46 +134,43 @@ class Deadlines:
     """The deadlines of a broker (see the module's docstring)."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[EngineMs, int, Timed]] = []
+        self._heap: list[tuple[EngineMs, int]] = []
+        """Entries: when they are due, and their numbers. A number without a thing is stale."""
+        self._things: dict[int, Timed] = {}
+        """Things that wait, by the number of their entry."""
         self._number = 0
-        """Number of armings so far. It orders things with equal deadlines, so that these are never
-        compared."""
-        self._stale = 0
-        """Count of entries whose thing waits for another time by now."""
+        """Number of armings so far. It orders things with equal deadlines."""
 
     def arm(self, thing: Timed, due_ms: EngineMs) -> None:
         """Make sure that the thing is attended to at `due_ms` or earlier."""
         if due_ms < thing.armed_ms:
-            if thing.armed_ms < NEVER:
-                self._gone_stale()
+            self.forget(thing)
             thing.armed_ms = due_ms
             self._number += 1
-            heapq.heappush(self._heap, (due_ms, self._number, thing))
+            thing.armed_as = self._number
+            self._things[self._number] = thing
+            heapq.heappush(self._heap, (due_ms, self._number))
 
     def forget(self, thing: Timed) -> None:
-        """Remove the deadlines of a thing that is gone."""
-        if thing.armed_ms < NEVER:
-            thing.armed_ms = NEVER
-            self._gone_stale()
-
-    def _gone_stale(self) -> None:
-        """Count one more stale entry, and sweep if most are stale."""
-        self._stale += 1
-        if self._stale > SWEEP and self._stale * 2 > len(self._heap):
-            self._heap = [entry for entry in self._heap if entry[2].armed_ms == entry[0]]
+        """Remove the deadlines of a thing that is gone. Sweeps if most entries are stale."""
+        if thing.armed_ms == NEVER:
+            return
+        thing.armed_ms = NEVER
+        things = self._things
+        del things[thing.armed_as]
+        stale = len(self._heap) - len(things)
+        if stale > SWEEP and stale > len(things):
+            self._heap = [entry for entry in self._heap if entry[1] in things]
             heapq.heapify(self._heap)
-            self._stale = 0
 
     def next_due(self) -> EngineMs:
         """Return the time of the next deadline, engine time, ms; NEVER: there is none."""
         heap = self._heap
         while heap:
-            entry = heap[0]
-            due_ms = entry[0]
-            if entry[2].armed_ms == due_ms:
+            due_ms, number = heap[0]
+            if number in self._things:
                 return due_ms
             heapq.heappop(heap)
-            self._stale -= 1
         return NEVER
 
     def take_due(self, now_ms: EngineMs) -> list[Timed]:
@@ -178,12 +178,11 @@ class Deadlines:
         heap = self._heap
         out = []
         while heap and heap[0][0] <= now_ms:
-            due, _, thing = heapq.heappop(heap)
-            if thing.armed_ms == due:
+            _, number = heapq.heappop(heap)
+            thing = self._things.pop(number, None)
+            if thing is not None:
                 thing.armed_ms = NEVER
                 out.append(thing)
-            else:
-                self._stale -= 1
         return out
 
 

@@ -162,7 +162,7 @@ class Commit:
             queue = entry.queue
             stored = stored or (queue.stored and not queue.deleted)
             for low, high in entry.pieces(entry.first, entry.last):
-                if not entry.void and not queue.deleted:
+                if not entry.void:
                     queue.account.move(entry.part(low, high), STAGED, ACQUIRED)
                 self._settlement.finish(
                     session, entry, low, high, outcome, settlement.notes, settlement.due_ms
@@ -230,11 +230,7 @@ class Rollback:
         if entry.void:
             return
         pieces = [entry.part(low, high) for low, high in entry.pieces(entry.first, entry.last)]
-        if queue.deleted:
-            for piece in pieces:
-                self._store.finish(piece.payload, len(piece))
-        else:
-            self._settlement.give_back(queue, pieces, session.id, reason, lost)
+        self._settlement.give_back(queue, pieces, session.id, reason, lost)
 
     def _release(self, session: Session, tags: IntervalSet) -> None:
         """Requeue those tags that were delivered under the transaction and are unsettled, in order.

@@ -413,7 +413,7 @@ class Dispatcher:
                 or queue.rests
                 or bool(consumer.overdue)
                 or (queue.settings.single_active and consumer is not queue.active)
-                or (bool(consumer.cursors) and self._seeking.has_seen(queue, consumer))
+                or (bool(consumer.cursors) and not queue.has_beyond(consumer.cursors))
             )
             if served:
                 consumer.limit = 0

@@ -130,7 +130,7 @@ class Timeouts:
         late: list[InFlight] = []
         next_due = NEVER
         for entry in session.inflight:
-            if entry.void or entry.queue.deleted:
+            if entry.void:
                 continue
             due = _due(entry)
             if due <= now:
@@ -169,7 +169,7 @@ class Timeouts:
         It comes before a time-out or after it, never in between [NQ-A7]. Raises PreconditionFailed
         if the tag is not unsettled."""
         at = session.find(tag)
-        if session.inflight[at].void or session.inflight[at].queue.deleted:
+        if session.inflight[at].void:
             raise PreconditionFailed(f"unknown delivery tag {tag}")
         entry = session.isolate(at, tag)
         timeout = timeout_of(entry.consumer, entry.queue)

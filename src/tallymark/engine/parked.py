@@ -184,7 +184,7 @@ def is_gone(session: Session, entry: InFlight) -> bool:
 
 def unstage(entry: InFlight) -> None:
     """Count deliveries that were settled in a transaction as acquired again, in their queue."""
-    if not entry.void and not entry.queue.deleted:
+    if not entry.void:
         for low, high in entry.pieces(entry.first, entry.last):
             entry.queue.account.move(entry.part(low, high), STAGED, ACQUIRED)
 
@@ -193,7 +193,7 @@ def stored_ranges(entry: InFlight) -> list[tuple[int, int]]:
     """Return the sequences that an entry holds, as (first, count); none if its queue is not stored
     or is gone."""
     queue = entry.queue
-    if not queue.stored or queue.deleted or entry.void:
+    if not queue.stored or entry.void:
         return []
     return [
         (entry.slice.first + low - entry.first, high - low + 1)

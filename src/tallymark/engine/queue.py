@@ -461,6 +461,17 @@ class Queue(Timed):
         """Return the sequence behind the last message of a stream that readers may see."""
         return self.high_water.durable
 
+    def has_beyond(self, places: list[int]) -> bool:
+        """Return whether there are messages from these places on, one for each lane: of a stream,
+        messages that readers may see."""
+        if self.settings.is_stream:
+            found = self.lanes.lowest.peek(places[0])
+            return found is not None and found.first < self.end()
+        for number, lane in enumerate(self.lanes.by_priority):
+            if lane.at(places[number]) is not None:
+                return True
+        return False
+
     def keep(self, letter: Letter) -> None:
         """Add a letter of no bucket to the dead-letter-pending messages."""
         self.letters.append(letter)

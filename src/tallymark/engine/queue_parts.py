@@ -216,15 +216,20 @@ class Deduplication:
         self.numbers.pop(publisher, None)
         self.numbers[publisher] = number
 
-    def forget_until(self, time_ms: EngineMs) -> None:
-        """Forget ids that were accepted at that time or before."""
+    def forget_until(self, time_ms: EngineMs, most: int = UNLIMITED) -> bool:
+        """Forget ids that were accepted at that time or before, at most so many. Returns whether
+        none of them is left."""
         ids = self.ids
         while ids:
             first = next(iter(ids))
             if ids[first] > time_ms:
-                return
+                return True
+            if most <= 0:
+                return False
+            most -= 1
             del ids[first]
             self.passing.discard(first)
+        return True
 
     def forget_all(self) -> None:
         """Forget all ids."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import final
+from typing import Final, final
 
 from tallymark.engine import definitions
 from tallymark.engine.account import ACQUIRED, MOVING, SETTLED
@@ -47,6 +47,9 @@ from tallymark.engine.vhost import VirtualHost
 from tallymark.stored import records
 from tallymark.stored.annotations import deferred_until
 from tallymark.units import EngineMs
+
+IDS_IN_A_TURN: Final = 8192
+"""Number of ids of a queue that are forgotten in one turn."""
 
 
 @final
@@ -102,7 +105,7 @@ class Contents:
         self.drop_all(queue, records.DROPPED_PURGED)
         self._empty_in_flight(queue, records.DROPPED_PURGED)
         if queue.account.staged:
-            self._transactions.drop(queue, records.DROPPED_PURGED, True)
+            self._transactions.drop(queue, records.DROPPED_PURGED)
 
     def _empty_in_flight(self, queue: Queue, reason: int) -> None:
         """End all messages that sessions hold of a queue that is emptied [NQ-15]. Tags of a
@@ -348,6 +351,7 @@ class Registry:
         """Start a queue's timers now, after a restart."""
         queue.used_ms = self._clock.now_ms
         queue.follow(queue.settings)
+        self._forget_ids(queue)
         if queue.watched:
             self._agenda.mark(queue)
 
@@ -406,7 +410,7 @@ class Registry:
             self._settlement.drop_in_flight(sessions, queue, reason)
         self._state.holders.end_queue(queue)
         if queue.account.staged:
-            self._transactions.drop(queue, reason, False)
+            self._transactions.drop(queue, reason)
         queue.deleted = True
         self._publishing.release(queue)
         self._state.deadlines.forget(queue)
@@ -470,4 +474,15 @@ class Registry:
             self._vhosts[queue.vhost].expire_queue(queue)
             self.end(queue)
         else:
+            self._forget_ids(queue)
             self._agenda.mark(queue)
+
+    def _forget_ids(self, queue: Queue) -> None:
+        """Forget ids beyond a queue's window where nobody publishes to it. It is looked at again
+        once in that time, and in the next turn where they are many."""
+        ids = queue.deduplication
+        if ids.ids:
+            now, window_ms = self._clock.now_ms, queue.settings.dedup_ms
+            is_done = ids.forget_until(EngineMs(now - window_ms), IDS_IN_A_TURN)
+            if ids.ids:
+                self._state.deadlines.arm(queue, EngineMs(now + window_ms) if is_done else now)

@@ -57,7 +57,7 @@ def _in_flight(broker: Broker) -> list[InFlight]:
         for connection in broker.connections.values()
         for session in connection.sessions
         for entry in session.inflight
-        if not entry.queue.deleted and not entry.void
+        if not entry.void
     ]
     return held + broker.transactions.parked()
 

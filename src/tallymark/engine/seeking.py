@@ -93,17 +93,8 @@ class Seeking:
         count = 0
         for consumer in seekers_of(queue):
             if consumer.filter is not None and consumer.room() > 0:
-                count += not self.has_seen(queue, consumer)
+                count += queue.has_beyond(consumer.cursors)
         return max(1, LOOKS // count) if count else LOOKS
-
-    def has_seen(self, queue: Queue, consumer: Consumer) -> bool:
-        """Return whether the consumer has examined all messages of the queue."""
-        if queue.settings.is_stream:
-            return shown(queue, consumer.cursors[0]) is None
-        for number, lane in enumerate(queue.lanes.by_priority):
-            if lane.at(consumer.cursors[number]) is not None:
-                return False
-        return True
 
     def _serve_lane(self, queue: Queue, consumer: Consumer, number: int, looks: int) -> int:
         """Serve a consumer from one lane. Returns how many messages may still be examined in this

@@ -124,8 +124,8 @@ class InFlight:
         """Start of the consumer timeout, engine time, ms. Later than given_ms if the messages were
         touched [NQ-13]."""
         self.void = False
-        """True if the queue has taken the messages back from this session: settling them has no
-        effect."""
+        """True if the queue has taken the messages back from this session, or they have ended with
+        it: settling them has no effect."""
         self.is_late = False
         """True if the messages are void because they exceeded the consumer timeout."""
         self.done: bytearray | None = None
@@ -321,9 +321,10 @@ class Consumer(QueueConsumer):
         return own if own < shared or (self.no_ack and shared > 0) else shared
 
     def is_waiting(self) -> bool:
-        """Return whether the queue has ready messages and the consumer's own limit allows more
-        [LC-3]."""
+        """Return whether the queue has messages for it and its own limit allows more [LC-3]."""
         if not self.active or not self.queue.ready or self.by_link:
+            return False
+        if self.cursors and not self.queue.has_beyond(self.cursors):
             return False
         return self.no_ack or self.limit > self.unacked
 

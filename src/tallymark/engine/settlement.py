@@ -84,7 +84,7 @@ class Settlement:
         PreconditionFailed if the tag is not unsettled, or is void."""
         at = session.find(tag)
         entry = session.inflight[at]
-        if entry.void or entry.queue.deleted:
+        if entry.void:
             raise PreconditionFailed(f"unknown delivery tag {tag}")
         piece = entry.part(tag, tag)
         self.free_credit(session, entry.consumer, 1)
@@ -99,11 +99,7 @@ class Settlement:
         for entry in _take_all_of(session, consumer):
             for low, high in entry.pieces(entry.first, entry.last):
                 session.unacked -= high - low + 1
-                if entry.void:
-                    continue
-                if queue.deleted:
-                    self.store.finish(entry.slice.payload, high - low + 1)
-                else:
+                if not entry.void:
                     pieces.append(entry.part(low, high))
         consumer.unacked = consumer.overdue = 0
         if pieces:
@@ -145,11 +141,7 @@ class Settlement:
             queue = entry.queue
             for low, high in entry.pieces(entry.first, entry.last):
                 self.free_credit(session, entry.consumer, high - low + 1)
-                if entry.void:
-                    continue
-                if queue.deleted:
-                    self.store.finish(entry.slice.payload, high - low + 1)
-                else:
+                if not entry.void:
                     queues[queue.id] = queue
                     gathered.setdefault(queue.id, []).append(entry.part(low, high))
         inflight.clear()
@@ -343,8 +335,8 @@ class Settlement:
             self.ledger.emit(dropped_record(queue.id, low, high - low, reason))
 
     def drop_in_flight(self, sessions: list[Session], queue: Queue, reason: int) -> None:
-        """End all messages of a deleted queue that sessions hold. Their tags can still be settled,
-        without effect."""
+        """End all messages of a queue that is deleted which sessions hold. Their tags can still be
+        settled, without effect."""
         for session in sessions:
             for entry in session.of_queue(queue):
                 if entry.queue is queue and not entry.void:
@@ -354,6 +346,8 @@ class Settlement:
                         self.record_drop(
                             queue, piece.first, QueueSequence(piece.first + len(piece)), reason
                         )
+                        self.store.finish(piece.payload, len(piece))
+                    entry.void = True
                     if not queue.acquired:
                         return
 
@@ -379,9 +373,6 @@ class Settlement:
                 self.agenda.mark(queue)
         self.free_credit(session, entry.consumer, count)
         if entry.void:
-            return
-        if queue.deleted:
-            self.store.finish(entry.slice.payload, count)
             return
         if outcome == ACCEPTED:
             piece = entry.slice

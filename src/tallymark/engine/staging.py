@@ -331,7 +331,7 @@ class Transaction(Timed):
                 settled += n
                 id = settlement.session.id
                 by_session[id] = by_session.get(id, 0) + n
-                if not entry.void and not entry.queue.deleted:
+                if not entry.void:
                     assert entry in self._staged, (self.id, entry.first)
                     by_queue[entry.queue.id] = by_queue.get(entry.queue.id, 0) + n
         assert settled == self.settled, (self.id, settled, self.settled)

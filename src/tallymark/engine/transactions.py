@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.engine.account import ACQUIRED, DROPPED, MOVING, STAGED
+from tallymark.engine.account import ACQUIRED, MOVING, STAGED
 from tallymark.engine.admission import Admission
 from tallymark.engine.commit import Commit, Rollback, record_unstaged
 from tallymark.engine.effects import TransactionExpired
@@ -226,7 +226,7 @@ class Transactions:
                 f"a delivery of queue '{entry.queue.name}' that the transaction settles had gone "
                 "back: its consumer held it for longer than its time-out"
             )
-        if not entry.void and not entry.queue.deleted:
+        if not entry.void:
             for a, b in entry.pieces(entry.first, entry.last):
                 entry.queue.account.move(entry.part(a, b), ACQUIRED, STAGED)
         transaction.park(into, entry)
@@ -376,7 +376,7 @@ class Transactions:
             for transaction in self.open.values()
             for settlement in transaction.settlements
             for entry in settlement.entries
-            if not entry.void and not entry.queue.deleted
+            if not entry.void
         ]
 
     def payloads(self) -> list[Payload]:
@@ -389,22 +389,16 @@ class Transactions:
             if run.payload is not None and run.payload.position >= 0
         ]
 
-    def drop(self, queue: Queue, reason: int, is_emptied: bool) -> None:
+    def drop(self, queue: Queue, reason: int) -> None:
         """End staged deliveries of a queue that is deleted or emptied. Their settlement has no
         effect."""
         for entry in self.staged.of(queue):
             self.staged.remove(entry)
             for low, high in entry.pieces(entry.first, entry.last):
                 piece = entry.part(low, high)
-                if is_emptied:
-                    queue.account.move(piece, STAGED, MOVING)
-                    self._state.drop(queue, piece, reason)
-                else:
-                    queue.account.move(piece, STAGED, DROPPED, reason)
-                    self._settlement.record_drop(
-                        queue, piece.first, QueueSequence(piece.first + len(piece)), reason
-                    )
-            entry.void = is_emptied
+                queue.account.move(piece, STAGED, MOVING)
+                self._state.drop(queue, piece, reason)
+            entry.void = True
 
     def check(self) -> tuple[dict[int, int], dict[int, int]]:
         """Assert that open transactions are consistent. Returns the count of staged deliveries by

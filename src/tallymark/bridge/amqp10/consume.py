@@ -225,7 +225,7 @@ class OutgoingLink(LinkEnd):
         settle them under a transaction before it hears of that, which has to fail then."""
         taken_back = self.session.taken_back
         for entry in self.session.engine.inflight:
-            if entry.consumer is self.consumer and not entry.void:
+            if entry.consumer is self.consumer and (entry.queue.deleted or not entry.void):
                 for low, high in entry.pieces(entry.first, entry.last):
                     taken_back.add(low, high + 1)
         self.link.detach(error)

@@ -461,17 +461,18 @@ class Topics:
             is_gone = not exists and topic is not None and topic.backlog is queue
             if is_gone and topic is not None and not self._renew(topic):
                 del self._topics[name]  # the next use makes it anew
+                if not topic.channels:
+                    self._channels.pop(name, None)
                 self._note(name, "", False)
-            return
-        channels = self._channels.setdefault(name, {})
-        if exists:
-            channels[channel] = queue
+        elif exists:
+            self._channels.setdefault(name, {})[channel] = queue
             if topic is None:
                 self._take_in(name, False)
             else:
                 self._note(name, channel, True)
                 self._enter(topic, queue)
-        elif channels.get(channel) is queue:
+        elif queue is self._channels.get(name, {}).get(channel):
+            channels = self._channels[name]
             del channels[channel]
             self._note(name, channel, False)
             if topic is not None and not channels:
