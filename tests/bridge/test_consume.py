@@ -161,6 +161,15 @@ def test_get_and_its_counts() -> None:
     assert peer.ask(BasicAck(1), BasicAck(0, True)) == []
 
 
+def test_get_does_not_count_what_expired_behind_its_message() -> None:
+    _, peer = filled(1)
+    peer.ask(peer.publish(b"due", expiration="0"), peer.publish(b"last"))
+    ((_, first),) = peer.ask(BasicGet("q"))
+    assert first == Content(BasicGetOk(1, False, "", "q", 1), Properties(), b"0")
+    ((_, second),) = peer.ask(BasicGet("q", no_ack=True))
+    assert second == Content(BasicGetOk(2, False, "", "q", 0), Properties(), b"last")
+
+
 def test_an_unknown_tag_among_acks_leaves_the_earlier_ones_settled() -> None:
     rig, peer = filled(3)
     peer.ask(BasicConsume("q", "c"))

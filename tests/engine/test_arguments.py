@@ -13,6 +13,7 @@ from tallymark.engine.arguments import (
     consumer_priority,
     consumer_timeout_ms,
     equal_values,
+    erlang_term,
     named,
     same_argument,
     type_name,
@@ -21,6 +22,18 @@ from tallymark.engine.arguments import (
 from tallymark.engine.errors import PreconditionFailed
 
 WHAT = named("queue", "q", "/")
+
+
+class Time(int):
+    """A time, as a protocol's table gives it."""
+
+    tag = "T"
+
+
+class Single(float):
+    """A float of 32 bits, as a protocol's table gives it."""
+
+    tag = "f"
 
 
 @pytest.mark.parametrize(
@@ -56,6 +69,11 @@ def test_good_queue_arguments(arguments: dict[str, object]) -> None:
         ({"x-message-ttl": "1"}, '"expected integer, got longstr"'),
         ({"x-message-ttl": True}, '"expected integer, got bool"'),
         ({"x-message-ttl": 1.0}, '"expected integer, got double"'),
+        ({"x-message-ttl": Single(1.0)}, '"expected integer, got float"'),
+        ({"x-message-ttl": Time(1)}, '"expected integer, got timestamp"'),
+        ({"x-message-ttl": Time(1 << 63)}, '"expected integer, got timestamp"'),
+        ({"x-max-priority": Time(256)}, '"expected integer, got timestamp"'),
+        ({"x-dead-letter-hop-limit": Time(256)}, '"expected integer, got timestamp"'),
         ({"x-expires": 0}, "{value_zero,0}"),
         ({"x-max-length": -5}, "{value_negative,-5}"),
         ({"x-max-priority": 256}, "{max_value_exceeded,256}"),
@@ -264,15 +282,45 @@ def test_names_of_types() -> None:
     class Tagged(int):
         tag = "l"
 
-    values: list[object] = [None, True, 1, Tagged(1), 0.5, "", b"", {}, []]
+    values: list[object] = [
+        None, True, 1, Tagged(1), Time(1), 0.5, Single(0.5), "", b"", {}, [],
+    ]  # fmt: skip
     assert [type_name(value) for value in values] == [
         "void",
         "bool",
         "signedint",
         "long",
+        "timestamp",
         "double",
+        "float",
         "longstr",
         "binary",
         "table",
         "array",
     ]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("a", '<<"a">>'),
+        ("", "<<>>"),
+        (b"a", '<<"a">>'),
+        (b"", "<<>>"),
+        (True, "true"),
+        (None, "undefined"),
+        (5, "5"),
+        ([1, "a"], '[{signedint,1},{longstr,<<"a">>}]'),
+        ([], "[]"),
+        ({"k": {"j": Time(1)}}, '[{<<"k">>,table,[{<<"j">>,timestamp,1}]}]'),
+        ({}, "[]"),
+    ],
+)
+def test_values_are_shown_as_erlang_s(value: object, shown: str) -> None:
+    assert erlang_term(value) == shown
+
+
+def test_a_binary_is_shown_as_text_where_it_differs() -> None:
+    with pytest.raises(PreconditionFailed) as refused:
+        check_same_arguments(["x-a"], WHAT, {"x-a": b"one"}, {"x-a": "two"})
+    assert str(refused.value).endswith("received 'one' but current is 'two'")

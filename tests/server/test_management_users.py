@@ -211,6 +211,11 @@ def test_hashes_that_cannot_be_checked_are_refused(
     ("path", "body", "reason"),
     [
         ("users/new", {"password": "x"}, "tags is missing"),
+        (
+            "users/new",
+            {"password": "x", "password_hash": salted("sha256", "y"), "tags": ""},
+            "both_password_and_password_hash_are_provided",
+        ),
         ("users/new", {"password": "x", "tags": 5}, "tags is 5, expected a list"),
         ("users/new", {"password": "", "tags": ""}, "expected a password that is not empty"),
         ("users/new", {"password": 5, "tags": ""}, "password is a number, expected text"),

@@ -62,7 +62,7 @@ journal but perhaps not synced, or once they are synced to disk."""
 RETRY_TYPES: Final = ("all", "failed", "returned", "disabled")
 """Types of delayed retry: the requeued messages that wait are all, those whose delivery failed, the
 others, or none."""
-INTEGER_TYPES: Final = {
+TAGGED_TYPES: Final = {
     "b": "byte",
     "B": "unsignedbyte",
     "s": "short",
@@ -70,8 +70,10 @@ INTEGER_TYPES: Final = {
     "i": "unsignedint",
     "l": "long",
     "L": "long",
+    "f": "float",
+    "T": "timestamp",
 }
-"""Type names by the `tag` that a protocol's integers of unusual width may have."""
+"""Type names by the `tag` that a protocol's numbers of unusual width, and its times, may have."""
 
 
 def wire_bytes(text: str) -> bytes:
@@ -95,11 +97,11 @@ def type_name(value: object) -> str:
     if isinstance(value, bool):
         return "bool"
     # Asked before the value is known to be an int: compiled code turns it into a plain one there.
-    width = INTEGER_TYPES.get(str(getattr(value, "tag", "")))
+    tagged = TAGGED_TYPES.get(str(getattr(value, "tag", "")))
     if isinstance(value, int):
-        return width or ("signedint" if -(1 << 31) <= value < 1 << 31 else "long")
+        return tagged or ("signedint" if -(1 << 31) <= value < 1 << 31 else "long")
     if isinstance(value, float):
-        return "double"
+        return tagged or "double"
     if isinstance(value, str):
         return "longstr"
     if isinstance(value, (bytes, bytearray)):
@@ -120,14 +122,25 @@ def erlang_term(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return f'<<"{value}">>'
+        return f'<<"{value}">>' if value else "<<>>"
+    if isinstance(value, (bytes, bytearray)):
+        return erlang_term(bytes(value).decode("utf-8", "replace"))
     if isinstance(value, (list, tuple)):
-        return "[" + ",".join([erlang_term(item) for item in value]) + "]"
+        items = [f"{{{type_name(item)},{erlang_term(item)}}}" for item in value]
+        return "[" + ",".join(items) + "]"
+    if isinstance(value, dict):
+        fields = [
+            f"{{{erlang_term(name)},{type_name(item)},{erlang_term(item)}}}"
+            for name, item in value.items()
+        ]
+        return "[" + ",".join(fields) + "]"
     return "undefined" if value is None else str(value)
 
 
 def shown(value: object) -> str:
     """Return a value between quotes, as RabbitMQ shows it in texts about inequivalent arguments."""
+    if isinstance(value, (bytes, bytearray)):
+        value = bytes(value).decode("utf-8", "replace")
     return f"'{value}'" if isinstance(value, str) else f"'{erlang_term(value)}'"
 
 
@@ -218,10 +231,19 @@ def too_large(value: int, expected: str) -> str:
     return f"{{value_too_large,{value}}}, expected {expected}"
 
 
+def _no_integer(value: object) -> str:
+    """Return what is wrong with a value that is none: a time, though a number, is not one."""
+    kind = type_name(value)
+    if kind == "timestamp" or isinstance(value, bool) or not isinstance(value, int):
+        return f'"expected integer, got {kind}"'
+    return ""
+
+
 def _integer(value: object) -> str:
-    if isinstance(value, bool) or not isinstance(value, int):
-        return f'"expected integer, got {type_name(value)}"'
-    return too_large(value, f"at most {LARGEST}") if value > LARGEST else ""
+    wrong = _no_integer(value)
+    if not wrong and isinstance(value, int) and value > LARGEST:
+        return too_large(value, f"at most {LARGEST}")
+    return wrong
 
 
 def _not_negative(value: object) -> str:
@@ -238,20 +260,20 @@ def _positive(value: object) -> str:
 
 def milliseconds(value: object) -> str:
     """Return what is wrong with a time, perhaps 0, of an argument or a policy; "" if nothing."""
-    if isinstance(value, int) and value > LONGEST_MS:
+    if isinstance(value, int) and not _no_integer(value) and value > LONGEST_MS:
         return too_large(value, TIME)
     return _not_negative(value)
 
 
 def positive_milliseconds(value: object) -> str:
     """Return what is wrong with a time that must not be 0; "" if nothing."""
-    if isinstance(value, int) and value > LONGEST_MS:
+    if isinstance(value, int) and not _no_integer(value) and value > LONGEST_MS:
         return too_large(value, POSITIVE_TIME)
     return _positive(value)
 
 
 def _priorities(value: object) -> str:
-    if isinstance(value, int) and value > MAX_PRIORITY:
+    if isinstance(value, int) and not _no_integer(value) and value > MAX_PRIORITY:
         return f"{{max_value_exceeded,{value}}}"
     return _not_negative(value)
 
@@ -259,7 +281,7 @@ def _priorities(value: object) -> str:
 def _hops(value: object) -> str:
     if isinstance(value, bool):
         return ""
-    if isinstance(value, int) and value > MAX_HOPS:
+    if isinstance(value, int) and not _no_integer(value) and value > MAX_HOPS:
         return f"{{max_value_exceeded,{value}}}"
     return _not_negative(value)
 

@@ -314,6 +314,8 @@ class Consuming:
             queue.handed_out.got_for_good += 1
         else:
             queue.handed_out.got_to_settle += 1
-        if queue.watched:
-            self._agenda.mark(queue)  # what was behind it has a time of its own
-        return piece, self._handover.acquire(session, queue, piece, None, no_ack)
+        tag = self._handover.acquire(session, queue, piece, None, no_ack)
+        if queue.watched:  # what was behind it has a time of its own
+            self._agenda.mark(queue)
+            self._dispatcher.expire_behind(queue)
+        return piece, tag

@@ -195,6 +195,11 @@ class Dispatcher:
         if queue.watched:
             self._upkeep.attend(queue)
 
+    def expire_behind(self, queue: Queue) -> None:
+        """Let messages that expired behind one which a command took leave, over several turns if
+        they are many: what the command says is left does not count them."""
+        self._upkeep.use(queue)
+
     def _share_out(self) -> list[Queue]:
         """Distribute the free part of shared limits, one message to each consumer in line in turn.
         A consumer that got one goes to the end of the line. Returns the queues to serve them from.

@@ -74,6 +74,7 @@ def test_a_client_that_does_not_wait_gets_the_same_as_one_that_does() -> None:
         (b"AMQP\0\0\x09\x01", (0, 9)),
         (b"AMQP\x01\x01\0\x09", (0, 9)),
         (b"AMQP\x01\x01\x08\0", (8, 0)),
+        (b"AMQP\x01\x01\x09\x01", (8, 0)),
     ],
 )
 def test_older_versions_are_accepted_and_named(header: bytes, version: tuple[int, int]) -> None:

@@ -28,7 +28,13 @@ from tallymark.server.access.user import (
     tagged,
     tags_from,
 )
-from tallymark.server.http.requests import HASHING, answer, require_administrator, user_of
+from tallymark.server.http.requests import (
+    HASHING,
+    Refused,
+    answer,
+    require_administrator,
+    user_of,
+)
 from tallymark.server.management.requests import (
     Fields,
     Routes,
@@ -130,6 +136,8 @@ class UsersAndPermissions(Routes):
         name, fields = request.match_info["user"], await fields_of(request)
         if "tags" not in fields:
             raise fields.wrong("tags", "a list of texts, or one text with commas")
+        if "password" in fields and "password_hash" in fields:
+            raise Refused(400, "bad_request", "both_password_and_password_hash_are_provided")
         with refused_by_users():
             tags = tags_from(fields.value["tags"])
             made = tagged(await self._made(name, fields), tags)

@@ -63,11 +63,13 @@ UNLIMITED_FRAME_MIN: Final = 131_072
 """Payload bytes that always fit a frame when no frame-max was negotiated."""
 
 # Protocol headers accepted, and the version connection.start then names. 0-9 and 0-8 are read as
-# 0-9-1, which changed nothing they need [rabbitmq rabbit_reader].
+# 0-9-1, which changed nothing they need [rabbitmq rabbit_reader]. 0-8 has two: most clients send
+# its number, py-amqplib what its specification as published says.
 VERSIONS: Final[dict[bytes, tuple[int, int, int]]] = {
     b"AMQP\0\0\x09\x01": (0, 9, 1),
     b"AMQP\x01\x01\0\x09": (0, 9, 0),
     b"AMQP\x01\x01\x08\0": (8, 0, 0),
+    b"AMQP\x01\x01\x09\x01": (8, 0, 0),
 }
 
 

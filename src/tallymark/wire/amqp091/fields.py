@@ -65,10 +65,14 @@ class WireInt(int):
 class Float32(float):
     """A float that arrived in 32 bits and is written so."""
 
+    tag = "f"
+
 
 @_python_class
 class Timestamp(int):
     """Seconds since 1970, 0..2^64-1."""
+
+    tag = "T"
 
 
 _f32: Final = Struct(">f")
