@@ -217,7 +217,7 @@ class Dispatcher:
             free = session.free()
             if free >= len(line):
                 for consumer in list(line.values()):
-                    if not self._is_waiting(consumer):
+                    if not consumer.is_waiting():
                         self._step_out(consumer)
                 each = free // len(line) if line else 0
                 if each:
@@ -226,20 +226,13 @@ class Dispatcher:
                         free -= each
             while line and free > 0:
                 consumer = line[next(iter(line))]
-                if self._is_waiting(consumer):
+                if consumer.is_waiting():
                     line.move_to_end(consumer.id)
                     self._grant(session, consumer, 1, queues)
                     free -= 1
                 else:
                     self._step_out(consumer)
         return list(queues.values())
-
-    def _is_waiting(self, consumer: Consumer) -> bool:
-        """Return whether only a shared limit can stop the consumer: its own allows more, and there
-        is a message that it was not given, or has not examined."""
-        return consumer.is_waiting() and not (
-            consumer.cursors and self._seeking.has_seen(consumer.queue, consumer)
-        )
 
     def _grant(
         self, session: Session, consumer: Consumer, n: int, queues: dict[int, Queue]
@@ -261,7 +254,7 @@ class Dispatcher:
             session = consumer.session
             if (
                 consumer.queue.waits_for_disk()
-                and self._is_waiting(consumer)
+                and consumer.is_waiting()
                 and consumer.room() > 0
             ):
                 self._granted.append(consumer)
@@ -287,7 +280,7 @@ class Dispatcher:
                 consumer.session.limit != UNLIMITED
                 and not consumer.in_line
                 and (not queue.settings.single_active or consumer is queue.active)
-                and self._is_waiting(consumer)
+                and consumer.is_waiting()
                 and consumer.session.left_for(consumer) <= 0
             ):
                 consumer.session.step_in(consumer)
