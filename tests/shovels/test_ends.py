@@ -201,6 +201,10 @@ def test_messages_go_through_nsq_and_come_back(brokers: list[BrokerProcess]) -> 
         ({"from": "http://me:secret@X/%2F"}, "queue 'q' of http://X/%2F is its own target"),
         ({"from": "http://a,x/", "to-queue": "q"}, "is its own target, expected another queue"),
         ({"queue": "t/c", "to": "nsq://x", "to-queue": "t"}, "queue 't/c' of nsq://x is its own"),
+        ({"from": "http://localhost", "to": "http://127.0.0.1:15672/"}, "is its own target"),
+        ({"from": "amqp://[::1]/%2F", "to": "amqp10://LOCALHOST:5672"}, "is its own target"),
+        ({"from": "amqp://rabbit", "to": "amqp://rabbit:5672/"}, "is its own target"),
+        ({"from": "http://[2001:db8::0:1]", "to": "http://[2001:DB8::1]"}, "is its own target"),
     ],
 )
 def test_a_plan_is_refused_with_what_was_expected(more: dict[str, Any], expected: str) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from ipaddress import ip_address
 from itertools import cycle, product
 from typing import Final, Self, final
 from urllib.parse import unquote, urlsplit
@@ -30,6 +31,14 @@ AMQP: Final = {
 HTTP: Final = ("http", "https")
 NSQ: Final = "nsq"
 SCHEMES: Final = (*AMQP, *HTTP, NSQ)
+PORTS: Final = {
+    "amqp": 5672, "amqps": 5671, "amqp091": 5672, "amqps091": 5671, "amqp10": 5672,
+    "amqps10": 5671, "http": 15672, "https": 15671, NSQ: 4150,
+}  # fmt: skip
+"""Ports of addresses that name none."""
+THIS_MACHINE: Final = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::")
+"""Hosts by which a broker of this machine is reached where it listens as it does by default.
+Another one may listen at 127.0.0.2."""
 NAME_MAX: Final = 100
 BATCH_MAX: Final = 10_000
 FIELDS: Final = ("name", "from", "queue", "to", "to-queue", "to-exchange", "to-key", "batch")
@@ -175,15 +184,34 @@ def brokers_in(address: str) -> list[str]:
     return [f"{scheme}{slashes}{login}{at}{host}{slash}{path}" for host in hosts.split(",")]
 
 
-def _places(address: str) -> set[tuple[str, str | None, int | None, str]]:
-    """Return the virtual hosts that an address names, of each of its brokers, whoever logs in."""
+def _places(address: str) -> set[tuple[str, str, int, str]]:
+    """Return the virtual hosts that an address names, of each of its brokers, whoever logs in:
+    protocol, of whatever version, host, port and name."""
     found = set()
     for broker in brokers_in(address):
         parts = urlsplit(broker)
-        protocol = "http" if parts.scheme in HTTP else AMQP.get(parts.scheme, parts.scheme)
         vhost = unquote(parts.path.removeprefix("/")) or "/"
-        found.add((protocol, parts.hostname, parts.port, vhost))
+        port = PORTS[parts.scheme] if parts.port is None else parts.port
+        protocol = "amqp" if parts.scheme in AMQP else "http" if parts.scheme in HTTP else NSQ
+        found.add((protocol, _machine(parts.hostname or ""), port, vhost))
     return found
+
+
+def _machine(host: str) -> str:
+    """Return one text for all ways to write a host that need no name service: those of this machine
+    are "localhost".
+
+    >>> _machine("127.0.0.1"), _machine("::1"), _machine("127.0.0.2"), _machine("2001:DB8::0:1")
+    ('localhost', 'localhost', '127.0.0.2', '2001:db8::1')
+    """
+    host = host.rstrip(".").lower()
+    if host in THIS_MACHINE:
+        return "localhost"
+    try:
+        shown = str(ip_address(host))
+    except ValueError:
+        return host
+    return "localhost" if shown in THIS_MACHINE else shown
 
 
 def _address(table: Mapping[str, object], key: str) -> str:
