@@ -184,15 +184,16 @@ def brokers_in(address: str) -> list[str]:
     return [f"{scheme}{slashes}{login}{at}{host}{slash}{path}" for host in hosts.split(",")]
 
 
-def _places(address: str) -> set[tuple[str, int, str]]:
+def _places(address: str) -> set[tuple[str, str, int, str]]:
     """Return the virtual hosts that an address names, of each of its brokers, whoever logs in:
-    host, port and name."""
+    protocol, of whatever version, host, port and name."""
     found = set()
     for broker in brokers_in(address):
         parts = urlsplit(broker)
         vhost = unquote(parts.path.removeprefix("/")) or "/"
         port = PORTS[parts.scheme] if parts.port is None else parts.port
-        found.add((_machine(parts.hostname or ""), port, vhost))
+        protocol = "amqp" if parts.scheme in AMQP else "http" if parts.scheme in HTTP else NSQ
+        found.add((protocol, _machine(parts.hostname or ""), port, vhost))
     return found
 
 
