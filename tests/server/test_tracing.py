@@ -17,6 +17,7 @@ from tallymark.client import Message, connect
 from tallymark.engine.clock import Clock
 from tallymark.engine.ledger import Ledger
 from tallymark.engine.message import Format, Payload
+from tallymark.engine.queue import Queue
 from tallymark.engine.record import Record
 from tallymark.server.tracing import exporter as exporting
 from tallymark.server.tracing import tracer as tracing
@@ -243,6 +244,19 @@ def test_so_many_messages_are_followed_and_the_others_counted() -> None:
     assert spans[-1].name == "queue 5 deliver"
     tracer.committed([settled, entered(1, 90_000)], 12)
     assert tracer.count == 1, "there is room again"
+
+
+def test_messages_of_a_stream_have_the_span_of_their_publish_and_are_not_followed() -> None:
+    """Ten thousand that a stream kept had nothing else traced any more."""
+    spans: list[Span] = []
+    stream = Queue(5, "s", "/", True, 0, False, {"x-queue-type": "stream"})
+    tracer = Tracer({5: stream}, {1: Headers()}, Ledger(Clock()), spans.append, lambda: 1000)
+    tracer.committed([entered(3)], 10)
+    tracer.synced(10)
+    assert [span.name for span in spans] == ["(default) publish"] * 3
+    assert (tracer.count, tracer.passed_over) == (0, 0)
+    tracer.committed([Record(records.DROPPED, 5, 1, 3, 0)], 11)
+    assert len(spans) == 3
 
 
 def test_spans_that_do_not_fit_are_dropped_and_counted() -> None:
