@@ -252,11 +252,7 @@ class Dispatcher:
             if not consumer.share:
                 continue
             session = consumer.session
-            if (
-                consumer.queue.waits_for_disk()
-                and consumer.is_waiting()
-                and consumer.room() > 0
-            ):
+            if consumer.queue.waits_for_disk() and consumer.is_waiting() and consumer.room() > 0:
                 self._granted.append(consumer)
                 continue
             session.give_share_back(consumer)
