@@ -134,6 +134,9 @@ def erlang_term(value: object) -> str:
             for name, item in value.items()
         ]
         return "[" + ",".join(fields) + "]"
+    if isinstance(value, Decimal) and value.is_finite():
+        _, digits, exponent = value.as_tuple()
+        return f"{{{-int(exponent)},{int(''.join(map(str, digits)))}}}"
     return "undefined" if value is None else str(value)
 
 
@@ -335,7 +338,9 @@ def _age(value: object) -> str:
 
 
 def _queue_mode(value: object) -> str:
-    return "" if value in ("default", "lazy") else _text(value) or "invalid_queue_mode"
+    if value in ("default", "lazy"):
+        return ""
+    return _text(value) or f"\"unsupported queue mode '{value}'\""
 
 
 def _queue_version(value: object) -> str:
