@@ -18,6 +18,7 @@ from tallymark.engine.arguments import (
     erlang_term,
     named,
     same_argument,
+    table_term,
     type_name,
     wire_bytes,
 )
@@ -319,8 +320,13 @@ def test_names_of_types() -> None:
         ({}, "[]"),
     ],
 )
-def test_values_are_shown_as_erlang_s(value: object, shown: str) -> None:
-    assert erlang_term(value) == shown
+def test_values_of_tables_are_shown_as_erlang_s(value: object, shown: str) -> None:
+    assert table_term(value) == shown
+
+
+def test_values_of_json_are_shown_as_erlang_s() -> None:
+    value = {"k": [1, "a", "", True, None, {}]}
+    assert erlang_term(value) == '#{<<"k">> => [1,<<"a">>,<<>>,true,undefined,#{}]}'
 
 
 def test_a_binary_is_shown_as_text_where_it_differs() -> None:

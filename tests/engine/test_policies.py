@@ -231,7 +231,7 @@ BAD: list[tuple[str, object, str]] = [
     ("slow-consumer-count", True, "true is not a valid slow consumer count"),
     ("slow-consumer-rate", -0.5, "-0.5 is not a valid slow consumer rate"),
     ("slow-consumer-rate", True, "true is not a valid slow consumer rate"),
-    ("slow-consumer-policy", "", '<<"">> is not a valid slow consumer policy'),
+    ("slow-consumer-policy", "", '<<>> is not a valid slow consumer policy'),
     ("slow-consumer-options", 1, "1 is not a valid set of slow consumer options"),
 ]  # fmt: skip
 
