@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import pytest
 
 from tallymark.engine.arguments import (
@@ -16,6 +18,7 @@ from tallymark.engine.arguments import (
     erlang_term,
     named,
     same_argument,
+    table_term,
     type_name,
     wire_bytes,
 )
@@ -80,7 +83,7 @@ def test_good_queue_arguments(arguments: dict[str, object]) -> None:
         ({"x-single-active-consumer": 1}, "{unacceptable_type,signedint}"),
         ({"x-overflow": "spill"}, "invalid_overflow"),
         ({"x-overflow": 1}, "{unacceptable_type,signedint}"),
-        ({"x-queue-mode": "eager"}, "invalid_queue_mode"),
+        ({"x-queue-mode": "eager"}, "\"unsupported queue mode 'eager'\""),
         ({"x-queue-version": 3}, "\"unsupported queue version '3'\""),
         ({"x-queue-type": "fast"}, "\"unsupported queue type 'fast'\""),
         ({"x-dead-letter-strategy": "never"}, "invalid_dlx_strategy"),
@@ -312,12 +315,18 @@ def test_names_of_types() -> None:
         (5, "5"),
         ([1, "a"], '[{signedint,1},{longstr,<<"a">>}]'),
         ([], "[]"),
+        (Decimal("1.50"), "{2,150}"),
         ({"k": {"j": Time(1)}}, '[{<<"k">>,table,[{<<"j">>,timestamp,1}]}]'),
         ({}, "[]"),
     ],
 )
-def test_values_are_shown_as_erlang_s(value: object, shown: str) -> None:
-    assert erlang_term(value) == shown
+def test_values_of_tables_are_shown_as_erlang_s(value: object, shown: str) -> None:
+    assert table_term(value) == shown
+
+
+def test_values_of_json_are_shown_as_erlang_s() -> None:
+    value = {"k": [1, "a", "", True, None, {}]}
+    assert erlang_term(value) == '#{<<"k">> => [1,<<"a">>,<<>>,true,undefined,#{}]}'
 
 
 def test_a_binary_is_shown_as_text_where_it_differs() -> None:

@@ -118,7 +118,7 @@ def type_name(value: object) -> str:
 
 
 def erlang_term(value: object) -> str:
-    """Return a value in the form in which RabbitMQ prints terms in its texts."""
+    """Return a value, as JSON has it, in the form in which RabbitMQ prints terms in its texts."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -126,22 +126,35 @@ def erlang_term(value: object) -> str:
     if isinstance(value, (bytes, bytearray)):
         return erlang_term(bytes(value).decode("utf-8", "replace"))
     if isinstance(value, (list, tuple)):
-        items = [f"{{{type_name(item)},{erlang_term(item)}}}" for item in value]
+        return "[" + ",".join([erlang_term(item) for item in value]) + "]"
+    if isinstance(value, dict):
+        fields = [f"{erlang_term(name)} => {erlang_term(item)}" for name, item in value.items()]
+        return "#{" + ",".join(fields) + "}"
+    if isinstance(value, Decimal) and value.is_finite():
+        _, digits, exponent = value.as_tuple()
+        return f"{{{-int(exponent)},{int(''.join(map(str, digits)))}}}"
+    return "undefined" if value is None else str(value)
+
+
+def table_term(value: object) -> str:
+    """Return a value of a table as erlang_term does, but with the types of what it contains."""
+    if isinstance(value, (list, tuple)):
+        items = [f"{{{type_name(item)},{table_term(item)}}}" for item in value]
         return "[" + ",".join(items) + "]"
     if isinstance(value, dict):
         fields = [
-            f"{{{erlang_term(name)},{type_name(item)},{erlang_term(item)}}}"
+            f"{{{erlang_term(name)},{type_name(item)},{table_term(item)}}}"
             for name, item in value.items()
         ]
         return "[" + ",".join(fields) + "]"
-    return "undefined" if value is None else str(value)
+    return erlang_term(value)
 
 
 def shown(value: object) -> str:
     """Return a value between quotes, as RabbitMQ shows it in texts about inequivalent arguments."""
     if isinstance(value, (bytes, bytearray)):
         value = bytes(value).decode("utf-8", "replace")
-    return f"'{value}'" if isinstance(value, str) else f"'{erlang_term(value)}'"
+    return f"'{value}'" if isinstance(value, str) else f"'{table_term(value)}'"
 
 
 def equal_values(a: object, b: object) -> bool:
@@ -335,7 +348,9 @@ def _age(value: object) -> str:
 
 
 def _queue_mode(value: object) -> str:
-    return "" if value in ("default", "lazy") else _text(value) or "invalid_queue_mode"
+    if value in ("default", "lazy"):
+        return ""
+    return _text(value) or f"\"unsupported queue mode '{value}'\""
 
 
 def _queue_version(value: object) -> str:

@@ -37,7 +37,7 @@ from array import array
 from bisect import bisect_left
 from typing import Final, Generic, TypeVar, final
 
-from tallymark.engine.arguments import equal_values, erlang_term, type_name, wire_bytes
+from tallymark.engine.arguments import equal_values, table_term, type_name, wire_bytes
 from tallymark.engine.errors import PreconditionFailed
 
 POINTS: Final = 128
@@ -191,12 +191,12 @@ def check_match(arguments: dict[str, object]) -> None:
     value = arguments["x-match"]
     if not isinstance(value, str):
         raise PreconditionFailed(
-            f"Invalid x-match field type {type_name(value)} (value {erlang_term(value)}); "
+            f"Invalid x-match field type {type_name(value)} (value {table_term(value)}); "
             "expected longstr"
         )
     if value not in MATCH_KINDS:
         raise PreconditionFailed(
-            f"Invalid x-match field value {erlang_term(value)}; "
+            f"Invalid x-match field value {table_term(value)}; "
             "expected all, any, all-with-x, or any-with-x"
         )
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Final, final
 
-from tallymark.engine.arguments import age_ms, erlang_term, named, type_name
+from tallymark.engine.arguments import age_ms, named, table_term, type_name
 from tallymark.engine.clock import Clock
 from tallymark.engine.errors import Fenced, Gone, PreconditionFailed, Unsupported
 from tallymark.engine.message import Slice
@@ -95,7 +95,7 @@ def start_of(value: object, what: str) -> Start:
             return Start(AGO, ago)
     raise PreconditionFailed(
         f"invalid arg 'x-stream-offset' for {what}: {{invalid_stream_offset_arg,"
-        f"{{{type_name(value)},{erlang_term(value)}}}}}"
+        f"{{{type_name(value)},{table_term(value)}}}}}"
     )
 
 
