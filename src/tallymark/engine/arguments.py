@@ -245,7 +245,8 @@ def too_large(value: int, expected: str) -> str:
 
 
 def _no_integer(value: object) -> str:
-    """Return what is wrong with a value that is none: a time, though a number, is not one."""
+    """Return what is wrong with a value that is none: a time, though a number, is not one. Ask
+    before the value is known to be an int: compiled code makes it a plain one there."""
     kind = type_name(value)
     if kind == "timestamp" or isinstance(value, bool) or not isinstance(value, int):
         return f'"expected integer, got {kind}"'
@@ -273,20 +274,20 @@ def _positive(value: object) -> str:
 
 def milliseconds(value: object) -> str:
     """Return what is wrong with a time, perhaps 0, of an argument or a policy; "" if nothing."""
-    if isinstance(value, int) and not _no_integer(value) and value > LONGEST_MS:
+    if not _no_integer(value) and isinstance(value, int) and value > LONGEST_MS:
         return too_large(value, TIME)
     return _not_negative(value)
 
 
 def positive_milliseconds(value: object) -> str:
     """Return what is wrong with a time that must not be 0; "" if nothing."""
-    if isinstance(value, int) and not _no_integer(value) and value > LONGEST_MS:
+    if not _no_integer(value) and isinstance(value, int) and value > LONGEST_MS:
         return too_large(value, POSITIVE_TIME)
     return _positive(value)
 
 
 def _priorities(value: object) -> str:
-    if isinstance(value, int) and not _no_integer(value) and value > MAX_PRIORITY:
+    if not _no_integer(value) and isinstance(value, int) and value > MAX_PRIORITY:
         return f"{{max_value_exceeded,{value}}}"
     return _not_negative(value)
 
@@ -294,7 +295,7 @@ def _priorities(value: object) -> str:
 def _hops(value: object) -> str:
     if isinstance(value, bool):
         return ""
-    if isinstance(value, int) and not _no_integer(value) and value > MAX_HOPS:
+    if not _no_integer(value) and isinstance(value, int) and value > MAX_HOPS:
         return f"{{max_value_exceeded,{value}}}"
     return _not_negative(value)
 
