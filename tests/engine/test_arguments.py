@@ -98,6 +98,7 @@ def test_good_queue_arguments(arguments: dict[str, object]) -> None:
         ({"x-consumer-timeout": -1}, "{value_negative,-1}"),
         ({"x-message-deduplication": 0}, "{value_zero,0}"),
         ({"x-message-deduplication": True}, '"expected integer, got bool"'),
+        ({"x-message-deduplication": False}, '"expected integer, got bool"'),
         ({"x-delayed-retry-type": "some"}, "invalid_delayed_retry_type"),
         ({"x-delayed-retry-type": True}, "{unacceptable_type,bool}"),
         ({"x-delayed-retry-min": 0}, "{value_zero,0}"),

@@ -267,7 +267,7 @@ def _not_negative(value: object) -> str:
 
 
 def _positive(value: object) -> str:
-    if value == 0 and not _integer(value):
+    if not _no_integer(value) and value == 0:
         return "{value_zero,0}"
     return _not_negative(value)
 
