@@ -98,7 +98,7 @@ def _attributes(one: object) -> Iterator[tuple[str, object]]:
     for kind in type(one).__mro__:
         for what, found in vars(kind).items():
             if isinstance(found, (GetSetDescriptorType, MemberDescriptorType)):
-                with suppress(Exception):  # nothing was assigned; or a property, where compiled
+                with suppress(AttributeError):  # nothing was assigned
                     named.append((what, getattr(one, what)))
     for what, value in named:
         if held.pop(id(value), None) is not None:

@@ -19,6 +19,7 @@ from tallymark.client import Message
 from tallymark.client.amqp091.messages import Outgoing
 from tallymark.shovels.ends import Batch, ShovelFailed, Source, Target
 from tallymark.shovels.parcel import Parcel
+from tallymark.shovels.plan import NSQ, PORTS
 from tallymark.wire.nsq import commands
 from tallymark.wire.nsq.frames import (
     ERROR,
@@ -30,7 +31,6 @@ from tallymark.wire.nsq.frames import (
     split_frames,
 )
 
-DEFAULT_PORT: Final = 4150
 PATIENCE_S: Final = 1.0
 """Seconds that a source waits for a message before it says that there is none."""
 ANSWER_S: Final = 60.0
@@ -46,7 +46,7 @@ class Nsqd:
     def __init__(self, url: str, side: str) -> None:
         parts = urlsplit(url)
         self._host = parts.hostname or "localhost"
-        self._port = parts.port or DEFAULT_PORT
+        self._port = parts.port or PORTS[NSQ]
         self._side = side
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None

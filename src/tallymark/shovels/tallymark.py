@@ -27,6 +27,7 @@ from tallymark.client import ClientError, Message
 from tallymark.client.amqp091.messages import Incoming, Outgoing
 from tallymark.shovels.ends import Batch, ShovelFailed, Source, Target
 from tallymark.shovels.parcel import Parcel, Stamp
+from tallymark.shovels.plan import PORTS
 from tallymark.wire.amqp091.frames import (
     METHOD,
     content_frames,
@@ -37,8 +38,6 @@ from tallymark.wire.amqp091.frames import (
 from tallymark.wire.amqp091.layouts import decode_method, encode_method
 from tallymark.wire.amqp091.methods import BasicDeliver, BasicPublish
 
-DEFAULT_PORT: Final = 15672
-DEFAULT_TLS_PORT: Final = 15671
 WAIT_MS: Final = 1_000
 """Milliseconds that the source's broker waits for a message before it says that there is none."""
 STAGE_BYTES: Final = 4 << 20
@@ -60,10 +59,9 @@ class Http:
         """url: `http[s]://user:password@host:port/vhost`, the virtual host percent-encoded and "/"
         where there is none. Raises ValueError."""
         parts = urlsplit(url)
-        default = DEFAULT_TLS_PORT if parts.scheme == "https" else DEFAULT_PORT
         self.vhost = unquote(parts.path.removeprefix("/")) or "/"
         self._base = f"{parts.scheme}://{_bracketed(parts.hostname or 'localhost')}"
-        self._base += f":{parts.port or default}"
+        self._base += f":{parts.port or PORTS[parts.scheme]}"
         login = f"{unquote(parts.username or 'guest')}:{unquote(parts.password or 'guest')}"
         self._headers = {"Authorization": f"Basic {b64encode(login.encode()).decode('ascii')}"}
         self._side = side

@@ -106,7 +106,7 @@ class LinkPair:
 
     def _send(self) -> None:
         """Send the responses that may be sent. One that is larger than the client takes is dropped,
-        and ends its link [rabbitmq]."""
+        and ends its link [amqp-1.0 §2.7.3 max-message-size]."""
         link, responses, session = self.outgoing, self.responses, self.session
         if link is not None and not session.engine.closed:
             while responses and responses[0].is_ready and link.credit > 0:
