@@ -212,7 +212,7 @@ class SteppedBroker:
         self.node.end()
         self.node.journal.close(clean=False)
         asyncio._set_running_loop(None)
-        CLOCKS.set(time.monotonic_ns, time.time_ns, time.thread_time_ns)
+        CLOCKS.set(time.monotonic_ns, time.time_ns, time.thread_time_ns, time.sleep)
 
     def amqp(self) -> Peer:
         """A client that has connected, and said nothing."""

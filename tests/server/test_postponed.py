@@ -92,11 +92,11 @@ def test_who_waits_for_room_is_worked_on_after_a_flush_and_not_before(tmp_path: 
             await asyncio.to_thread(raw.sendall, opened + sent)
             queues = node.broker.vhost("/").queues
             await asyncio.to_thread(until, lambda: "q" in queues and queues["q"].ready == COUNT)
-            reads, turns = node.clients.reads, node.turns
+            reads, turns = node.reads, node.turns
             get = method(1, (60, 70), b"\0\0" + short("q") + b"\x01")
             await asyncio.to_thread(raw.sendall, get * COUNT)
             await asyncio.to_thread(read, raw, COUNT * len(BODY))
-            spent.append((node.clients.reads - reads, node.turns - turns))
+            spent.append((node.reads - reads, node.turns - turns))
 
     with asyncio.Runner(loop_factory=run._loop_factory()) as runner:
         runner.run(with_broker(tmp_path / "data", play))

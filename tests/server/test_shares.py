@@ -198,14 +198,14 @@ def test_compressed_input_is_read_as_slowly_as_it_is_worked_on(
             await asyncio.sleep(0)
             most = max(most, client.input_bytes())
         raw.close()
-        reads = node.clients.reads
+        reads = node.reads
         while list(node.clients):
             most = max(most, client.input_bytes())
             await asyncio.sleep(0)
         assert len(bomb) < most < ONE_READ + PIECE_MAX
         # It has gone before hundreds of MiB of its commands were worked on.
         assert client.encoded_bytes > len(bomb)
-        assert (node.clients.reads - reads) * PIECE_MAX < 2 * CALL_BYTES
+        assert (node.reads - reads) * PIECE_MAX < 2 * CALL_BYTES
 
     asyncio.run(with_broker(tmp_path, play))
 

@@ -158,7 +158,7 @@ def test_a_heartbeat_that_came_while_the_process_was_stopped_counts(tmp_path: Pa
             node.clients.deadlines._fire()
             await asyncio.to_thread(link.open_channel, 1)
         finally:
-            CLOCKS.set(monotonic_ns, wall_ns, worked_ns)
+            CLOCKS.set(monotonic_ns, wall_ns, worked_ns, time.sleep)
             link.socket.close()
 
     asyncio.run(with_broker(tmp_path, play))

@@ -40,6 +40,7 @@ class Bridge:
     """The bridge of one client. Methods that a protocol does not need do nothing."""
 
     __slots__ = (
+        "asked",
         "broker",
         "gate",
         "is_behind",
@@ -56,6 +57,9 @@ class Bridge:
         self.line = line
         """Input, output and time of the wire connection."""
         self.gate = OutputGate(self)
+        self.asked = 0
+        """Number of things in its input so far that a client may wait for an answer to: all but
+        settlements and credit."""
         self.now_ms = MonotonicMs(0)
         """Time of the last input or tick, monotonic milliseconds."""
         self.engine_ms = EngineMs(0)

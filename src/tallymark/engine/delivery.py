@@ -76,6 +76,8 @@ class Dispatcher:
         the queues."""
         self._granted: list[Consumer] = []
         """Consumers that have a reserved share."""
+        self._left: list[Queue] = []
+        """Queues that the turn served and left with ready messages."""
         self.few = FEW
         self._looked_at = False
         """True while a queue is served on behalf of a command that examines it."""
@@ -94,11 +96,17 @@ class Dispatcher:
         """Return whether another `pump` would do something that nothing else announces."""
         return bool(self._agenda.changed or self.again or self._starved or self._agenda.offers)
 
+    def keeps_waiting(self) -> bool:
+        """Return whether the last turn served a queue and left it with ready messages that no
+        consumer has credit for: the next settlement brings a consumer more. O(queues served)."""
+        return any(queue.ready > 0 and queue.demand() <= 0 for queue in self._left)
+
     def pump(self) -> None:
         """Serve every changed queue once, then distribute free shared limits among the consumers in
         line."""
         agenda = self._agenda
         self._marks.turns += 1
+        self._left.clear()
         for connection in agenda.spent:
             connection.room = connection.allowance
         agenda.spent.clear()
@@ -148,6 +156,8 @@ class Dispatcher:
             if queue.seekers and self._seeking.serve(queue):
                 self.again.append(queue)
             self._serve(queue)
+            if queue.ready:
+                self._left.append(queue)
         if queue.draining:
             self._end_drains(queue)
         if queue.watched:

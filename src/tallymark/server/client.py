@@ -89,6 +89,8 @@ class Client(Inlet):
         """True once it has published: it is paused when memory or disk run low."""
         self.read_at = 0
         """Number of the read of any client in which it was read last."""
+        self.asked_ns = 0
+        """Monotonic time at which it last asked for something, in nanoseconds."""
         self.held_for: dict[int, str] = {}
         """Names of queues by id whose slow consumers hold back this client's publishing [SC-D7]."""
         self.blocked_reason: str | None = None
@@ -288,8 +290,6 @@ class Clients(Served):
         self.replies = DirectReplies()
         self.deadlines = Deadlines(turns.loop)
         self.postponed = Postponed(turns.loop)
-        self.reads = 0
-        """Number of reads of any client so far."""
         self._pacer = pacer
         self._alarms = alarms
         self._by_bridge: dict[Bridge, Client] = {}
@@ -336,13 +336,16 @@ class Clients(Served):
         """Bytes from a client: commands to the engine at once, their effects with the turn."""
         turns = self.turns
         turns.unwritten_bytes += len(data)
-        self.reads += 1
-        client.read_at = self.reads
+        turns.reads += 1
+        client.read_at = turns.reads
         broker, bridge = turns.broker, client.bridge
         published = broker.publishing.published
+        asked = bridge.asked
         monotonic_ms = turns.tell_time()
         bridge.room = room_of(client, self.buffers)
         bridge.receive(data, monotonic_ms, broker.clock.now_ms)
+        if bridge.asked != asked:
+            client.asked_ns = turns.has_asked(client.asked_ns)
         if broker.publishing.published != published:
             self._published(client, broker.publishing.published - published, len(data))
         elif not self.replies.written and turns.put_off():

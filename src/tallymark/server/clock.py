@@ -32,26 +32,30 @@ def alignment_ns(readings: Iterable[tuple[int, int, int]]) -> int:
 
 class Clocks:
     """The monotonic and the wall clock, and the processor time of the thread that asks, in
-    nanoseconds. `CLOCKS` has those of this process."""
+    nanoseconds; and the sleep of that thread, in seconds. `CLOCKS` has those of this process."""
 
     def __init__(
         self,
         monotonic_ns: Callable[[], int],
         wall_ns: Callable[[], int],
         worked_ns: Callable[[], int],
+        sleep: Callable[[float], None],
     ) -> None:
-        self.set(monotonic_ns, wall_ns, worked_ns)
+        self.set(monotonic_ns, wall_ns, worked_ns, sleep)
 
     def set(
         self,
         monotonic_ns: Callable[[], int],
         wall_ns: Callable[[], int],
         worked_ns: Callable[[], int] = lambda: 0,
+        sleep: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """Read other clocks from now on: a simulation has its own, and its work takes no time."""
+        """Read other clocks from now on: a simulation has its own, and neither its work nor its
+        sleep takes time."""
         self.monotonic_ns = monotonic_ns
         self.wall_ns = wall_ns
         self.worked_ns = worked_ns
+        self.sleep = sleep
         self.alignment_ns = alignment_ns([self.read() for _ in range(READINGS)])
         """Nanoseconds that are added to the monotonic clock."""
 
@@ -60,7 +64,7 @@ class Clocks:
         return self.monotonic_ns(), self.wall_ns(), self.monotonic_ns()
 
 
-CLOCKS: Final = Clocks(time.monotonic_ns, time.time_ns, time.thread_time_ns)
+CLOCKS: Final = Clocks(time.monotonic_ns, time.time_ns, time.thread_time_ns, time.sleep)
 
 
 def now_ms() -> MonotonicMs:

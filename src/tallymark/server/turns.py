@@ -13,7 +13,8 @@ A sync between two turns has the last three steps of its own. A turn comes with 
 the loop, and what is read until then shares it; where reads come one at a time, at once
 (rhythm.py). Records that nobody waits for (settlements, mostly) linger a moment to share a later
 block and its sync, which halves the work of trickle traffic. A read that brought nothing else needs
-no turn of its own. Without anything to do there is no turn.
+no turn of its own. Without anything to do there is no turn. Behind a turn the loop may rest
+(resting.py).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from tallymark.server.effects import carry_out_all
 from tallymark.server.interfaces import Served, Tracer, Upkeep
 from tallymark.server.logs import log_of
 from tallymark.server.polls import LongPolls
+from tallymark.server.resting import REST_S, Resting
 from tallymark.server.rhythm import Rhythm
 from tallymark.server.waking import Waking
 from tallymark.units import EngineMs, Position, WallMs
@@ -90,6 +92,10 @@ class Turns:
         """Wall time as it was then, and engine time."""
         self.turns = 0
         """Number of turns so far, and of times that something was synced between them."""
+        self.reads = 0
+        """Number of reads of any client so far."""
+        self.rests = 0
+        """Number of rests of the loop so far."""
         self.polls = LongPolls(loop, self.schedule)
         self.unwritten_bytes = 0
         """Bytes read from clients since the last commit."""
@@ -116,6 +122,7 @@ class Turns:
         self.is_due = False
         """True if a turn is scheduled."""
         self._rhythm = Rhythm()
+        self._resting = Resting()
         self._call_soon = loop.call_soon
         self._turn_of_loop = self._turn
         """The two as the loop takes them: looked up once, and not for each turn."""
@@ -181,6 +188,12 @@ class Turns:
             self.turn_in_time()
         else:
             self.schedule()
+
+    def has_asked(self, before_ns: int) -> int:
+        """Note that a client has just asked for something; before_ns: when it did before. Returns
+        when it did now, nanoseconds of the monotonic clock."""
+        self._resting.asked(self._told_ns, before_ns)
+        return self._told_ns
 
     def put_off(self) -> bool:
         """Let what was just read, settlements, wait for the next turn, for LINGER_S at most. False:
@@ -283,6 +296,18 @@ class Turns:
                 if due_ms < NEVER:
                     self.tell_time()
                 self._waking.set(EngineMs(due_ms), self._clock.now_ms)
+            if self._resting.may_rest(self._told_ns, self.reads):
+                self._rest()
+
+    def _rest(self) -> None:
+        """Let more come before the sockets are read again, if nothing is due."""
+        if self.is_due:
+            return
+        if self.broker.dispatcher.keeps_waiting():
+            self._resting.hurry(self._told_ns)
+        else:
+            self.rests += 1
+            CLOCKS.sleep(REST_S)
 
     def _time_confirms(self, synced: Position) -> None:
         """Count how long the publishes took that are confirmed now."""

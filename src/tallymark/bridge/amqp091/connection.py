@@ -267,6 +267,7 @@ class Amqp091(Lifecycle):
         event = wire.next_event()
         while event is not None:
             if isinstance(event, PublishReceived):
+                self.asked += 1
                 channel = self._channel(event.channel)
                 if channel is not None:
                     self.publishing = True
@@ -322,6 +323,7 @@ class Amqp091(Lifecycle):
         return None if channel is None or channel.session.closed else channel
 
     def _method(self, number: int, method: Method) -> None:
+        self.asked += 1
         try:
             if number == 0:
                 self._method_of_connection(method)

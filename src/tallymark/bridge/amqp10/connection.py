@@ -217,12 +217,15 @@ class Amqp10(Lifecycle):
         event = wire.next_event()
         while event is not None:
             if isinstance(event, TransfersReceived):
+                self.asked += 1
                 end = event.link.context
                 if isinstance(end, LinkEnd):
                     end.received(event)
             elif isinstance(event, DispositionReceived):
                 self._disposition(event)
             elif isinstance(event, CreditReceived):
+                if event.drain:
+                    self.asked += 1
                 taker = event.link.context
                 if isinstance(taker, LinkEnd):
                     taker.granted(event)
@@ -265,8 +268,10 @@ class Amqp10(Lifecycle):
             if isinstance(end, OutgoingLink):
                 withdraw(end.session, event.first, event.last)
         elif isinstance(event, (LinkRequested, LinkAttached, LinkDetached, LinkFailed)):
+            self.asked += 1
             self._event_of_link(event)
         elif isinstance(event, (SessionRequested, SessionBegun, SessionEnded, SessionFailed)):
+            self.asked += 1
             self._event_of_session(event)
         elif isinstance(
             event, (SaslReceived, OpenReceived, CloseReceived, ConnectionFailed, Ended)

@@ -228,6 +228,7 @@ class Nsq(Lifecycle):
             if verb and not self.enter(verb):
                 return
         if isinstance(event, PublishReceived):
+            self.asked += 1
             self._publish(event)
         elif isinstance(event, FinReceived):
             self._finish(event.ids)
@@ -238,6 +239,7 @@ class Nsq(Lifecycle):
         elif isinstance(event, TouchReceived):
             self._touch(event.ids)
         elif isinstance(event, SubReceived):
+            self.asked += 1
             self._subscribe(event)
         elif isinstance(event, ProtocolFailure):
             self.answers.fail(event.error)
@@ -247,6 +249,7 @@ class Nsq(Lifecycle):
     def _other_event(
         self, event: IdentifyReceived | UpgradeDue | AuthReceived | ClsReceived | PeerClosed
     ) -> None:
+        self.asked += 1
         if isinstance(event, IdentifyReceived):
             self._messages.follow(event.identify, self.settings.limits)
             self.answers.add(Answer(IDENTIFIED))

@@ -78,6 +78,7 @@ def _broker(node: Node) -> Iterator[Metric]:
         ("transactions_rolled_back", "Transactions that held something, rolled back.",
          broker.transactions.rolled_back),
         ("turns", "Loop turns.", node.turns),
+        ("rests", "Rests of the loop, in which reads gather for one turn.", node.rests),
         ("clock_jumps", "Steps of the wall clock of more than 2 s.", broker.clock.jumps),
         ("received_bytes", "Bytes read from clients.", clients.received_bytes()),
         ("sent_bytes", "Bytes written to clients.", clients.sent_bytes()),
