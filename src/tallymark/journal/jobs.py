@@ -22,6 +22,10 @@ SYNC: Final = 1
 STOP: Final = 2
 SYNC_TIMES: Final = 28
 """Buckets of the times that syncs took (native.c has as many): the last but one ends at 67 s."""
+LARGE: Final = 256 * 1024
+"""Bytes of a buffer from which on its block need not stay in the system's cache (native.c has the
+same). Smaller ones stay: the cleaner reads their columns again, and new pages for them cost no more
+than it does to let go of the old ones."""
 
 
 @final
@@ -91,6 +95,9 @@ class JobQueue(Protocol):
     """Count of calls of fdatasync."""
     is_over: bool
     """True once the journal has failed: what still waits is not carried out."""
+    keeps_cached: bool
+    """True: the system keeps all that was written in its cache, since it may be read back soon.
+    False: blocks with a buffer of LARGE bytes or more leave it once they are synced."""
 
     def put(self, job: Job, /) -> None:
         """Hand a job over. From any thread."""
@@ -118,8 +125,8 @@ class Jobs:
     """The queue without native code."""
 
     __slots__ = (
-        "_signal", "_times", "_waiting", "durable", "is_over", "offset", "synced", "syncs",
-        "written", "written_bytes",
+        "_signal", "_times", "_waiting", "durable", "is_over", "keeps_cached", "offset", "synced",
+        "syncs", "written", "written_bytes",
     )  # fmt: skip
 
     def __init__(self, signal: int, threads: Threads = REAL) -> None:
@@ -134,6 +141,7 @@ class Jobs:
         self.syncs = 0
         self._times = Histogram(SYNC_TIMES)
         self.is_over = False
+        self.keeps_cached = False
 
     def put(self, job: Job, /) -> None:
         self._waiting.put(job)

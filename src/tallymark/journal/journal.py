@@ -343,6 +343,12 @@ class Journal:
         """Bytes committed and not yet written; they are held in memory."""
         return self._handed_bytes - self._writer.jobs.written_bytes
 
+    def keep_cached(self, is_so: bool) -> None:
+        """Say whether what is written may be read back soon, and is to stay in the system's cache.
+        Otherwise blocks with large bodies leave it once they are synced: those are in memory as
+        long as they are needed, and what the system has of them is one copy more."""
+        self._writer.jobs.keeps_cached = is_so
+
     def flush(self) -> bool:
         """Wait until everything committed is on disk, in every mode. May be called from any thread.
         False: it never will be, because a write has failed."""

@@ -15,6 +15,7 @@
 #include <Python.h>
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <stddef.h>
@@ -27,6 +28,8 @@
 
 #define MOST_PARTS 1024 /* buffers per pwritev: IOV_MAX of Linux */
 #define SYNC_TIMES 28   /* buckets of the times that syncs took, as in jobs.py */
+#define LARGE (256 << 10) /* bytes of a part from which on the system need not keep it, as in jobs.py */
+#define PAGE 4096
 
 typedef struct Node {
     struct Node *next;
@@ -50,7 +53,7 @@ typedef struct {
     PyObject *pwritev, *fdatasync; /* NULL: the system's own */
     int signal; /* number of the eventfd that tells the loop */
     int syncs_each, returns_each;
-    char is_over;
+    char is_over, keeps_cached;
     int fd;
     long long segment, offset, written, durable, synced, written_bytes, syncs;
     long long sync_times[SYNC_TIMES]; /* bucket i: syncs of less than 2^i microseconds, and not of less than half */
@@ -226,6 +229,7 @@ enum { FINE, FULL, FAILED, RAISED };
 /* Carry out blocks of the open segment. */
 static int carry_out(Jobs *self, PyThreadState **state, List batch) {
     size_t count = 0;
+    int is_large = 0;
     long long length = 0, begin = self->offset;
     for (Node *node = batch.first; node; node = node->next) {
         count += node->count;
@@ -243,7 +247,10 @@ static int carry_out(Jobs *self, PyThreadState **state, List batch) {
     size_t at = 0;
     for (Node *node = batch.first; node; node = node->next)
         for (Py_ssize_t i = 0; i < node->count; i++)
-            if (node->parts[i].iov_len) self->parts[at++] = node->parts[i];
+            if (node->parts[i].iov_len) {
+                is_large |= node->parts[i].iov_len >= LARGE;
+                self->parts[at++] = node->parts[i];
+            }
     int result = write_all(self, state, self->parts, at);
     if (result) {
         self->offset = begin;
@@ -261,6 +268,10 @@ static int carry_out(Jobs *self, PyThreadState **state, List batch) {
     }
     self->synced = self->written;
     tell(self);
+    if (is_large && self->syncs_each && !self->keeps_cached && !self->pwritev) {
+        begin -= begin % PAGE;
+        posix_fadvise(self->fd, begin, self->offset - begin, POSIX_FADV_DONTNEED); /* a hint: it may fail */
+    }
     return FINE;
 }
 
@@ -415,7 +426,8 @@ static PyMethodDef methods[] = {
 
 static PyMemberDef members[] = {
     NUMBER(offset), NUMBER(written), NUMBER(durable), NUMBER(synced),
-    NUMBER(written_bytes), NUMBER(syncs), {"is_over", T_BOOL, offsetof(Jobs, is_over), 0, NULL}, {NULL},
+    NUMBER(written_bytes), NUMBER(syncs), {"is_over", T_BOOL, offsetof(Jobs, is_over), 0, NULL},
+    {"keeps_cached", T_BOOL, offsetof(Jobs, keeps_cached), 0, NULL}, {NULL},
 };
 
 PyDoc_STRVAR(jobs_doc,

@@ -11,6 +11,7 @@ class Jobs:
     written_bytes: int
     syncs: int
     is_over: bool
+    keeps_cached: bool
     def __new__(
         cls,
         syncs_each: bool,

@@ -10,6 +10,7 @@ on disk, so nothing handed over later is ever reported as synced.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections import deque
@@ -20,7 +21,7 @@ from typing import Final, final
 from tallymark.engine.errors import BytesLost
 from tallymark.journal.files import Files
 from tallymark.journal.home import Home
-from tallymark.journal.jobs import STOP, SYNC, WRITE, Job, JobQueue, Jobs, native_jobs
+from tallymark.journal.jobs import LARGE, STOP, SYNC, WRITE, Job, JobQueue, Jobs, native_jobs
 from tallymark.journal.spares import Spares, is_full
 from tallymark.journal.threads import REAL, Event, Threads
 from tallymark.stored.segment import segment_name
@@ -33,6 +34,8 @@ SYNC_MODES: Final = (COMMIT, INTERVAL, NEVER)
 BOTH: Final = "both"
 HOME_MODES: Final = (COMMIT, BOTH)
 """Modes of a journal with a home: what is handed over is safe there, or also on this disk."""
+PAGE: Final = 4096
+"""Bytes of a page of the system's cache, which it lets go of as a whole."""
 
 
 @final
@@ -41,7 +44,8 @@ class Writer:
     thread, `sync` and `stop` from any."""
 
     __slots__ = (
-        "_fd", "_files", "_folder", "_guard", "_home", "_interval_s", "_on_failure", "_pending",
+        "_fd", "_files", "_folder", "_guard", "_home", "_interval_s", "_lets_go", "_on_failure",
+        "_pending",
         "_spares", "_sync", "_synced_at", "_threads", "_timed", "_worker", "failure", "jobs",
         "number",
     )  # fmt: skip
@@ -74,6 +78,9 @@ class Writer:
         if threads is REAL:
             native = native_jobs(files, sync == COMMIT and home is None, signal, home is not None)
         self.jobs: JobQueue = self._timed or native or Jobs(signal, threads)
+        self._lets_go = sync == COMMIT and home is None and files.pwritev is os.pwritev
+        """True if what `jobs` says of the system's cache is done: it is real, and what it has is on
+        disk."""
         self._pending: deque[Job] = deque()
         """Blocks handed over that may not be written yet."""
         self._guard = threads.lock()
@@ -201,6 +208,8 @@ class Writer:
                 stop = True
         self._put(buffers, begin)
         self._sync_if_due(bool(waiting) or stop)
+        if self._lets_go and not self.jobs.keeps_cached:
+            self._let_go(buffers, begin, end)
         for done in waiting:
             done.set()
         if stop:
@@ -224,6 +233,13 @@ class Writer:
             if self._home is not None:
                 self._make_safe(buffers, begin)
             return
+
+    def _let_go(self, buffers: list[bytes], begin: int, end: int) -> None:
+        """Let large blocks that are synced leave the system's cache."""
+        if any(len(buffer) >= LARGE for buffer in buffers):
+            begin -= begin % PAGE
+            with contextlib.suppress(OSError):  # it is a hint
+                os.posix_fadvise(self._fd, begin, end - begin, os.POSIX_FADV_DONTNEED)
 
     def _make_safe(self, buffers: list[bytes], begin: int) -> None:
         """Wait until what was just written is safe in the home."""

@@ -51,6 +51,9 @@ ROW_BYTES: Final = 72
 """Bytes of a checkpoint's row, its part of the bounds included."""
 COLUMNS_BYTES: Final = 28
 """Bytes of a packed message of a stream in a checkpoint."""
+CACHED_SHARE: Final = 4
+"""Part of the limit of memory from which on new bodies may be read back: at the limit the newest
+lose their bytes first, until half of it is left."""
 SIZE_SHARE: Final = 4
 """Growth of the journal before the next checkpoint, as a multiple of the last checkpoint's size."""
 
@@ -77,6 +80,8 @@ class Housekeeping(Upkeep):
         """Number of looks since that found the journal grown."""
         self._has_committed = False
         """True from a commit on until `_look_at_pending` finds that nothing is on its way."""
+        self._keeps_cached = False
+        """True while the journal's files may be read back, since memory may soon be full."""
         self._grown_checkpoint = 0
         self._checkpoint_distance = turns.config.checkpoint_every
         self._grown_disk = 0
@@ -109,6 +114,10 @@ class Housekeeping(Upkeep):
         exactly that of the journal: the moment for a checkpoint. now: engine time."""
         grown = self._growth(position)
         self._has_committed = True
+        keeps = self._turns.broker.store.resident_bytes * CACHED_SHARE > self._max_memory
+        if keeps != self._keeps_cached:
+            self._keeps_cached = keeps
+            self._turns.journal.keep_cached(keeps)
         self._grown_checkpoint += grown
         self._grown_disk += grown
         self._grown_clean += grown
