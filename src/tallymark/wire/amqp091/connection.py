@@ -36,7 +36,13 @@ from tallymark.wire.amqp091.frames import (
     frame,
     snippet,
 )
-from tallymark.wire.amqp091.kernel import publish_needs, scan_acks, scan_publishes
+from tallymark.wire.amqp091.kernel import (
+    Beginning,
+    beginning_of,
+    publish_needs,
+    scan_acks,
+    scan_publishes,
+)
 from tallymark.wire.amqp091.layouts import decode_method, encode_method, layout_of
 from tallymark.wire.amqp091.lifecycle import EARLY_MAX, Lifecycle
 from tallymark.wire.amqp091.limits import INITIAL_FRAME_MAX, Limits, check_tune
@@ -77,11 +83,12 @@ VERSIONS: Final[dict[bytes, tuple[int, int, int]]] = {
 class Connection(Lifecycle):
     """A server's connection. Not thread-safe; one owner. Times are monotonic milliseconds."""
 
-    __slots__ = ("_frame_limit",)
+    __slots__ = ("_beginning", "_frame_limit")
 
     def __init__(self, limits: Limits) -> None:
         super().__init__(limits)
         self._frame_limit = INITIAL_FRAME_MAX  # payload bytes
+        self._beginning: Beginning | None = None
 
     def begin_open(self, channel: int) -> None:
         """Be open from the start, with this channel open: for frames that come without a
@@ -136,6 +143,15 @@ class Connection(Lifecycle):
         data = inbox.data
         pos = inbox.pos
         end = len(data)
+        beginning = self._beginning
+        if beginning is not None and self._state is State.RUNNING:
+            stretch = beginning.next(data, pos)
+            if stretch is not None:
+                channel = self._channels.get(stretch.channel)
+                if channel is not None and channel.is_idle():
+                    inbox.advance(pos + len(stretch.raw), HEAD)
+                    self._events.append(stretch)
+                    return
         kind: int = data[pos]
         number: int = u16(data, pos + 1)
         size: int = u32(data, pos + 3)
@@ -185,6 +201,8 @@ class Connection(Lifecycle):
         limit = self._frame_limit
         stretch = scan_publishes(data, pos, end, channel.number, limit, most, self._known)
         if stretch is not None:
+            if len(stretch.cuts) == 2:
+                self._beginning = beginning_of(stretch)
             inbox.advance(pos + len(stretch.raw), HEAD)
             self._events.append(stretch)
             return True
