@@ -466,10 +466,9 @@ class Clients(Served):
             client.broken(error)
         if bridge not in self._by_bridge:
             return
-        due_ms = bridge.next_deadline()
-        armed = client.armed
-        if due_ms is not None and (armed is None or due_ms < armed.due_ms):
-            self.deadlines.arm(client, due_ms)
+        if bridge.line.is_sooner:
+            bridge.line.is_sooner = False
+            self.deadlines.arm(client, bridge.next_deadline())
         weigh(client, bridge, self.buffers)
 
     def hold_for(self, bridge: Bridge, queue: Queue, held: bool) -> None:
