@@ -391,6 +391,12 @@ class Journal:
         return len(self._spares.names) - (self._segment.number - self._writer.number)
 
     @property
+    def has_run_out(self) -> bool:
+        """Return whether the disk was found full or reserved descriptors are in use, so that
+        `accepts_payloads` and `lacks_files` are worth a look."""
+        return self._spares.full or self._files.is_short
+
+    @property
     def lacks_files(self) -> bool:
         """Return whether the process had no descriptor left, so that the journal uses its reserved
         ones."""

@@ -96,7 +96,7 @@ class Turns:
         self.most_unwritten = min(TURN_BYTES, config.segment_size // 4)
         """Number of these bytes above which a turn is due at once."""
         self.is_on_time = False
-        """True if a read has just told the engine the time and the turn follows at once."""
+        """True if the engine was just told the time, for a read mostly, and the turn follows."""
         self.tracer: Tracer | None = None
         """Follower of traced messages, where there is one."""
         self.confirm_times = Histogram(CONFIRM_TIMES)
@@ -109,6 +109,7 @@ class Turns:
         self._told_ms = MonotonicMs(-1)
         """Milliseconds of that time, as the engine has them."""
         self._clock = broker.clock
+        self._deadlines = broker.state.deadlines
         self._jumps = broker.clock.jumps
         """Number of clock jumps that the log has reported."""
         self._apart = 0
@@ -188,14 +189,14 @@ class Turns:
         broker = self.broker
         if self.is_due or self._has_ended or self.polls.streams or self.polls.queues:
             return False
-        due_ms = broker.next_due()
+        due_ms = self._deadlines.next_due()
         if (
             due_ms < self._waking.armed_ms
             or due_ms <= self._clock.now_ms
             or not broker.record_settled()
         ):
             return False
-        return bool(broker.ledger.rows) and self._may_linger()
+        return bool(broker.ledger.rows) and self._linger()
 
     def turn_now(self) -> None:
         """Have a turn at once, so that its effects are carried out before anything else happens."""
@@ -251,7 +252,7 @@ class Turns:
         if broker.agenda.spent:
             self.served.give_room(broker.agenda.spent)
         effects = broker.turn(now)
-        if not broker.ledger.rows or not self._may_linger():
+        if not broker.ledger.rows or broker.is_awaited() or not self._linger():
             self._commit(now)
         self._follow_up(effects)
 
@@ -268,7 +269,7 @@ class Turns:
         if effects:
             carry_out_all(effects, self.served, self.tracer)
         self.served.flush()
-        self.upkeep.after_turn(self._clock.now_ms)
+        self.upkeep.after_turn()
         if self.polls.streams or self.polls.queues:
             self.polls.wake()
         if (
@@ -278,7 +279,7 @@ class Turns:
         ):
             self.schedule()
         else:
-            due_ms = broker.next_due()
+            due_ms = self._deadlines.next_due()
             if due_ms != self._waking.armed_ms:
                 if due_ms < NEVER:
                     self.tell_time()
@@ -291,15 +292,13 @@ class Turns:
             _, began_ns, count = confirming.popleft()
             self.confirm_times.add((self._told_ns - began_ns) // US_NS, count)
 
-    def _may_linger(self) -> bool:
-        """Return whether the turn's records (there are some) can wait for others to be written with
-        them; begins the wait."""
-        broker = self.broker
+    def _linger(self) -> bool:
+        """Return whether the turn's records (there are some, and nobody waits for them) can wait
+        for others to be written with them; begins the wait."""
         if (
-            broker.is_awaited()
-            or self._at_commit
+            self._at_commit
             or self.unwritten_bytes > LINGER_BYTES
-            or len(broker.ledger.rows) > LINGER_RECORDS
+            or len(self.broker.ledger.rows) > LINGER_RECORDS
         ):
             return False
         if not self._lingers_until_ns:
@@ -323,6 +322,7 @@ class Turns:
             self._arm_linger(left_ns / 1_000_000_000)
             return
         self._linger_over = True
+        self.is_on_time = True
         self.turn_in_time()
 
     def _commit(self, now: EngineMs) -> None:
