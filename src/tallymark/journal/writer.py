@@ -104,7 +104,7 @@ class Writer:
         """Hand over one block. A new segment number begins a new file. After a failure nothing is
         written any more."""
         self.forget_written()
-        if not self.has_failed:
+        if self.failure is None:
             job = Job(WRITE, segment, salt, offset, length, buffers)
             self._pending.append(job)
             self.jobs.put(job)
