@@ -99,9 +99,10 @@ class Dispatcher:
         line."""
         agenda = self._agenda
         self._marks.turns += 1
-        for connection in agenda.spent:
-            connection.room = connection.allowance
-        agenda.spent.clear()
+        if agenda.spent:
+            for connection in agenda.spent:
+                connection.room = connection.allowance
+            agenda.spent.clear()
         changed = agenda.changed
         if self.again or self._starved:
             for queue in self.again:
@@ -126,8 +127,8 @@ class Dispatcher:
             if queue.dirty:  # else it stood in both lists
                 queue.dirty = False
                 self._pump(queue)
-        self._is_line_first = agenda.room <= 0 and bool(agenda.offers) and not was_line_first
-        if agenda.room > 0:
+        self._is_line_first = bool(agenda.offers) and agenda.room <= 0 and not was_line_first
+        if agenda.offers and agenda.room > 0:
             self._serve_line()
         self._upkeep.room = UNLIMITED
         if self._granted:

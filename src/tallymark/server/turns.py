@@ -217,8 +217,11 @@ class Turns:
         if self.is_due or self._has_ended or self.failed.done():
             return
         try:
-            self.tell_time()
-            self._follow_up([])
+            position = self.journal.synced
+            effects = self.broker.synced(position)
+            if effects or self._confirming or self.tracer is not None:
+                self.tell_time()
+            self._follow_up(effects, position)
         except Exception as error:
             self._broken(error)
 
@@ -254,14 +257,15 @@ class Turns:
         effects = broker.turn(now)
         if not broker.ledger.rows or broker.is_awaited() or not self._linger():
             self._commit(now)
-        self._follow_up(effects)
+        position = self.journal.synced
+        effects += broker.synced(position)
+        self._follow_up(effects, position)
 
-    def _follow_up(self, effects: list[Effect]) -> None:
-        """Carry out effects, and those that waited for the disk; write all output."""
+    def _follow_up(self, effects: list[Effect], synced: Position) -> None:
+        """Carry out effects, also those that waited for the disk; write all output. synced:
+        position up to which it has the journal."""
         broker = self.broker
         self.turns += 1
-        synced = self.journal.synced
-        effects += broker.synced(synced)
         if self._confirming:
             self._time_confirms(synced)
         if self.tracer is not None:

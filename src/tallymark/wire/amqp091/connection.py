@@ -83,12 +83,14 @@ VERSIONS: Final[dict[bytes, tuple[int, int, int]]] = {
 class Connection(Lifecycle):
     """A server's connection. Not thread-safe; one owner. Times are monotonic milliseconds."""
 
-    __slots__ = ("_beginning", "_frame_limit")
+    __slots__ = ("_acking", "_beginning", "_frame_limit")
 
     def __init__(self, limits: Limits) -> None:
         super().__init__(limits)
         self._frame_limit = INITIAL_FRAME_MAX  # payload bytes
         self._beginning: Beginning | None = None
+        self._acking: Channel | None = None
+        """Channel of the last acknowledgements: more of them are mostly on the same."""
 
     def begin_open(self, channel: int) -> None:
         """Be open from the start, with this channel open: for frames that come without a
@@ -143,15 +145,19 @@ class Connection(Lifecycle):
         data = inbox.data
         pos = inbox.pos
         end = len(data)
-        beginning = self._beginning
-        if beginning is not None and self._state is State.RUNNING:
-            stretch = beginning.next(data, pos)
-            if stretch is not None:
-                channel = self._channels.get(stretch.channel)
-                if channel is not None and channel.is_idle():
-                    inbox.advance(pos + len(stretch.raw), HEAD)
-                    self._events.append(stretch)
-                    return
+        if self._state is State.RUNNING:
+            beginning = self._beginning
+            if beginning is not None:
+                stretch = beginning.next(data, pos)
+                if stretch is not None:
+                    channel = self._channels.get(stretch.channel)
+                    if channel is not None and channel.is_idle():
+                        inbox.advance(pos + len(stretch.raw), HEAD)
+                        self._events.append(stretch)
+                        return
+            acking = self._acking
+            if acking is not None and acking.is_idle() and self._scan(acking, _ACK):
+                return
         kind: int = data[pos]
         number: int = u16(data, pos + 1)
         size: int = u32(data, pos + 3)
@@ -194,6 +200,7 @@ class Connection(Lifecycle):
             after, first, last, multiple = scan_acks(data, pos, end, channel.ack_prefix)
             if after == pos:
                 return False
+            self._acking = channel
             inbox.advance(after, HEAD)
             self._events.append(AckRange(channel.number, first, last, multiple))
             return True
