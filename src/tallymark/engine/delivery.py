@@ -430,10 +430,11 @@ class Dispatcher:
         session = consumer.session
         connection = session.connection
         n = min(head.hi - head.lo, most)
-        room = min(connection.room, self._agenda.room)
-        if n > 1 and head.size() > room:
-            cuts = head.payload.cuts
-            n = min(n, bisect_left(cuts, cuts[head.lo] + room, head.lo + 1, head.hi) - head.lo)
+        if n > 1:
+            room = min(connection.room, self._agenda.room)
+            if head.size() > room:
+                cuts = head.payload.cuts
+                n = min(n, bisect_left(cuts, cuts[head.lo] + room, head.lo + 1, head.hi) - head.lo)
         waits = False
         if queue.stored:
             covered = self._within_mark(queue, head, n, min(most, queue.ready))

@@ -79,9 +79,9 @@ class Packer:
     size of everything before it. Reused from block to block."""
 
     __slots__ = (
-        "_blobs", "_bounds", "_first", "_kept", "_kept_ends", "_kept_texts", "_mode", "_numbers",
-        "_payloads", "_places", "_records", "_route_ends", "_route_numbers", "_texts",
-        "_text_bytes", "length", "raw_bytes", "version",
+        "_blob_at", "_blobs", "_bounds", "_first", "_kept", "_kept_ends", "_kept_texts", "_mode",
+        "_numbers", "_payloads", "_places", "_raw_at", "_records", "_route_ends",
+        "_route_numbers", "_texts", "_text_bytes", "length", "raw_bytes", "version",
     )  # fmt: skip
 
     def __init__(self, version: int = FORMAT) -> None:
@@ -89,6 +89,9 @@ class Packer:
         """Format version of the blocks it makes; may be changed between two blocks."""
         self.length = 0
         self.raw_bytes = 0
+        self._blob_at = 0
+        self._raw_at = 0
+        """Offsets of the first blob and of the payloads' bytes in the block."""
         self._mode = STORED
         self._records: list[Record] = []
         self._payloads: list[Payload] = []
@@ -118,8 +121,10 @@ class Packer:
         """
         self._records = records
         self._mode = mode
-        self._payloads = []
-        self._bounds = BytesWriter()
+        if self._payloads:
+            self._payloads = []
+        if len(self._bounds):
+            self._bounds = BytesWriter()
         if self._first is not None:
             self._forget_routes()
         if self._blobs:
@@ -134,14 +139,15 @@ class Packer:
             elif record.blob and record.blob not in self._blobs:
                 self._blobs[record.blob] = blob_bytes
                 blob_bytes += len(record.blob)
-        self.length = aligned(
+        self._blob_at = (
             HEADER
             + ROW * len(records)
             + len(self._bounds)
             + len(self._route_ends)
             + self._text_bytes
-            + blob_bytes
-        ) + aligned(self.raw_bytes)
+        )
+        self._raw_at = aligned(self._blob_at + blob_bytes)
+        self.length = self._raw_at + aligned(self.raw_bytes)
         if self.length >= 1 << 32:
             raise ValueError(f"block of {self.length} bytes, a block is less than 4 GiB")
         return self.length
@@ -246,7 +252,7 @@ class Packer:
     ) -> list[bytes]:
         """Return the block as buffers to be written end to end. In mode STORED all its payloads
         have their positions now. Large raws are the payloads' own bytes, not copies."""
-        raw_at = self.length - aligned(self.raw_bytes)
+        raw_at = self._raw_at
         base = segment << 32 | offset
         if self._payloads:
             self._place(base, raw_at)
@@ -290,19 +296,18 @@ class Packer:
     def _tables(self, base: int) -> bytes:
         """Return rows, bounds, route ends and text, end to end."""
         out = BytesWriter()
-        ends = self._route_ends
-        text_at = HEADER + ROW * len(self._records) + len(self._bounds) + len(ends)
-        self._put_rows(out, base, text_at + self._text_bytes)
-        out.write(self._bounds.getvalue())
-        out.write(ends.getvalue())
-        for text in self._texts:
-            out.write(text)
+        self._put_rows(out, base)
+        if self._payloads:
+            out.write(self._bounds.getvalue())
+            out.write(self._route_ends.getvalue())
+            for text in self._texts:
+                out.write(text)
         for blob in self._blobs:
             out.write(blob)
         return out.getvalue()
 
-    def _put_rows(self, rows: BytesWriter, base: int, blob_at: int) -> None:
-        """Write the rows. base: position of the block; blob_at: offset of its first blob."""
+    def _put_rows(self, rows: BytesWriter, base: int) -> None:
+        """Write the rows. base: position of the block."""
         bound = 0
         is_apart = self._mode in (STANDALONE, DETACHED)
         for r in self._records:
@@ -324,7 +329,7 @@ class Packer:
             size = len(r.blob)
             _put_row(
                 rows, kind, r.flags, r.reason, r.queue, r.first, r.time_ms, r.count, r.lo, r.owner,
-                r.other, position, blob_at + self._blobs[r.blob] if size else 0, size,
+                r.other, position, self._blob_at + self._blobs[r.blob] if size else 0, size,
             )  # fmt: skip
 
     def _bounds_of(self, payload: Payload) -> int:

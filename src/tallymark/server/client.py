@@ -452,7 +452,10 @@ class Clients(Served):
             for bridge in self.replies.take_written():
                 assert isinstance(bridge, Bridge)
                 self.flush_soon(bridge)
-        touched, self._touched = self._touched, []
+        touched = self._touched
+        if not touched:
+            return
+        self._touched = []
         for client in touched:
             client.touched = False
             self._look_after(client)
