@@ -124,7 +124,8 @@ class Bridge:
     def output_bytes(self) -> int:
         """Bytes of output that take_output holds back: they wait for the disk or to be sent with
         more."""
-        return self.gate.held_bytes()
+        gate = self.gate
+        return gate.held_bytes() if gate.shut else 0
 
     def receive(self, data: bytes, now_ms: MonotonicMs, engine_ms: EngineMs) -> None:
         """Process input. now_ms: monotonic; engine_ms: arrival of the messages in it."""
@@ -278,8 +279,6 @@ class OutputGate:
 
     def held_bytes(self) -> int:
         """Return the bytes that wait behind gates. O(chunks)."""
-        if not self.shut:
-            return 0
         size = 0
         for gate in self._gates:
             for chunk in gate.chunks:

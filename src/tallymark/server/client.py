@@ -259,23 +259,6 @@ class Client(Inlet):
         self.log.info("connection.closed", peer=self.peer, id=self.id, reason=self.bridge.reason)
 
 
-def _flush(client: Client, bridge: Bridge) -> None:
-    """Write the bridge's output, and carry out what it asks for. It goes on reading unless
-    something speaks against it."""
-    output = bridge.take_output()
-    if output:
-        if client.writes_plainly:
-            write(client, output)
-        else:
-            client.put(output)
-    if bridge.asks:
-        client.attend()
-    if not client.is_reading or client.is_full or not bridge.wants_data:
-        client.read_or_not()
-    if bridge.is_behind:
-        client.catch_up()
-
-
 class Clients(Served):
     """The clients of one node. Everything here happens on the loop's thread."""
 
@@ -461,10 +444,22 @@ class Clients(Served):
             self._look_after(client)
 
     def _look_after(self, client: Client) -> None:
-        """Write a client's output, and act on the results."""
+        """Write a client's output, and carry out what its bridge asks for. It is read on unless
+        something speaks against it."""
         bridge = client.bridge
         try:
-            _flush(client, bridge)
+            output = bridge.take_output()
+            if output:
+                if client.writes_plainly:
+                    write(client, output)
+                else:
+                    client.put(output)
+            if bridge.asks:
+                client.attend()
+            if not client.is_reading or client.is_full or not bridge.wants_data:
+                client.read_or_not()
+            if bridge.is_behind:
+                client.catch_up()
         except Exception as error:
             client.broken(error)
         if bridge not in self._by_bridge:

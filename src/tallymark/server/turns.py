@@ -201,7 +201,7 @@ class Turns:
     def turn_now(self) -> None:
         """Have a turn at once, so that its effects are carried out before anything else happens."""
         self.is_due = True
-        self._turn(is_at_once=True)
+        self._turn(True)
 
     def turn_in_time(self) -> None:
         """Have a turn at once; once the sockets were read where a deadline is over."""
@@ -232,8 +232,24 @@ class Turns:
         self._rhythm.turn()
         if self._has_ended or self.failed.done():
             return
+        broker = self.broker
         try:
-            self._run_turn(is_at_once)
+            if self.is_on_time:
+                self.is_on_time = False
+            else:
+                self.tell_time()
+            now = self._clock.now_ms
+            if not is_at_once and self._waking.gives_way(now):
+                self.schedule()
+                return
+            if broker.agenda.spent:
+                self.served.give_room(broker.agenda.spent)
+            effects = broker.turn(now)
+            if not broker.ledger.rows or broker.is_awaited() or not self._linger():
+                self._commit(now)
+            position = self.journal.synced
+            effects += broker.synced(position)
+            self._follow_up(effects, position)
         except Exception as error:
             self._broken(error)
 
@@ -242,31 +258,12 @@ class Turns:
         trace = "".join(traceback.format_exception(error))
         self.fail(RuntimeError(f"a turn of the engine failed: {error!r}\n{trace}"))
 
-    def _run_turn(self, is_at_once: bool) -> None:
-        broker = self.broker
-        if self.is_on_time:
-            self.is_on_time = False
-        else:
-            self.tell_time()
-        now = self._clock.now_ms
-        if not is_at_once and self._waking.gives_way(now):
-            self.schedule()
-            return
-        if broker.agenda.spent:
-            self.served.give_room(broker.agenda.spent)
-        effects = broker.turn(now)
-        if not broker.ledger.rows or broker.is_awaited() or not self._linger():
-            self._commit(now)
-        position = self.journal.synced
-        effects += broker.synced(position)
-        self._follow_up(effects, position)
-
     def _follow_up(self, effects: list[Effect], synced: Position) -> None:
         """Carry out effects, also those that waited for the disk; write all output. synced:
         position up to which it has the journal."""
         broker = self.broker
         self.turns += 1
-        if self._confirming:
+        if self._confirming and self._confirming[0][0] <= synced:
             self._time_confirms(synced)
         if self.tracer is not None:
             self.tracer.synced(synced)
