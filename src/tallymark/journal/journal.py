@@ -252,9 +252,10 @@ class Journal:
         length = packer.load(records, STORED)
         if length > _LIMIT:
             raise ValueError(f"turn of {length} bytes, a segment holds {_LIMIT}")
-        if self._segment.size and self._segment.size + length + HEADER > self._segment_bytes:
-            self._roll()
         segment = self._segment
+        if segment.size and segment.size + length + HEADER > self._segment_bytes:
+            self._roll()
+            segment = self._segment
         buffers = packer.finish(
             segment.number, segment.size, self._blocks, segment.salt, self._writer.jobs.durable,
             now_ms, 0,

@@ -249,8 +249,6 @@ class Housekeeping(Upkeep):
     def _growth(self, position: Position) -> int:
         last, self._last_position = self._last_position, position
         segments = (position >> 32) - (last >> 32)
-        if not segments:
-            return position - last
         within = (position & 0xFFFFFFFF) - (last & 0xFFFFFFFF)
         return segments * self._turns.config.segment_size + within
 

@@ -271,8 +271,9 @@ class Turns:
             carry_out_all(effects, self.served, self.tracer)
         self.served.flush()
         self.upkeep.after_turn()
-        if self.polls.streams or self.polls.queues:
-            self.polls.wake()
+        polls = self.polls
+        if polls.streams or polls.queues:
+            polls.wake()
         if (
             broker.dispatcher.has_work()
             or broker.store.is_behind

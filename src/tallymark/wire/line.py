@@ -258,9 +258,10 @@ class Line:
 
     def receive(self, data: bytes, now_ms: MonotonicMs) -> None:
         """Add received bytes, which begin a new share of work."""
-        self.start(now_ms)
+        if self.now_ms < 0:
+            self.start(now_ms)
+        self.now_ms = self.heard_ms = now_ms
         self.steps = self._share
-        self.heard_ms = now_ms
         if data and not self.is_deaf:
             self.inbox.add(data)
 

@@ -121,8 +121,8 @@ class PublishReceived:
 
 @final
 class Beginning:
-    """How the last message began that was published alone: up to its body, with the body's size.
-    Of those that come one at a time most begin like the one before, and cost one comparison."""
+    """Beginning of the last message that was published alone: its bytes up to its body. Of those
+    that come one at a time most begin like the one before, and cost one comparison."""
 
     __slots__ = ("_last", "_size", "_unit", "channel")
 
@@ -148,7 +148,7 @@ class Beginning:
 
 
 def beginning_of(message: PublishReceived) -> Beginning | None:
-    """Return how a stretch of one message begins; None: it is not worth remembering."""
+    """Return the beginning of a stretch of one message; None: it is not worth remembering."""
     size = len(message.methods[0]) + 27 + len(message.properties)
     raw = message.raw
     if size > BEGINNING_MAX or size >= len(raw):  # without a body there is no head of its frame
