@@ -138,14 +138,12 @@ class Connection(Lifecycle):
 
     def _parse(self) -> None:
         """Process one frame, or one stretch of frames; or set the bytes that the inbox needs."""
-        if self._state is State.HEADER:
-            self._read_protocol_header()
-            return
         inbox = self.line.inbox
         data = inbox.data
         pos = inbox.pos
         end = len(data)
-        if self._state is State.RUNNING:
+        is_running = self._state is State.RUNNING
+        if is_running:
             beginning = self._beginning
             if beginning is not None:
                 stretch = beginning.next(data, pos)
@@ -158,6 +156,9 @@ class Connection(Lifecycle):
             acking = self._acking
             if acking is not None and acking.is_idle() and self._scan(acking, _ACK):
                 return
+        elif self._state is State.HEADER:
+            self._read_protocol_header()
+            return
         kind: int = data[pos]
         number: int = u16(data, pos + 1)
         size: int = u32(data, pos + 3)
@@ -169,7 +170,7 @@ class Connection(Lifecycle):
                 f"type {kind}, all octets = <<>>: {{frame_too_large,{size},{most}}}",
             )
         total: int = size + OVERHEAD
-        if self._state is State.RUNNING and kind == METHOD and pos + 11 <= end:
+        if is_running and kind == METHOD and pos + 11 <= end:
             method_id: int = u32(data, pos + 7)
             if method_id in (PUBLISH, _ACK):
                 channel = self._channels.get(number)
