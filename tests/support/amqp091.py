@@ -41,6 +41,7 @@ from tallymark.wire.amqp091.methods import (
 )
 from tallymark.wire.amqp091.properties import Properties, encode_properties
 from tallymark.wire.amqp091.states import State
+from tests.support.deadlines import Deadline
 
 
 def method_frame(channel: int, method: Method) -> bytes:
@@ -92,6 +93,7 @@ class Server:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.connection = Connection(limits or Limits())
+        self.deadline = Deadline(self.connection)
         self.events: list[Event] = []
 
     def feed(self, *chunks: bytes, now_ms: int = 0) -> list[Event]:
@@ -100,6 +102,7 @@ class Server:
         for chunk in chunks:
             self.connection.receive_data(chunk, now_ms)
             self.drain()
+            self.deadline.look()
         return self.events[before:]
 
     def drain(self) -> None:

@@ -41,6 +41,7 @@ from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.sender_link import SenderLink
 from tallymark.wire.amqp10.session import Session
 from tallymark.wire.amqp10.states import LinkState, SessionState
+from tests.support.deadlines import Deadline
 
 E = TypeVar("E", bound=Event)
 P = TypeVar("P", bound=Performative)
@@ -250,6 +251,7 @@ class Server(End):
         super().__init__(Connection(limits or Limits(), is_server=True))
         self.now_ms = 0
         self.cut = cut
+        self.deadline = Deadline(self.connection)
 
     def say(self, *performatives: Performative, channel: int = 0, payload: bytes = b"") -> None:
         for performative in performatives:
@@ -258,6 +260,7 @@ class Server(End):
     def hear(self, data: bytes) -> None:
         for piece in self.cut(data):
             self.give(piece, self.now_ms)
+            self.deadline.look()
         self.take(self.now_ms)
 
     def open(self, open: Open | None = None) -> Server:

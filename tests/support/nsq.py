@@ -25,6 +25,7 @@ from tallymark.wire.nsq.events import (
 from tallymark.wire.nsq.frames import split_frames
 from tallymark.wire.nsq.kernel import body_of
 from tallymark.wire.nsq.limits import Limits
+from tests.support.deadlines import Deadline
 
 EFFECTIVE = (
     "client_id",
@@ -52,6 +53,7 @@ class Server:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.connection = Connection(limits or Limits())
+        self.deadline = Deadline(self.connection)
         self.events: list[Event] = []
         self.now_ms = 0
 
@@ -62,6 +64,7 @@ class Server:
         for chunk in chunks:
             self.connection.receive_data(chunk, now_ms)
             self.drain()
+            self.deadline.look()
         return self.events[before:]
 
     def eof(self) -> list[Event]:

@@ -130,7 +130,7 @@ class AmqpBridge(Bridge):
     def asks(self) -> bool:
         """True, too, while a log-in, a step of one or a secret is pending."""
         return (
-            self.closing
+            (self.is_over and self.closing)
             or self.pending_login is not None
             or self.pending_sasl is not None
             or self.pending_secret is not None

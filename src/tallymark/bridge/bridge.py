@@ -125,15 +125,11 @@ class Bridge:
         return False
 
     @property
-    def input_bytes(self) -> int:
-        """Bytes of received input that is not processed: incomplete frames, unfinished contents."""
-        return self.line.unprocessed_bytes()
-
-    @property
     def output_bytes(self) -> int:
         """Bytes of output that take_output holds back: they wait for the disk or to be sent with
         more."""
-        return self.gate.held_bytes()
+        gate = self.gate
+        return gate.held_bytes() if gate.shut else 0
 
     def receive(self, data: bytes, now_ms: MonotonicMs, engine_ms: EngineMs) -> None:
         """Process input. now_ms: monotonic; engine_ms: arrival of the messages in it."""
@@ -272,7 +268,7 @@ class Gate(Waiter):
 class OutputGate:
     """Orders one connection's output around its gates."""
 
-    __slots__ = ("_fresh", "_gates", "_open", "_owner")
+    __slots__ = ("_fresh", "_gates", "_open", "_owner", "shut")
 
     def __init__(self, owner: Bridge) -> None:
         """owner: bridge whose `said` gives the new output."""
@@ -282,19 +278,13 @@ class OutputGate:
         self._gates: list[Gate] = []  # mostly none: an empty deque takes 760 bytes
         self._fresh = False
         """True if the last gate was made since the last `take`."""
-
-    @property
-    def shut(self) -> bool:
-        """True while some output waits for the disk."""
-        return bool(self._gates)
+        self.shut = False
+        """True while some output waits for the disk: there are gates."""
 
     def held_bytes(self) -> int:
         """Return the bytes that wait behind gates. O(chunks)."""
-        gates = self._gates
-        if not gates:
-            return 0
         size = 0
-        for gate in gates:
+        for gate in self._gates:
             for chunk in gate.chunks:
                 size += len(chunk)
         return size
@@ -315,16 +305,16 @@ class OutputGate:
             self._hold_back(owner)
             gate = Gate(owner)
             self._gates.append(gate)
-            self._fresh = True
+            self._fresh = self.shut = True
         broker.await_durable(gate)
 
     def take(self) -> list[bytes]:
         """Return the output that may be written now, in order."""
-        self._fresh = False
         owner = self._owner
-        gates = self._gates
-        if not gates:
+        if not self.shut:
             return [] if owner is None else owner.said()
+        self._fresh = False
+        gates = self._gates
         if owner is not None:
             self._hold_back(owner)
         passed = 0
@@ -332,6 +322,7 @@ class OutputGate:
             self._open += gates[passed].chunks
             passed += 1
         del gates[:passed]
+        self.shut = len(gates) > 0
         chunks = self._open
         self._open = []
         return chunks

@@ -80,7 +80,9 @@ class Clock:
         if wall_ms == self._wall_ms and monotonic_ms == self._monotonic_ms:
             return self.now_ms
         self._wall_ms = wall_ms
-        passed = max(0, monotonic_ms - self._monotonic_ms)
+        passed = monotonic_ms - self._monotonic_ms
+        if passed < 0:
+            passed = 0
         self._monotonic_ms += passed
         now = self.now_ms + passed
         off = wall_ms - self.ahead_ms - now

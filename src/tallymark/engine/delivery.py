@@ -106,10 +106,12 @@ class Dispatcher:
         line."""
         agenda = self._agenda
         self._marks.turns += 1
-        self._left.clear()
-        for connection in agenda.spent:
-            connection.room = connection.allowance
-        agenda.spent.clear()
+        if self._left:
+            self._left.clear()
+        if agenda.spent:
+            for connection in agenda.spent:
+                connection.room = connection.allowance
+            agenda.spent.clear()
         changed = agenda.changed
         if self.again or self._starved:
             for queue in self.again:
@@ -134,8 +136,8 @@ class Dispatcher:
             if queue.dirty:  # else it stood in both lists
                 queue.dirty = False
                 self._pump(queue)
-        self._is_line_first = agenda.room <= 0 and bool(agenda.offers) and not was_line_first
-        if agenda.room > 0:
+        self._is_line_first = bool(agenda.offers) and agenda.room <= 0 and not was_line_first
+        if agenda.offers and agenda.room > 0:
             self._serve_line()
         self._upkeep.room = UNLIMITED
         if self._granted:
@@ -439,10 +441,11 @@ class Dispatcher:
         session = consumer.session
         connection = session.connection
         n = min(head.hi - head.lo, most)
-        room = min(connection.room, self._agenda.room)
-        if n > 1 and head.size() > room:
-            cuts = head.payload.cuts
-            n = min(n, bisect_left(cuts, cuts[head.lo] + room, head.lo + 1, head.hi) - head.lo)
+        if n > 1:
+            room = min(connection.room, self._agenda.room)
+            if head.size() > room:
+                cuts = head.payload.cuts
+                n = min(n, bisect_left(cuts, cuts[head.lo] + room, head.lo + 1, head.hi) - head.lo)
         waits = False
         if queue.stored:
             covered = self._within_mark(queue, head, n, min(most, queue.ready))

@@ -22,5 +22,7 @@ class Histogram:
         if value < 0:
             value = 0
         counts = self.counts
-        counts[min(value.bit_length(), len(counts) - 1)] += count
+        bucket = value.bit_length()
+        last = len(counts) - 1
+        counts[bucket if bucket < last else last] += count
         self.total += value * count

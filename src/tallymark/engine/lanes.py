@@ -53,8 +53,10 @@ class Lane:
         fresh = self.fresh
         if not fresh:
             return None
-        if fresh[0].payload.pack is not None:
-            unpack_head(fresh)
+        first = fresh[0]
+        if first.payload.pack is None:
+            return first
+        unpack_head(fresh)
         return fresh[0]
 
     def take(self, n: int) -> Slice:

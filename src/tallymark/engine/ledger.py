@@ -46,8 +46,7 @@ class Ledger:
 
     def take(self) -> list[Record]:
         """Remove and return all rows. They must become one block."""
-        rows = self.rows[:]
-        self.rows.clear()
+        rows, self.rows = self.rows, []
         return rows
 
     def _extend_drop(self, row: Record) -> bool:

@@ -54,9 +54,11 @@ class Slices:
 
     def popleft(self) -> Slice:
         """Take the first slice. Raises IndexError if there is none."""
-        piece = self[0]
         places = self._places
         gone = self._gone
+        piece = places[gone]
+        if piece is None:
+            raise IndexError("there is no slice")
         places[gone] = None
         gone += 1
         if gone > SPARE and gone * 2 > len(places):

@@ -58,7 +58,7 @@ class Files:
 
     __slots__ = (
         "_for_reading", "_guard", "_open", "_set_aside", "_sleep", "_wanted", "fallocate",
-        "fdatasync", "free_bytes", "fsync", "ftruncate", "pread", "pwritev", "rename",
+        "fdatasync", "free_bytes", "fsync", "ftruncate", "is_short", "pread", "pwritev", "rename",
         "unlink", "urandom",
     )  # fmt: skip
 
@@ -97,10 +97,14 @@ class Files:
         self._for_reading: list[int] = []
         """Reserved descriptors that only `open_for_reading` takes: its caller must not wait."""
         self._wanted = 0
+        self.is_short = False
+        """True if reserved descriptors had to be closed."""
 
     def set_aside(self, count: int) -> None:
         """Reserve descriptors for the journal, independent of what else the process has open."""
         self._wanted = count
+        with self._guard:
+            self._count()
         self.restore()
 
     def restore(self) -> bool:
@@ -119,14 +123,14 @@ class Files:
                 return False
             with self._guard:
                 reserve.append(spare)
+                self._count()
         return True
 
-    @property
-    def is_short(self) -> bool:
-        """Return whether reserved descriptors had to be closed."""
-        if not self._wanted:
-            return False
-        return len(self._set_aside) < self._wanted or len(self._for_reading) < FOR_READING
+    def _count(self) -> None:
+        """Note whether descriptors are missing in the reserves, which have changed."""
+        self.is_short = self._wanted > 0 and (
+            len(self._set_aside) < self._wanted or len(self._for_reading) < FOR_READING
+        )
 
     def give_back(self) -> None:
         """Close the reserved descriptors; no more files are opened."""
@@ -135,6 +139,7 @@ class Files:
             spares = self._set_aside + self._for_reading
             self._set_aside.clear()
             self._for_reading.clear()
+            self._count()
         for spare in spares:
             os.close(spare)
 
@@ -150,6 +155,7 @@ class Files:
             with self._guard:
                 if self._set_aside:
                     os.close(self._set_aside.pop())
+                    self._count()
                 try:
                     return self._open(path, flags | os.O_CLOEXEC, mode)
                 except OSError as error:
@@ -179,6 +185,7 @@ class Files:
                         os.close(self._set_aside.pop())
                     else:
                         break
+                    self._count()
             self._sleep(AGAIN_S)
 
     def read_all(self, path: str) -> bytes:

@@ -147,25 +147,22 @@ class Jobs:
         self._waiting.put(job)
 
     def take(self) -> list[Job]:
-        jobs = [self._waiting.get()]
-        self._take_more(jobs)
-        return jobs
+        return self._all_from(self._waiting.get())
 
     def take_within(self, seconds: float) -> list[Job]:
         """Return all waiting jobs, after so many seconds none."""
         try:
-            jobs = [self._waiting.get(True, seconds)]
+            return self._all_from(self._waiting.get(True, seconds))
         except Empty:
             return []
-        self._take_more(jobs)
-        return jobs
 
-    def _take_more(self, jobs: list[Job]) -> None:
-        try:
-            while True:
-                jobs.append(self._waiting.get_nowait())
-        except Empty:
-            pass
+    def _all_from(self, job: Job) -> list[Job]:
+        """Return a job that was taken, and all that wait behind it."""
+        jobs = [job]
+        waiting = self._waiting
+        while not waiting.empty():  # nobody else takes any
+            jobs.append(waiting.get_nowait())
+        return jobs
 
     def begin(self, fd: int, segment: int, /) -> None:
         self.offset = 0

@@ -252,9 +252,10 @@ class Journal:
         length = packer.load(records, STORED)
         if length > _LIMIT:
             raise ValueError(f"turn of {length} bytes, a segment holds {_LIMIT}")
-        if self._segment.size and self._segment.size + length + HEADER > self._segment_bytes:
-            self._roll()
         segment = self._segment
+        if segment.size and segment.size + length + HEADER > self._segment_bytes:
+            self._roll()
+            segment = self._segment
         buffers = packer.finish(
             segment.number, segment.size, self._blocks, segment.salt, self._writer.jobs.durable,
             now_ms, 0,
@@ -395,6 +396,12 @@ class Journal:
     def _spares_left(self) -> int:
         """Return the count of spares after everything committed is written."""
         return len(self._spares.names) - (self._segment.number - self._writer.number)
+
+    @property
+    def has_run_out(self) -> bool:
+        """Return whether the disk was found full or reserved descriptors are in use, so that
+        `accepts_payloads` and `lacks_files` are worth a look."""
+        return self._spares.full or self._files.is_short
 
     @property
     def lacks_files(self) -> bool:

@@ -31,9 +31,9 @@ from tallymark.stored.layout import (
     ROW,
     ROW_STRUCT,
     WHOLE,
-    Header,
     aligned,
     crc32c,
+    encoded_header,
 )
 from tallymark.stored.records import PAYLOAD
 from tallymark.units import MessageId, Position
@@ -79,9 +79,9 @@ class Packer:
     size of everything before it. Reused from block to block."""
 
     __slots__ = (
-        "_blobs", "_bounds", "_first", "_kept", "_kept_texts", "_mode", "_numbers", "_payloads",
-        "_places", "_records", "_route_ends", "_route_numbers", "_texts", "_text_bytes", "length",
-        "raw_bytes", "version",
+        "_blob_at", "_blobs", "_bounds", "_first", "_kept", "_kept_ends", "_kept_texts", "_mode",
+        "_numbers", "_payloads", "_places", "_raw_at", "_records", "_route_ends",
+        "_route_numbers", "_texts", "_text_bytes", "length", "raw_bytes", "version",
     )  # fmt: skip
 
     def __init__(self, version: int = FORMAT) -> None:
@@ -89,11 +89,14 @@ class Packer:
         """Format version of the blocks it makes; may be changed between two blocks."""
         self.length = 0
         self.raw_bytes = 0
+        self._blob_at = 0
+        self._raw_at = 0
+        """Offsets of the first blob and of the payloads' bytes in the block."""
         self._mode = STORED
         self._records: list[Record] = []
         self._payloads: list[Payload] = []
         self._bounds = BytesWriter()
-        self._route_ends: list[int] = []
+        self._route_ends = BytesWriter()
         self._first: Route | None = None
         """Route number 0 of the block. Where it has no other, the dictionaries are empty."""
         self._route_numbers: dict[tuple[str, str], int] = {}
@@ -101,8 +104,9 @@ class Packer:
         """Number of each route object that was met; equal routes mostly are the same."""
         self._kept: Route | None = None
         """Route number 0 of the last block that had one."""
-        self._kept_texts = (b"", b"")
-        """Its encoded texts."""
+        self._kept_ends = b""
+        self._kept_texts = b""
+        """Its encoded texts end to end, and where they end, as the block has it."""
         self._texts: list[bytes] = []
         self._text_bytes = 0
         self._blobs: dict[bytes, int] = {}
@@ -117,12 +121,16 @@ class Packer:
         """
         self._records = records
         self._mode = mode
-        self._payloads = []
-        self._bounds = BytesWriter()
+        if self._payloads:
+            self._payloads = []
+        if len(self._bounds):
+            self._bounds = BytesWriter()
         if self._first is not None:
             self._forget_routes()
         if self._blobs:
             self._blobs = {}
+        if self._places:
+            self._places = {}
         self.raw_bytes = 0
         blob_bytes = 0
         for record in records:
@@ -131,14 +139,15 @@ class Packer:
             elif record.blob and record.blob not in self._blobs:
                 self._blobs[record.blob] = blob_bytes
                 blob_bytes += len(record.blob)
-        self.length = aligned(
+        self._blob_at = (
             HEADER
             + ROW * len(records)
             + len(self._bounds)
-            + 4 * len(self._route_ends)
+            + len(self._route_ends)
             + self._text_bytes
-            + blob_bytes
-        ) + aligned(self.raw_bytes)
+        )
+        self._raw_at = aligned(self._blob_at + blob_bytes)
+        self.length = self._raw_at + aligned(self.raw_bytes)
         if self.length >= 1 << 32:
             raise ValueError(f"block of {self.length} bytes, a block is less than 4 GiB")
         return self.length
@@ -181,7 +190,7 @@ class Packer:
     def _forget_routes(self) -> None:
         """Begin a block without routes."""
         self._first = None
-        self._route_ends = []
+        self._route_ends = BytesWriter()
         self._texts = []
         self._text_bytes = 0
         if self._numbers:
@@ -194,12 +203,11 @@ class Packer:
             return 0
         if first is None:
             self._first = route
-            self._route_ends.append(0)
             if route is not self._kept:
-                self._kept = route
-                self._kept_texts = _encoded_text(route.exchange), _encoded_text(route.key)
-            self._add_text(self._kept_texts[0])
-            self._add_text(self._kept_texts[1])
+                self._keep(route)
+            self._route_ends.write(self._kept_ends)
+            self._texts.append(self._kept_texts)
+            self._text_bytes = len(self._kept_texts)
             return 0
         number = self._numbers.get(route)
         if number is None:
@@ -215,10 +223,22 @@ class Packer:
             self._numbers[route] = number
         return number
 
+    def _keep(self, route: Route) -> None:
+        """Encode a route as the first of a block."""
+        exchange = _encoded_text(route.exchange)
+        texts = exchange + _encoded_text(route.key)
+        ends = BytesWriter()
+        _put_u32(ends, 0)
+        _put_u32(ends, len(exchange))
+        _put_u32(ends, len(texts))
+        self._kept = route
+        self._kept_ends = ends.getvalue()
+        self._kept_texts = texts
+
     def _add_text(self, encoded: bytes) -> None:
         self._texts.append(encoded)
         self._text_bytes += len(encoded)
-        self._route_ends.append(self._text_bytes)
+        _put_u32(self._route_ends, self._text_bytes)
 
     def finish(
         self,
@@ -232,9 +252,10 @@ class Packer:
     ) -> list[bytes]:
         """Return the block as buffers to be written end to end. In mode STORED all its payloads
         have their positions now. Large raws are the payloads' own bytes, not copies."""
-        raw_at = self.length - aligned(self.raw_bytes)
+        raw_at = self._raw_at
         base = segment << 32 | offset
-        self._place(base, raw_at)
+        if self._payloads:
+            self._place(base, raw_at)
         tables = self._tables(base)
         padding = raw_at - HEADER - len(tables)
         if padding:
@@ -249,7 +270,7 @@ class Packer:
                 crc = crc32c(buffer, crc)
         head = _header(
             self.version, flags, salt, segment, block, self.length, len(self._records),
-            len(self._bounds) >> 2, len(self._route_ends) >> 1, self.raw_bytes, time_ms, synced,
+            len(self._bounds) >> 2, len(self._route_ends) >> 3, self.raw_bytes, time_ms, synced,
             crc,
         )  # fmt: skip
         if self.version > WHOLE:
@@ -265,7 +286,6 @@ class Packer:
         mode = self._mode
         if mode == REFERENCED:
             return
-        self._places = {}
         for payload in self._payloads:
             if mode == STORED:  # nothing else may change a payload
                 payload.position = Position(base + raw_at)
@@ -276,20 +296,18 @@ class Packer:
     def _tables(self, base: int) -> bytes:
         """Return rows, bounds, route ends and text, end to end."""
         out = BytesWriter()
-        ends = self._route_ends
-        text_at = HEADER + ROW * len(self._records) + len(self._bounds) + 4 * len(ends)
-        self._put_rows(out, base, text_at + self._text_bytes)
-        out.write(self._bounds.getvalue())
-        for end in ends:
-            _put_u32(out, end)
-        for text in self._texts:
-            out.write(text)
+        self._put_rows(out, base)
+        if self._payloads:
+            out.write(self._bounds.getvalue())
+            out.write(self._route_ends.getvalue())
+            for text in self._texts:
+                out.write(text)
         for blob in self._blobs:
             out.write(blob)
         return out.getvalue()
 
-    def _put_rows(self, rows: BytesWriter, base: int, blob_at: int) -> None:
-        """Write the rows. base: position of the block; blob_at: offset of its first blob."""
+    def _put_rows(self, rows: BytesWriter, base: int) -> None:
+        """Write the rows. base: position of the block."""
         bound = 0
         is_apart = self._mode in (STANDALONE, DETACHED)
         for r in self._records:
@@ -311,7 +329,7 @@ class Packer:
             size = len(r.blob)
             _put_row(
                 rows, kind, r.flags, r.reason, r.queue, r.first, r.time_ms, r.count, r.lo, r.owner,
-                r.other, position, blob_at + self._blobs[r.blob] if size else 0, size,
+                r.other, position, self._blob_at + self._blobs[r.blob] if size else 0, size,
             )  # fmt: skip
 
     def _bounds_of(self, payload: Payload) -> int:
@@ -426,10 +444,10 @@ def _header(
     """Return the header of a block, as Header.encoded does. Compiled, that makes no object for each
     of its numbers."""
     if _IS_INTERPRETED:
-        return Header(
-            flags, salt, segment, block, length, rows, bounds, routes, raw_bytes, time, synced, crc,
-            0, version,
-        ).encoded()  # fmt: skip
+        return encoded_header(
+            version, flags, salt, segment, block, length, rows, bounds, routes, raw_bytes, time,
+            synced, crc,
+        )  # fmt: skip
     out = BytesWriter()
     out.write(MAGIC)
     write_i32_le(out, i32(version | flags << 16))
@@ -463,7 +481,7 @@ def _encoded_array(numbers: array[int]) -> bytes:
 
 def _with_raws(parts: list[bytes], size: int, payloads: list[Payload], mode: int) -> list[bytes]:
     """Return the parts, of `size` bytes, then the payloads' bytes; small buffers are joined."""
-    if mode in (REFERENCED, DETACHED):
+    if not payloads or mode in (REFERENCED, DETACHED):
         return [b"".join(parts)]
     buffers: list[bytes] = []
     held = size

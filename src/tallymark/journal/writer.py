@@ -111,7 +111,7 @@ class Writer:
         """Hand over one block. A new segment number begins a new file. After a failure nothing is
         written any more."""
         self.forget_written()
-        if not self.has_failed:
+        if self.failure is None:
             job = Job(WRITE, segment, salt, offset, length, buffers)
             self._pending.append(job)
             self.jobs.put(job)
@@ -180,7 +180,7 @@ class Writer:
 
     def _round(self, jobs: list[Job]) -> bool:
         """Carry out the jobs handed over. Returns whether to go on."""
-        if self.has_failed:
+        if self.failure is not None:
             return False
         if jobs and jobs[0].kind == WRITE and jobs[0].end <= self.jobs.written:
             self._make_safe([part for job in jobs for part in job.buffers], jobs[0].offset)

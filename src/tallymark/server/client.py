@@ -261,23 +261,6 @@ class Client(Inlet):
         self.log.info("connection.closed", peer=self.peer, id=self.id, reason=self.bridge.reason)
 
 
-def _flush(client: Client, bridge: Bridge) -> None:
-    """Write the bridge's output, and carry out what it asks for. It goes on reading unless
-    something speaks against it."""
-    output = bridge.take_output()
-    if output:
-        if client.writes_plainly:
-            write(client, output)
-        else:
-            client.put(output)
-    if bridge.asks:
-        client.attend()
-    if not client.is_reading or client.is_full or not bridge.wants_data:
-        client.read_or_not()
-    if bridge.is_behind:
-        client.catch_up()
-
-
 class Clients(Served):
     """The clients of one node. Everything here happens on the loop's thread."""
 
@@ -455,24 +438,38 @@ class Clients(Served):
             for bridge in self.replies.take_written():
                 assert isinstance(bridge, Bridge)
                 self.flush_soon(bridge)
-        touched, self._touched = self._touched, []
+        touched = self._touched
+        if not touched:
+            return
+        self._touched = []
         for client in touched:
             client.touched = False
             self._look_after(client)
 
     def _look_after(self, client: Client) -> None:
-        """Write a client's output, and act on the results."""
+        """Write a client's output, and carry out what its bridge asks for. It is read on unless
+        something speaks against it."""
         bridge = client.bridge
         try:
-            _flush(client, bridge)
+            output = bridge.take_output()
+            if output:
+                if client.writes_plainly:
+                    write(client, output)
+                else:
+                    client.put(output)
+            if bridge.asks:
+                client.attend()
+            if not client.is_reading or client.is_full or not bridge.wants_data:
+                client.read_or_not()
+            if bridge.is_behind:
+                client.catch_up()
         except Exception as error:
             client.broken(error)
         if bridge not in self._by_bridge:
             return
-        due_ms = bridge.next_deadline()
-        armed = client.armed
-        if due_ms is not None and (armed is None or due_ms < armed.due_ms):
-            self.deadlines.arm(client, due_ms)
+        if bridge.line.is_sooner:
+            bridge.line.is_sooner = False
+            self.deadlines.arm(client, bridge.next_deadline())
         weigh(client, bridge, self.buffers)
 
     def hold_for(self, bridge: Bridge, queue: Queue, held: bool) -> None:

@@ -79,7 +79,7 @@ class Housekeeping(Upkeep):
         self._anchor_waits = 0
         """Number of looks since that found the journal grown."""
         self._has_committed = False
-        """True from a commit on until `_look_at_pending` finds that nothing is on its way."""
+        """True from a commit on until `_look_at_pending` finds nothing to wait for."""
         self._keeps_cached = False
         """True while the journal's files may be read back, since memory may soon be full."""
         self._grown_checkpoint = 0
@@ -156,52 +156,59 @@ class Housekeeping(Upkeep):
         queues, subscriptions = tail_of(self._turns.broker)
         self._turns.journal.write_anchor(queues, subscriptions, wall_ms())
 
-    def after_turn(self, now: EngineMs) -> None:
+    def after_turn(self) -> None:
         """Release memory that is no longer needed, after the turn's effects were carried out."""
-        turns, buffers = self._turns, self._buffers
-        broker, journal = turns.broker, turns.journal
-        store = broker.store
-        most = self._max_memory
+        buffers = self._buffers
+        journal = self._turns.journal
+        store = self._turns.broker.store
         buffered = buffers.total
         if buffered > buffers.most or buffers.is_scarce:
             buffered = buffers.look()
-        budget = most - buffered if buffered <= buffers.most else buffers.most
-        if store.resident_bytes > budget:
-            broker.spill(budget, journal.written)
+        if store.resident_bytes + buffered > self._max_memory or self._active:
+            self._look_at_memory(buffered)
         if store.released:
             for position, size in store.released:
                 journal.release(position, size)
             store.released.clear()
+        if journal.has_run_out:
+            if not journal.accepts_payloads:
+                self._set("disk", True)
+            if journal.lacks_files:
+                self._set("files", True)
+        if self._has_committed:
+            self._look_at_pending()
+
+    def _look_at_memory(self, buffered: int) -> None:
+        """Bring memory down to its limit, or say that it is short."""
+        buffers, broker = self._buffers, self._turns.broker
+        store = broker.store
+        most = self._max_memory
+        budget = most - buffered if buffered <= buffers.most else buffers.most
+        if store.resident_bytes > budget:
+            broker.spill(budget, self._turns.journal.written)
         # Twice the budget: what is not yet written cannot be let go of, and what is pinned neither.
         # Without incomplete input: who is paused in the midst of a message never completes it.
         is_short = store.resident_bytes + buffered - buffers.input > 2 * most
         if is_short != ("memory" in self._active):
             self._set("memory", is_short)
-        if not journal.accepts_payloads:
-            self._set("disk", True)
-        if journal.lacks_files:
-            self._set("files", True)
-        if self._has_committed:
-            self._look_at_pending()
 
     def _look_at_pending(self) -> None:
         """Compare what is committed and not yet written, or not yet safe in the journal's home,
-        with its limits. Once all is, a turn without a commit finds nothing new here."""
+        with its limits. Where nothing is beyond them, nothing is before the next commit."""
         turns, alarms = self._turns, self._alarms
         journal = turns.journal
-        pending_bytes = journal.pending_bytes
         awaits_home = self._has_home and journal.durable < journal.end
         if awaits_home:
             self._arm(ALARM_CHECK_S)
         limit = turns.config.max_pending
-        behind = pending_bytes > (limit // 2 if alarms.is_behind else limit)
+        behind = journal.pending_bytes > (limit // 2 if alarms.is_behind else limit)
         if journal.is_short:
             journal.top_up()
             behind = True
             self._arm(SHORT_CHECK_S)
         if behind != alarms.is_behind:
             alarms.fall_behind(behind)
-        self._has_committed = pending_bytes > 0 or awaits_home or behind
+        self._has_committed = awaits_home or behind
 
     def checkpoint(self, now: EngineMs, clean: bool = False) -> bool:
         """Write the engine's state as of the journal's end; False: one is still being written.
@@ -334,6 +341,7 @@ class Housekeeping(Upkeep):
     def limits_changed(self) -> None:
         """Apply a configuration that was read again."""
         self._max_memory = self._turns.config.max_memory
+        self._has_committed = True
         self._check_disk()
 
     # -- memory, disk and files run low

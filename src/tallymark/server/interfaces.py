@@ -54,8 +54,8 @@ class Upkeep:
         """A block was handed to the journal, which now ends at `position`; now: engine time."""
         raise NotImplementedError
 
-    def after_turn(self, now: EngineMs) -> None:
-        """The effects of a turn were carried out; now: engine time."""
+    def after_turn(self) -> None:
+        """The effects of a turn were carried out."""
         raise NotImplementedError
 
 

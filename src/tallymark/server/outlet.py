@@ -58,7 +58,7 @@ class Outlet:
 
     def input_bytes(self) -> int:
         """See buffers.py."""
-        return 0 if self.is_over else self.bridge.input_bytes + self.encoded_bytes
+        return 0 if self.is_over else self.bridge.line.unprocessed_bytes() + self.encoded_bytes
 
     def shut(self) -> None:
         """Send the end of the stream."""
@@ -86,7 +86,7 @@ def room_of(outlet: Outlet, buffers: Buffers) -> int:
 def weigh(outlet: Outlet, bridge: Bridge, buffers: Buffers) -> None:
     """Count what waits for the socket and for the bridge, as `Outlet.output_bytes` and
     `input_bytes` do."""
-    input_bytes = 0 if outlet.is_over else bridge.input_bytes + outlet.encoded_bytes
+    input_bytes = 0 if outlet.is_over else bridge.line.unprocessed_bytes() + outlet.encoded_bytes
     unsent: int = outlet.transport.get_write_buffer_size()
     weight = input_bytes + unsent + bridge.output_bytes
     if input_bytes != outlet.input_weight or weight != outlet.weight:

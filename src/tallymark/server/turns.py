@@ -102,7 +102,7 @@ class Turns:
         self.most_unwritten = min(TURN_BYTES, config.segment_size // 4)
         """Number of these bytes above which a turn is due at once."""
         self.is_on_time = False
-        """True if a read has just told the engine the time and the turn follows at once."""
+        """True if the engine was just told the time, for a read mostly, and the turn follows."""
         self.tracer: Tracer | None = None
         """Follower of traced messages, where there is one."""
         self.confirm_times = Histogram(CONFIRM_TIMES)
@@ -115,6 +115,7 @@ class Turns:
         self._told_ms = MonotonicMs(-1)
         """Milliseconds of that time, as the engine has them."""
         self._clock = broker.clock
+        self._deadlines = broker.state.deadlines
         self._jumps = broker.clock.jumps
         """Number of clock jumps that the log has reported."""
         self._apart = 0
@@ -201,19 +202,19 @@ class Turns:
         broker = self.broker
         if self.is_due or self._has_ended or self.polls.streams or self.polls.queues:
             return False
-        due_ms = broker.next_due()
+        due_ms = self._deadlines.next_due()
         if (
             due_ms < self._waking.armed_ms
             or due_ms <= self._clock.now_ms
             or not broker.record_settled()
         ):
             return False
-        return bool(broker.ledger.rows) and self._may_linger()
+        return bool(broker.ledger.rows) and self._linger()
 
     def turn_now(self) -> None:
         """Have a turn at once, so that its effects are carried out before anything else happens."""
         self.is_due = True
-        self._turn(is_at_once=True)
+        self._turn(True)
 
     def turn_in_time(self) -> None:
         """Have a turn at once; once the sockets were read where a deadline is over."""
@@ -229,8 +230,11 @@ class Turns:
         if self.is_due or self._has_ended or self.failed.done():
             return
         try:
-            self.tell_time()
-            self._follow_up([])
+            position = self.journal.synced
+            effects = self.broker.synced(position)
+            if effects or self._confirming or self.tracer is not None:
+                self.tell_time()
+            self._follow_up(effects, position)
         except Exception as error:
             self._broken(error)
 
@@ -241,8 +245,24 @@ class Turns:
         self._rhythm.turn()
         if self._has_ended or self.failed.done():
             return
+        broker = self.broker
         try:
-            self._run_turn(is_at_once)
+            if self.is_on_time:
+                self.is_on_time = False
+            else:
+                self.tell_time()
+            now = self._clock.now_ms
+            if not is_at_once and self._waking.gives_way(now):
+                self.schedule()
+                return
+            if broker.agenda.spent:
+                self.served.give_room(broker.agenda.spent)
+            effects = broker.turn(now)
+            if not broker.ledger.rows or broker.is_awaited() or not self._linger():
+                self._commit(now)
+            position = self.journal.synced
+            effects += broker.synced(position)
+            self._follow_up(effects, position)
         except Exception as error:
             self._broken(error)
 
@@ -251,39 +271,22 @@ class Turns:
         trace = "".join(traceback.format_exception(error))
         self.fail(RuntimeError(f"a turn of the engine failed: {error!r}\n{trace}"))
 
-    def _run_turn(self, is_at_once: bool) -> None:
-        broker = self.broker
-        if self.is_on_time:
-            self.is_on_time = False
-        else:
-            self.tell_time()
-        now = self._clock.now_ms
-        if not is_at_once and self._waking.gives_way(now):
-            self.schedule()
-            return
-        if broker.agenda.spent:
-            self.served.give_room(broker.agenda.spent)
-        effects = broker.turn(now)
-        if not broker.ledger.rows or not self._may_linger():
-            self._commit(now)
-        self._follow_up(effects)
-
-    def _follow_up(self, effects: list[Effect]) -> None:
-        """Carry out effects, and those that waited for the disk; write all output."""
+    def _follow_up(self, effects: list[Effect], synced: Position) -> None:
+        """Carry out effects, also those that waited for the disk; write all output. synced:
+        position up to which it has the journal."""
         broker = self.broker
         self.turns += 1
-        synced = self.journal.synced
-        effects += broker.synced(synced)
-        if self._confirming:
+        if self._confirming and self._confirming[0][0] <= synced:
             self._time_confirms(synced)
         if self.tracer is not None:
             self.tracer.synced(synced)
         if effects:
             carry_out_all(effects, self.served, self.tracer)
         self.served.flush()
-        self.upkeep.after_turn(self._clock.now_ms)
-        if self.polls.streams or self.polls.queues:
-            self.polls.wake()
+        self.upkeep.after_turn()
+        polls = self.polls
+        if polls.streams or polls.queues:
+            polls.wake()
         if (
             broker.dispatcher.has_work()
             or broker.store.is_behind
@@ -291,7 +294,7 @@ class Turns:
         ):
             self.schedule()
         else:
-            due_ms = broker.next_due()
+            due_ms = self._deadlines.next_due()
             if due_ms != self._waking.armed_ms:
                 if due_ms < NEVER:
                     self.tell_time()
@@ -316,15 +319,13 @@ class Turns:
             _, began_ns, count = confirming.popleft()
             self.confirm_times.add((self._told_ns - began_ns) // US_NS, count)
 
-    def _may_linger(self) -> bool:
-        """Return whether the turn's records (there are some) can wait for others to be written with
-        them; begins the wait."""
-        broker = self.broker
+    def _linger(self) -> bool:
+        """Return whether the turn's records (there are some, and nobody waits for them) can wait
+        for others to be written with them; begins the wait."""
         if (
-            broker.is_awaited()
-            or self._at_commit
+            self._at_commit
             or self.unwritten_bytes > LINGER_BYTES
-            or len(broker.ledger.rows) > LINGER_RECORDS
+            or len(self.broker.ledger.rows) > LINGER_RECORDS
         ):
             return False
         if not self._lingers_until_ns:
@@ -348,6 +349,7 @@ class Turns:
             self._arm_linger(left_ns / 1_000_000_000)
             return
         self._linger_over = True
+        self.is_on_time = True
         self.turn_in_time()
 
     def _commit(self, now: EngineMs) -> None:

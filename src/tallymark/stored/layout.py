@@ -217,12 +217,33 @@ class Header:
         return self.routes_at + (8 * self.routes + 4 if self.routes else 0)
 
     def encoded(self) -> bytes:
-        head = _HEADER.pack(
-            MAGIC, self.version, self.flags, self.salt, self.segment, self.block, self.length,
-            self.rows, self.bounds, self.routes, self.raw_bytes, self.time_ms, self.synced,
-            self.body_crc,
+        return encoded_header(
+            self.version, self.flags, self.salt, self.segment, self.block, self.length, self.rows,
+            self.bounds, self.routes, self.raw_bytes, self.time_ms, self.synced, self.body_crc,
         )  # fmt: skip
-        return head + NUMBER.pack(crc32c(head))
+
+
+def encoded_header(
+    version: int,
+    flags: int,
+    salt: int,
+    segment: int,
+    block: int,
+    length: int,
+    rows: int,
+    bounds: int,
+    routes: int,
+    raw_bytes: int,
+    time_ms: int,
+    synced: int,
+    body_crc: int,
+) -> bytes:
+    """Return the first 64 bytes of a block with these fields of a Header."""
+    head = _HEADER.pack(
+        MAGIC, version, flags, salt, segment, block, length, rows, bounds, routes, raw_bytes,
+        time_ms, synced, body_crc,
+    )  # fmt: skip
+    return head + NUMBER.pack(crc32c(head))
 
 
 def aligned(size: int) -> int:

@@ -106,14 +106,16 @@ class Inbox:
     def gather(self) -> bool:
         """Return whether the awaited bytes are there from `pos` on; they are in `data` then."""
         left = len(self.data) - self.pos
-        if left >= self.need:
+        need = self.need
+        if left >= need:
             return True
         if not left:
             self.data = b""
             self.pos = 0
-        need = self.need
+        if not self._chunks:
+            return False
         there = left + self.waiting
-        if there < need or not self._chunks:
+        if there < need:
             return False
         if need >= APART and there >= 2 * need and (left or len(self._chunks) > 1):
             self._gather_needed(need - left)
@@ -199,6 +201,7 @@ class Line:
         "inbox",
         "is_deaf",
         "is_ended",
+        "is_sooner",
         "now_ms",
         "out",
         "silence_ms",
@@ -227,6 +230,9 @@ class Line:
         the owner set this to 0: a small input can request very many."""
         self.unfinished = 0
         """Bytes of messages of which only the beginning has come."""
+        self.is_sooner = True
+        """True if `next_deadline` may be earlier than when the owner looked last and set this to
+        False. Traffic only makes it later."""
         self.is_ended = False
         """True once the peer's input has ended. What was received before is still processed."""
         self.is_deaf = False
@@ -252,9 +258,10 @@ class Line:
 
     def receive(self, data: bytes, now_ms: MonotonicMs) -> None:
         """Add received bytes, which begin a new share of work."""
-        self.start(now_ms)
+        if self.now_ms < 0:
+            self.start(now_ms)
+        self.now_ms = self.heard_ms = now_ms
         self.steps = self._share
-        self.heard_ms = now_ms
         if data and not self.is_deaf:
             self.inbox.add(data)
 
@@ -290,10 +297,12 @@ class Line:
         if self.now_ms < 0:
             self._sent_ms = self.heard_ms = now_ms
             self.deadline_ms = MonotonicMs(now_ms + self._handshake_ms)
+            self.is_sooner = True
         self.now_ms = now_ms
 
     def set_deadline(self, after_ms: int) -> None:
         self.deadline_ms = MonotonicMs(self.now_ms + after_ms)
+        self.is_sooner = True
 
     def await_close(self) -> None:
         """Begin the time-out for the peer's answer to our close."""
@@ -305,6 +314,7 @@ class Line:
         self._beat_ms = beat_ms
         self.silence_ms = silence_ms
         self._sent_ms = self.heard_ms = self.now_ms
+        self.is_sooner = True
 
     def next_deadline(self, has_heartbeats: bool) -> MonotonicMs | None:
         """Return when `tick` is due; None: never. 0 before the first tick or byte, so that the

@@ -21,6 +21,7 @@ from tallymark.wire.amqp091.kernel import (
     SPECIAL,
     PublishReceived,
     ack_prefix,
+    beginning_of,
     scan_acks,
     scan_publishes,
 )
@@ -161,6 +162,59 @@ def test_a_message_without_body_ends_with_its_header(before: bytes) -> None:
     while (event := scan(raw, pos=len(taken))) is not None:
         taken += event.raw
     assert taken == before + empty
+
+
+def fields(event: PublishReceived | None) -> tuple[object, ...]:
+    assert event is not None
+    return (
+        event.channel, event.raw, list(event.cuts), event.starts, event.methods, event.facts,
+        event.properties, event.uniform, event.largest_frame,
+    )  # fmt: skip
+
+
+ALONE = {
+    "persistent": PERSISTENT_TEXT,
+    "special": Properties(reply_to="amq.rabbitmq.reply-to"),
+    "bare": Properties(),
+}
+
+
+@pytest.mark.parametrize("properties", ALONE.values(), ids=ALONE.keys())
+def test_a_message_that_begins_like_the_last_one_is_found_by_that(properties: Properties) -> None:
+    one, other = (publish(1, body * 50, properties=properties) for body in (b"x", b"y"))
+    before = scan(one)
+    assert before is not None
+    beginning = beginning_of(before)
+    assert beginning is not None
+    found = beginning.next(other, 0)
+    assert fields(found) == fields(scan(other)) != fields(before)
+    for behind in (ack(1, 1), publish(2, b"z"), other[:10], b"\1"):
+        found = beginning.next(ack(1, 1) + other + behind, 21)
+        assert fields(found) == fields(scan(other))
+    assert beginning.next(other + publish(1, b"z", routing_key="z"), 0) is None
+    assert beginning.next(other[:-1] + b"\0", 0) is None
+
+
+@pytest.mark.parametrize("at", range(len(GOOD)))
+def test_a_changed_byte_before_its_body_or_one_less_is_another_beginning(at: int) -> None:
+    before = scan(GOOD)
+    assert before is not None
+    beginning = beginning_of(before)
+    assert beginning is not None
+    assert beginning.next(GOOD[:at], 0) is None
+    bad = GOOD[:at] + bytes((GOOD[at] ^ 1,)) + GOOD[at + 1 :]
+    is_body = len(GOOD) - 51 <= at < len(GOOD) - 1
+    assert (beginning.next(bad, 0) is not None) == is_body
+
+
+@pytest.mark.parametrize("message", [
+    publish(1, b"", properties=PERSISTENT_TEXT),
+    publish(1, b"x", properties=Properties(headers={"long": "x" * 1000})),
+])  # fmt: skip
+def test_without_a_body_or_with_much_before_it_nothing_is_remembered(message: bytes) -> None:
+    event = scan(message)
+    assert event is not None
+    assert beginning_of(event) is None
 
 
 def test_limits_are_left_to_the_connection() -> None:

@@ -58,6 +58,18 @@ def split(raw: bytes) -> list[bytes]:
     return parts
 
 
+def test_a_publish_like_the_last_one_needs_its_channel_open_and_idle() -> None:
+    server = running(1)
+    for body in (b"1", b"2"):
+        assert only(server.feed(publish(1, body))).raw == publish(1, body)
+    assert not server.feed(PUBLISH + frame(frames.HEARTBEAT, 0, b""))
+    assert isinstance(server.feed(publish(1, b"3"))[0], ProtocolFailure)
+    server = running(1)
+    close = method_frame(1, ChannelClose(0, "", 0, 0))
+    events = server.feed(publish(1, b"1"), close + publish(1, b"2"))
+    assert not [event for event in events[1:] if isinstance(event, PublishReceived)]
+
+
 @pytest.mark.parametrize("step", [1, 7, 50, 1000])
 def test_a_publish_split_over_reads_stays_one_message(step: int) -> None:
     raw = publish(1, b"x" * 333, properties=Properties(message_id="m")) * 3

@@ -142,6 +142,8 @@ class Nsq(Lifecycle):
         consumer = self.consumer
         at_once = bool(out) or consumer is None or consumer.unacked >= consumer.limit
         messages = self._messages.take(self.now_ms, at_once)
+        if self._messages.size:
+            self.line.is_sooner = True  # they leave at a time of their own
         return messages + out if messages and out else messages or out
 
     # -- effects

@@ -36,7 +36,13 @@ from tallymark.wire.amqp091.frames import (
     frame,
     snippet,
 )
-from tallymark.wire.amqp091.kernel import publish_needs, scan_acks, scan_publishes
+from tallymark.wire.amqp091.kernel import (
+    Beginning,
+    beginning_of,
+    publish_needs,
+    scan_acks,
+    scan_publishes,
+)
 from tallymark.wire.amqp091.layouts import decode_method, encode_method, layout_of
 from tallymark.wire.amqp091.lifecycle import EARLY_MAX, Lifecycle
 from tallymark.wire.amqp091.limits import INITIAL_FRAME_MAX, Limits, check_tune
@@ -77,11 +83,14 @@ VERSIONS: Final[dict[bytes, tuple[int, int, int]]] = {
 class Connection(Lifecycle):
     """A server's connection. Not thread-safe; one owner. Times are monotonic milliseconds."""
 
-    __slots__ = ("_frame_limit",)
+    __slots__ = ("_acking", "_beginning", "_frame_limit")
 
     def __init__(self, limits: Limits) -> None:
         super().__init__(limits)
         self._frame_limit = INITIAL_FRAME_MAX  # payload bytes
+        self._beginning: Beginning | None = None
+        self._acking: Channel | None = None
+        """Channel of the last acknowledgements: more of them are mostly on the same."""
 
     def begin_open(self, channel: int) -> None:
         """Be open from the start, with this channel open: for frames that come without a
@@ -129,13 +138,27 @@ class Connection(Lifecycle):
 
     def _parse(self) -> None:
         """Process one frame, or one stretch of frames; or set the bytes that the inbox needs."""
-        if self._state is State.HEADER:
-            self._read_protocol_header()
-            return
         inbox = self.line.inbox
         data = inbox.data
         pos = inbox.pos
         end = len(data)
+        is_running = self._state is State.RUNNING
+        if is_running:
+            beginning = self._beginning
+            if beginning is not None:
+                stretch = beginning.next(data, pos)
+                if stretch is not None:
+                    channel = self._channels.get(stretch.channel)
+                    if channel is not None and channel.is_idle():
+                        inbox.advance(pos + len(stretch.raw), HEAD)
+                        self._events.append(stretch)
+                        return
+            acking = self._acking
+            if acking is not None and acking.is_idle() and self._scan(acking, _ACK):
+                return
+        elif self._state is State.HEADER:
+            self._read_protocol_header()
+            return
         kind: int = data[pos]
         number: int = u16(data, pos + 1)
         size: int = u32(data, pos + 3)
@@ -147,7 +170,7 @@ class Connection(Lifecycle):
                 f"type {kind}, all octets = <<>>: {{frame_too_large,{size},{most}}}",
             )
         total: int = size + OVERHEAD
-        if self._state is State.RUNNING and kind == METHOD and pos + 11 <= end:
+        if is_running and kind == METHOD and pos + 11 <= end:
             method_id: int = u32(data, pos + 7)
             if method_id in (PUBLISH, _ACK):
                 channel = self._channels.get(number)
@@ -178,6 +201,7 @@ class Connection(Lifecycle):
             after, first, last, multiple = scan_acks(data, pos, end, channel.ack_prefix)
             if after == pos:
                 return False
+            self._acking = channel
             inbox.advance(after, HEAD)
             self._events.append(AckRange(channel.number, first, last, multiple))
             return True
@@ -185,6 +209,8 @@ class Connection(Lifecycle):
         limit = self._frame_limit
         stretch = scan_publishes(data, pos, end, channel.number, limit, most, self._known)
         if stretch is not None:
+            if len(stretch.cuts) == 2:
+                self._beginning = beginning_of(stretch)
             inbox.advance(pos + len(stretch.raw), HEAD)
             self._events.append(stretch)
             return True

@@ -40,7 +40,11 @@ NOWHERE: Final = -1
 
 KNOWN_MAX: Final = 4096
 """Number of valid publish method frames cached per connection."""
+BEGINNING_MAX: Final = 1024
+"""Bytes of the beginning of a message that is worth remembering."""
 
+_PUBLISH: Final = b"\0\x3c\0\x28"
+"""Class and method of basic.publish."""
 _header_head: Final = Struct(">BHIHHQ").unpack_from  # type, channel, size, class, weight, body size
 _frame_head: Final = Struct(">BHI").unpack_from  # type, channel, size
 _pack_head: Final = Struct(">BHI").pack
@@ -99,6 +103,57 @@ class PublishReceived:
 
     def __len__(self) -> int:
         return len(self.cuts) - 1
+
+    def repeated(self, raw: bytes) -> PublishReceived:
+        """Return a stretch of one message like the one of this stretch but for its body."""
+        return PublishReceived(
+            self.channel,
+            raw,
+            self.cuts[:],
+            self.starts,
+            self.methods,
+            self.facts,
+            self.properties,
+            True,
+            self.largest_frame,
+        )
+
+
+@final
+class Beginning:
+    """Beginning of the last message that was published alone: its bytes up to its body. Of those
+    that come one at a time most begin like the one before, and cost one comparison."""
+
+    __slots__ = ("_last", "_size", "_unit", "channel")
+
+    def __init__(self, message: PublishReceived, unit: bytes) -> None:
+        """message: a stretch of one. unit: its bytes up to its body."""
+        self.channel = message.channel
+        self._unit = unit
+        self._size: i64 = len(message.raw)
+        self._last = message.repeated(b"")
+
+    def next(self, data: bytes, pos: i64) -> PublishReceived | None:
+        """Return the publish at `pos` as a stretch of its own, if it begins so, is complete and no
+        further one follows on the channel; otherwise None."""
+        after: i64 = pos + self._size
+        end: i64 = len(data)
+        if after > end or data[after - 1] != 0xCE or not begins(data, pos, self._unit):
+            return None
+        if begins(data, after, self._unit[:3]) and begins(data, after + 7, _PUBLISH):
+            return None
+        # Compiled, a slice of all is a copy, too.
+        raw = data if after - pos == end else data[pos:after]
+        return self._last.repeated(raw)
+
+
+def beginning_of(message: PublishReceived) -> Beginning | None:
+    """Return the beginning of a stretch of one message; None: it is not worth remembering."""
+    size = len(message.methods[0]) + 27 + len(message.properties)
+    raw = message.raw
+    if size > BEGINNING_MAX or size >= len(raw):  # without a body there is no head of its frame
+        return None
+    return Beginning(message, raw[:size])
 
 
 def scan_publishes(
