@@ -21,7 +21,7 @@ from tallymark.wire.amqp091.kernel import (
     SPECIAL,
     PublishReceived,
     ack_prefix,
-    beginning_of,
+    prelude_of,
     scan_acks,
     scan_publishes,
 )
@@ -184,27 +184,27 @@ def test_a_message_that_begins_like_the_last_one_is_found_by_that(properties: Pr
     one, other = (publish(1, body * 50, properties=properties) for body in (b"x", b"y"))
     before = scan(one)
     assert before is not None
-    beginning = beginning_of(before)
-    assert beginning is not None
-    found = beginning.next(other, 0)
+    prelude = prelude_of(before)
+    assert prelude is not None
+    found = prelude.next(other, 0)
     assert fields(found) == fields(scan(other)) != fields(before)
     for behind in (ack(1, 1), publish(2, b"z"), other[:10], b"\1"):
-        found = beginning.next(ack(1, 1) + other + behind, 21)
+        found = prelude.next(ack(1, 1) + other + behind, 21)
         assert fields(found) == fields(scan(other))
-    assert beginning.next(other + publish(1, b"z", routing_key="z"), 0) is None
-    assert beginning.next(other[:-1] + b"\0", 0) is None
+    assert prelude.next(other + publish(1, b"z", routing_key="z"), 0) is None
+    assert prelude.next(other[:-1] + b"\0", 0) is None
 
 
 @pytest.mark.parametrize("at", range(len(GOOD)))
-def test_a_changed_byte_before_its_body_or_one_less_is_another_beginning(at: int) -> None:
+def test_a_changed_byte_before_its_body_or_one_less_is_another_prelude(at: int) -> None:
     before = scan(GOOD)
     assert before is not None
-    beginning = beginning_of(before)
-    assert beginning is not None
-    assert beginning.next(GOOD[:at], 0) is None
+    prelude = prelude_of(before)
+    assert prelude is not None
+    assert prelude.next(GOOD[:at], 0) is None
     bad = GOOD[:at] + bytes((GOOD[at] ^ 1,)) + GOOD[at + 1 :]
     is_body = len(GOOD) - 51 <= at < len(GOOD) - 1
-    assert (beginning.next(bad, 0) is not None) == is_body
+    assert (prelude.next(bad, 0) is not None) == is_body
 
 
 @pytest.mark.parametrize("message", [
@@ -214,7 +214,7 @@ def test_a_changed_byte_before_its_body_or_one_less_is_another_beginning(at: int
 def test_without_a_body_or_with_much_before_it_nothing_is_remembered(message: bytes) -> None:
     event = scan(message)
     assert event is not None
-    assert beginning_of(event) is None
+    assert prelude_of(event) is None
 
 
 def test_limits_are_left_to_the_connection() -> None:

@@ -37,8 +37,8 @@ from tallymark.wire.amqp091.frames import (
     snippet,
 )
 from tallymark.wire.amqp091.kernel import (
-    Beginning,
-    beginning_of,
+    Prelude,
+    prelude_of,
     publish_needs,
     scan_acks,
     scan_publishes,
@@ -83,12 +83,13 @@ VERSIONS: Final[dict[bytes, tuple[int, int, int]]] = {
 class Connection(Lifecycle):
     """A server's connection. Not thread-safe; one owner. Times are monotonic milliseconds."""
 
-    __slots__ = ("_acking", "_beginning", "_frame_limit")
+    __slots__ = ("_acking", "_prelude", "_frame_limit")
 
     def __init__(self, limits: Limits) -> None:
         super().__init__(limits)
         self._frame_limit = INITIAL_FRAME_MAX  # payload bytes
-        self._beginning: Beginning | None = None
+        self._prelude: Prelude | None = None
+        """That of the last message that was published alone."""
         self._acking: Channel | None = None
         """Channel of the last acknowledgements: more of them are mostly on the same."""
 
@@ -144,9 +145,9 @@ class Connection(Lifecycle):
         end = len(data)
         is_running = self._state is State.RUNNING
         if is_running:
-            beginning = self._beginning
-            if beginning is not None:
-                stretch = beginning.next(data, pos)
+            prelude = self._prelude
+            if prelude is not None:
+                stretch = prelude.next(data, pos)
                 if stretch is not None:
                     channel = self._channels.get(stretch.channel)
                     if channel is not None and channel.is_idle():
@@ -210,7 +211,7 @@ class Connection(Lifecycle):
         stretch = scan_publishes(data, pos, end, channel.number, limit, most, self._known)
         if stretch is not None:
             if len(stretch.cuts) == 2:
-                self._beginning = beginning_of(stretch)
+                self._prelude = prelude_of(stretch)
             inbox.advance(pos + len(stretch.raw), HEAD)
             self._events.append(stretch)
             return True

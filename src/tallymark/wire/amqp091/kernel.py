@@ -40,8 +40,8 @@ NOWHERE: Final = -1
 
 KNOWN_MAX: Final = 4096
 """Number of valid publish method frames cached per connection."""
-BEGINNING_MAX: Final = 1024
-"""Bytes of the beginning of a message that is worth remembering."""
+PRELUDE_MAX: Final = 1024
+"""Bytes of a prelude that is worth remembering."""
 
 _PUBLISH: Final = b"\0\x3c\0\x28"
 """Class and method of basic.publish."""
@@ -120,15 +120,14 @@ class PublishReceived:
 
 
 @final
-class Beginning:
-    """Beginning of the last message that was published alone: its bytes up to its body. Of those
-    that come one at a time most begin like the one before, and cost one comparison."""
+class Prelude:
+    """Prelude of a message: its method, its header and the head of its body frame. Of messages that
+    come one at a time most have that of the one before, and cost one comparison."""
 
-    __slots__ = ("_last", "_size", "_unit", "channel")
+    __slots__ = ("_last", "_size", "_unit")
 
     def __init__(self, message: PublishReceived, unit: bytes) -> None:
         """message: a stretch of one. unit: its bytes up to its body."""
-        self.channel = message.channel
         self._unit = unit
         self._size: i64 = len(message.raw)
         self._last = message.repeated(b"")
@@ -147,13 +146,13 @@ class Beginning:
         return self._last.repeated(raw)
 
 
-def beginning_of(message: PublishReceived) -> Beginning | None:
-    """Return the beginning of a stretch of one message; None: it is not worth remembering."""
+def prelude_of(message: PublishReceived) -> Prelude | None:
+    """Return the prelude of a stretch of one message; None: it is not worth remembering."""
     size = len(message.methods[0]) + 27 + len(message.properties)
     raw = message.raw
-    if size > BEGINNING_MAX or size >= len(raw):  # without a body there is no head of its frame
+    if size > PRELUDE_MAX or size >= len(raw):  # without a body there is no head of its frame
         return None
-    return Beginning(message, raw[:size])
+    return Prelude(message, raw[:size])
 
 
 def scan_publishes(
