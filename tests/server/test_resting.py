@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.lean import ACK, PERSISTENT, publish, settle, short
+from bench.lean import ACK, NACK, PERSISTENT, method, publish, settle, short
 from bench.stepped import Peer, SteppedBroker
 from tallymark.server.clock import CLOCKS
 from tallymark.server.resting import CALM_NS, HASTE_NS, LEAST_READS, REST_S, WINDOW_NS, Resting
@@ -179,8 +179,11 @@ def test_what_an_amqp_client_may_wait_for(broker: SteppedBroker) -> None:
     consume(sink, "q")
     assert asked(broker, source, one("q")) == 1
     assert asked(broker, sink, settle(1, ACK, 1, 0)) == 0
-    get = struct.pack(">BHI", 1, 1, 8) + struct.pack(">HHH", 60, 70, 0) + short("q") + b"\0\xce"
-    assert asked(broker, source, get[:3] + struct.pack(">I", len(get) - 8) + get[7:]) == 1
+    rejected = struct.pack(">QB", 2, 0)
+    read(broker, source, one("q") * 2)
+    assert asked(broker, sink, method(1, (60, 90), rejected)) == 0, "a reject"
+    assert asked(broker, sink, settle(1, NACK, 3, 0)) == 0
+    assert asked(broker, source, method(1, (60, 70), b"\0\0" + short("q") + b"\0")) == 1, "a get"
     assert asked(broker, source, b"\x08\0\0\0\0\0\0\xce") == 0, "a heartbeat"
 
 

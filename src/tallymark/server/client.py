@@ -90,7 +90,7 @@ class Client(Inlet):
         self.read_at = 0
         """Number of the read of any client in which it was read last."""
         self.asked_ns = 0
-        """Monotonic time at which it last asked for something, in nanoseconds."""
+        """Monotonic time at which it last asked for something, in nanoseconds; 0: never yet."""
         self.held_for: dict[int, str] = {}
         """Names of queues by id whose slow consumers hold back this client's publishing [SC-D7]."""
         self.blocked_reason: str | None = None
@@ -328,7 +328,7 @@ class Clients(Served):
         bridge.room = room_of(client, self.buffers)
         bridge.receive(data, monotonic_ms, broker.clock.now_ms)
         if bridge.asked != asked:
-            client.asked_ns = turns.has_asked(client.asked_ns)
+            client.asked_ns = turns.note_request(client.asked_ns)
         if broker.publishing.published != published:
             self._published(client, broker.publishing.published - published, len(data))
         elif not self.replies.written and turns.put_off():

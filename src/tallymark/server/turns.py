@@ -190,9 +190,9 @@ class Turns:
         else:
             self.schedule()
 
-    def has_asked(self, before_ns: int) -> int:
-        """Note that a client has just asked for something; before_ns: when it did before. Returns
-        when it did now, nanoseconds of the monotonic clock."""
+    def note_request(self, before_ns: int) -> int:
+        """Note that a client has just asked for something; before_ns: when it did before, 0: never.
+        Returns when it did now. Both are nanoseconds of the monotonic clock."""
         self._resting.asked(self._told_ns, before_ns)
         return self._told_ns
 

@@ -323,7 +323,8 @@ class Amqp091(Lifecycle):
         return None if channel is None or channel.session.closed else channel
 
     def _method(self, number: int, method: Method) -> None:
-        self.asked += 1
+        if not isinstance(method, (BasicNack, BasicReject)):
+            self.asked += 1
         try:
             if number == 0:
                 self._method_of_connection(method)
