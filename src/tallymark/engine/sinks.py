@@ -9,8 +9,9 @@ no effect.
 
 A sink has a name, one writer at a time (its *identity*: a checkpoint), the number of its last batch
 and, where its writer says so, the target of that. Messages are routed at the commit and arrive with
-it: their times count from then. A staging that no commit names ends when it expires, or when its
-sink commits another batch. This removes what a killed task left behind.
+it: their times count from then. Each queue gets the messages in the order of the stagings and their
+parts. A staging that no commit names ends when it expires, or when its sink commits another batch.
+This removes what a killed task left behind.
 
 Staged messages are in no queue, so that they are in no queue's account [LC-5].
 """

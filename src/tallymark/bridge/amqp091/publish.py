@@ -375,24 +375,34 @@ def _enter(channel: Channel, stretch: Stretch) -> None:
             channel.session, first, stretch.payload(client, None), stretch.annotations
         )
         return
+    groups = sets_apart(targets)
+    if groups is None:
+        _publish_sharing(channel, stretch)
+        return
+    for target in groups:
+        if target.guarded:
+            _publish_in_order(channel, stretch)
+            return
+    for target, group in groups.items():
+        _publish_group(channel, stretch, target, group)
+
+
+def sets_apart(targets: list[Targets]) -> dict[Targets, list[int]] | None:
+    """Return the indexes of the pieces by the set of queues that they go to. targets: that set of
+    each piece. None: two sets share a queue, which has to get the pieces of both in the order of
+    publishing."""
     groups: dict[Targets, list[int]] = {}
     taken: set[int] = set()
     for k, target in enumerate(targets):
         group = groups.get(target)
         if group is None:
-            if target.guarded:
-                _publish_in_order(channel, stretch)
-                return
             for queue in target.queues:
                 if queue.id in taken:
-                    _publish_sharing(channel, stretch)
-                    return
+                    return None
                 taken.add(queue.id)
-            group = []
-            groups[target] = group
+            group = groups[target] = []
         group.append(k)
-    for target, group in groups.items():
-        _publish_group(channel, stretch, target, group)
+    return groups
 
 
 def _publish_sharing(channel: Channel, stretch: Stretch) -> None:
