@@ -1,11 +1,18 @@
 /* The floor of a message that comes alone: what any broker on this machine has to do for it, and nothing else.
 
-   gcc -O2 -pthread -o build/floor bench/floor.c && build/floor [MESSAGES] [A_SECOND] [FILE]
+   gcc -O2 -pthread -o build/floor bench/floor.c && build/floor KIND MESSAGES [A_SECOND] [FILE]
 
-   One process is client, the other the least a broker can be: it reads 1,100 bytes of a publish, has a thread
-   write a block of 1,400 bytes into a preallocated file and sync it, hears of that by an eventfd, writes the
-   delivery and the confirm to two sockets, and reads the acknowledgement. Prints the broker's CPU a message,
-   with the sync and without it. A_SECOND 0: the next message follows the confirm (row n1); else row f's pace. */
+   One process is the clients, the other the least a broker can be. Of a message it reads 1,100 bytes of a publish,
+   has a thread write a block of 1,400 bytes into a file that was written before and sync it, hears of that by an
+   eventfd, writes the delivery and the confirm to two sockets, and reads the acknowledgement. Of a call it passes on
+   the question and the answer, without a disk. KIND is
+
+   message   as told: A_SECOND of them (row f); 0, as where it is left out: each follows the confirm of the one before
+             (row n1)
+   unsynced  the same without the sync
+   call      a question and its answer (row i1), one after the other
+
+   Prints the broker's CPU a message or call in microseconds, and the switches of its threads. */
 
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -23,7 +30,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PUBLISH = 1100, DELIVERY = 1110, CONFIRM = 21, ACK = 21, BLOCK = 1400, FILE_BYTES = 64 << 20 };
+enum { PUBLISH = 1100, DELIVERY = 1110, CONFIRM = 21, ACK = 21, BLOCK = 1400, CALL = 220, FILE_BYTES = 64 << 20 };
 
 static char bytes[FILE_BYTES];
 static int file, told, syncs;
@@ -55,7 +62,7 @@ static void get(int socket, int size) {
 static void put(int socket, int size) { check(send(socket, bytes, size, 0) == size, "send"); }
 
 /* Publish on one connection, acknowledge on the other; each message follows the confirm of the one before. */
-static void be_client(int source, int sink, long messages, double a_second) {
+static void send_messages(int source, int sink, long messages, double a_second) {
     double began = now_s();
     for (long i = 0; i < messages; i++) {
         for (double left; a_second > 0 && (left = began + i / a_second - now_s()) > 0;) {
@@ -67,7 +74,16 @@ static void be_client(int source, int sink, long messages, double a_second) {
         put(sink, ACK);
         get(source, CONFIRM);
     }
-    _exit(0);
+}
+
+/* Ask on one connection, answer on the other. */
+static void send_calls(int source, int sink, long calls) {
+    for (long i = 0; i < calls; i++) {
+        put(source, CALL);
+        get(sink, CALL);
+        put(sink, CALL);
+        get(source, CALL);
+    }
 }
 
 static void *write_blocks(void *unused) {
@@ -85,7 +101,8 @@ static void *write_blocks(void *unused) {
     return unused;
 }
 
-static void be_broker(int source, int sink) {
+/* Serve both connections until one of them ends. */
+static void serve(int source, int sink, int passes_on) {
     int poll = epoll_create1(0), all[] = {source, sink, told};
     for (int i = 0; i < 3; i++) {
         struct epoll_event one = {.events = EPOLLIN, .data.fd = all[i]};
@@ -98,19 +115,23 @@ static void be_broker(int source, int sink) {
         check(count > 0, "epoll_wait");
         for (int i = 0; i < count; i++) {
             eventfd_t many;
-            if (ready[i].data.fd == told) {
+            int here = ready[i].data.fd;
+            if (here == told) {
                 check(!eventfd_read(told, &many), "eventfd");
                 put(sink, DELIVERY);
                 put(source, CONFIRM);
                 continue;
             }
-            ssize_t size = recv(ready[i].data.fd, into, sizeof into, 0);
+            ssize_t size = recv(here, into, sizeof into, 0);
             if (size <= 0) return;
-            if (ready[i].data.fd != source) continue;
-            pthread_mutex_lock(&guard);
-            wanted++;
-            pthread_mutex_unlock(&guard);
-            pthread_cond_signal(&some);
+            if (passes_on) {
+                put(here == source ? sink : source, size);
+            } else if (here == source) {
+                pthread_mutex_lock(&guard);
+                wanted++;
+                pthread_mutex_unlock(&guard);
+                pthread_cond_signal(&some);
+            }
         }
     }
 }
@@ -132,44 +153,50 @@ static int connected(int *peer) {
 
 static double us_of(struct timeval time) { return time.tv_sec * 1e6 + time.tv_usec; }
 
-/* Measure in a process of its own. */
-static void measure(const char *name, long messages, double a_second) {
-    pid_t all = fork();
-    if (all) {
-        waitpid(all, NULL, 0);
-        return;
+static double used_us(struct rusage *used) {
+    check(!getrusage(RUSAGE_SELF, used), "getrusage");
+    return us_of(used->ru_utime) + us_of(used->ru_stime);
+}
+
+int main(int count, char **words) {
+    const char *kind = count > 2 ? words[1] : "";
+    int is_call = !strcmp(kind, "call");
+    syncs = !strcmp(kind, "message");
+    long messages = count > 2 ? atol(words[2]) : 0;
+    if (messages < 1 || !(is_call || syncs || !strcmp(kind, "unsynced"))) {
+        fprintf(stderr, "usage: %s message|unsynced|call MESSAGES [A_SECOND] [FILE]\n", words[0]);
+        return 2;
     }
+    double a_second = count > 3 ? atof(words[3]) : 0;
+    const char *name = count > 4 ? words[4] : "floor.dat";
+    check((file = open(name, O_RDWR | O_CREAT | O_TRUNC, 0600)) >= 0, name);
+    if (!is_call) check(write(file, bytes, FILE_BYTES) == FILE_BYTES && !fsync(file), name);
+    unlink(name);
+
     int source, sink, source_peer = connected(&source), sink_peer = connected(&sink);
-    pid_t client = fork();
-    if (!client) be_client(source_peer, sink_peer, messages, a_second);
+    pid_t clients = fork();
+    check(clients >= 0, "fork");
+    if (!clients) {
+        if (is_call) send_calls(source_peer, sink_peer, messages);
+        else send_messages(source_peer, sink_peer, messages, a_second);
+        _exit(0);
+    }
     close(source_peer);
     close(sink_peer);
     pthread_t writer;
     check((told = eventfd(0, EFD_NONBLOCK)) >= 0, "eventfd");
     check(!pthread_create(&writer, NULL, write_blocks, NULL), "pthread_create");
-    be_broker(source, sink);
-    struct rusage used;
-    getrusage(RUSAGE_SELF, &used);
-    printf("%-12s %6.1f us of CPU a message, user %.1f, system %.1f, %.2f switches\n", name,
-           (us_of(used.ru_utime) + us_of(used.ru_stime)) / messages, us_of(used.ru_utime) / messages,
-           us_of(used.ru_stime) / messages, (double)(used.ru_nvcsw + used.ru_nivcsw) / messages);
-    fflush(stdout);
-    waitpid(client, NULL, 0);
-    _exit(0);
-}
-
-int main(int count, char **words) {
-    long messages = count > 1 ? atol(words[1]) : 8000;
-    double a_second = count > 2 ? atof(words[2]) : 2000;
-    const char *name = count > 3 ? words[3] : "floor.dat";
-    check((file = open(name, O_RDWR | O_CREAT | O_TRUNC, 0600)) >= 0, name);
-    check(write(file, bytes, FILE_BYTES) == FILE_BYTES && !fsync(file), name);
-    unlink(name);
-    for (int round = 0; round < 3; round++) {
-        syncs = 1;
-        measure("with sync", messages, a_second);
-        syncs = 0;
-        measure("without", messages, a_second);
+    struct rusage before, after;
+    double began_us = used_us(&before);
+    serve(source, sink, is_call);
+    double cpu_us = (used_us(&after) - began_us) / messages;
+    long switches = after.ru_nvcsw + after.ru_nivcsw - before.ru_nvcsw - before.ru_nivcsw;
+    int status;
+    check(waitpid(clients, &status, 0) == clients, "waitpid");
+    if (status) {
+        fprintf(stderr, "the clients ended early\n");
+        return 1;
     }
+    printf("%.1f us of CPU, %.2f switches\n", cpu_us, (double)switches / messages);
     return 0;
 }

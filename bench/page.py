@@ -42,6 +42,9 @@ class Figures:
         for outcome in results["outcomes"]:
             if outcome["error"] is None:
                 self.runs[outcome["row"], outcome["broker"]].append(outcome)
+        self.floors: dict[str, list[float]] = defaultdict(list)
+        for one in results.get("floors", []):
+            self.floors[one["row"]].append(one["cpu_us"])
         names = {outcome["broker"] for outcome in results["outcomes"]}
         self.brokers = [OURS, *sorted(names - {OURS})]
         measured = {outcome["row"] for outcome in results["outcomes"]}
@@ -61,6 +64,11 @@ class Figures:
         theirs = {run["run"]: run[key] for run in self.runs.get((row, peer), [])}
         pairs = [theirs[run] / ours[run] for run in ours if run in theirs and ours[run] > 0]
         return statistics.median(pairs) if pairs else None
+
+    def floor(self, row: str) -> float | None:
+        """CPU of a message in the least program that does what a broker must."""
+        values = self.floors.get(row)
+        return statistics.median(values) if values else None
 
     def on_their_way(self, row: str, broker: str) -> float | None:
         """How many messages were published and not received yet, at the median: Little's law."""
@@ -115,8 +123,8 @@ def number(value: float | None, digits: int = 2) -> str:
 def main_table(figures: Figures) -> list[str]:
     heads = "".join(f" {name} us |" for name in figures.brokers)
     ratios = "".join(f" {name} / ours |" for name in figures.brokers[1:])
-    lines = [f"| row | traffic |{heads}{ratios} wanted, and missed |"]
-    lines.append("|---" * (3 + len(figures.brokers) + len(figures.brokers[1:])) + "|")
+    lines = [f"| row | traffic |{heads}{ratios} floor us | wanted, and missed |"]
+    lines.append("|---" * (4 + len(figures.brokers) + len(figures.brokers[1:])) + "|")
     for row in figures.rows:
         costs = "".join(f" {_cost(figures, row, name)} |" for name in figures.brokers)
         times = "".join(
@@ -125,7 +133,8 @@ def main_table(figures: Figures) -> list[str]:
         missed = "; ".join(figures.misses(row)) or "held"
         if figures.middle(row.name, OURS, "cpu_us") is None:
             missed = "not measured"
-        lines.append(f"| {row.name} | {row.about} |{costs}{times} {missed} |")
+        floor = number(figures.floor(row.name))
+        lines.append(f"| {row.name} | {row.about} |{costs}{times} {floor} | {missed} |")
     return lines
 
 
@@ -217,6 +226,9 @@ def text(results: dict[str, Any], drawings: list[str]) -> str:
         "Microseconds of user and system time of the broker and its descendants, and how many "
         "times ours another's is, pair by pair. A tilde: less than 20 ticks of the kernel's clock. "
         f"Absolute limits are meant for another machine and are multiplied by {told}.", "",
+        "*floor*: what a program in C takes that reads, syncs and writes what a broker must for a "
+        "message that comes alone, and does nothing else (`bench/floor.c`), in turn with the "
+        "brokers. No broker that syncs before it confirms gets below it on this machine.", "",
         *main_table(figures), "",
         *(f"![{Path(name).stem}]({name})\n" for name in drawings),
         "## Rates, latencies, memory", "",

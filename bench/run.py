@@ -9,7 +9,9 @@
 RabbitMQ is measured where Debian's package is installed. For each letter all brokers are started
 anew, on free ports, with data folders of their own that are removed; then they take turns, run by
 run, and every second run in the other order. What fails is noted and does not end the others; the
-results are written after every row. The load generators are C: they need gcc.
+results are written after every row. Rows of messages that come alone have the floor beside them in
+every run: what `floor.c` takes for the same, which is no broker. The load generators are C: they
+need gcc.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import itertools
 import json
 import shlex
 import signal
+import subprocess
 import sys
 import time
 from contextlib import ExitStack
@@ -41,7 +44,7 @@ from bench.brokers import (
     tallymark,
 )
 from bench.compare import Outcome, Programs, measure, speaks
-from bench.loadgen import CHANNELS, LINKS, build
+from bench.loadgen import CHANNELS, FLOOR, LINKS, build, floor_us
 from bench.machine import calibrate, description
 from bench.page import write_page
 from bench.scenarios import LINKS as LINKS_PROTOCOL
@@ -58,6 +61,7 @@ class Session:
     asked: argparse.Namespace
     folder: Path
     programs: Programs
+    floor_program: Path
     results: dict[str, Any]
     until: float
     """On the clock of `time.monotonic`: no row begins after it."""
@@ -112,7 +116,22 @@ class Session:
         for run in range(self.asked.runs):
             for broker in able if run % 2 == 0 else reversed(able):
                 self.keep(measure(self.programs, broker, row, run, messages, self.asked.limit))
+            if row.floor:
+                self.floor(row, run, messages)
         self.save()
+
+    def floor(self, row: Row, run: int, messages: int) -> None:
+        """What the row costs without a broker."""
+        kind, _, rate = row.floor.partition(" ")
+        try:
+            cpu_us = floor_us(
+                self.floor_program, kind, messages, rate or "0", self.folder, self.asked.limit
+            )
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            self.note(f"{row.name} floor: {error}")
+            return
+        self.results["floors"].append({"row": row.name, "run": run, "cpu_us": cpu_us})
+        print(f"{row.name:8} {'floor':10} {cpu_us:10.2f} us/msg", flush=True)
 
     def keep(self, outcome: Outcome) -> None:
         self.results["outcomes"].append(outcome.as_json())
@@ -190,11 +209,12 @@ def main(words: list[str]) -> int:
         "brokers": {},
         "calibrations": [],
         "outcomes": [],
+        "floors": [],
     }
     with scratch() as folder:
         programs = Programs(build(CHANNELS, folder), build(LINKS, folder))
         until = time.monotonic() + asked.minutes * 60
-        session = Session(asked, folder, programs, results, until)
+        session = Session(asked, folder, programs, build(FLOOR, folder), results, until)
         for _, rows in itertools.groupby(asked.chosen, key=lambda row: row.letter):
             session.letter(list(rows))
         session.save()

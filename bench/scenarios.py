@@ -21,7 +21,8 @@ SOME = f"{DURABLE} --ack-every 100"
 class Row:
     """One line of the table. messages: publishes; quick: those of a short run; ratio: how many
     times less CPU than RabbitMQ is wanted; cpu_us, p50_ms, peak_mib: absolute limits, where one is
-    set; is_ordered: each queue's messages must arrive in their order."""
+    set; is_ordered: each queue's messages must arrive in their order; floor: what `floor.c` is to
+    do beside it, where messages come alone: its kind and, behind a space, the rate."""
 
     name: str
     about: str
@@ -35,6 +36,7 @@ class Row:
     protocol: str = AMQP
     deliveries: int = 1
     is_ordered: bool = True
+    floor: str = ""
 
     @property
     def letter(self) -> str:
@@ -50,10 +52,22 @@ class Row:
 
 
 def _sized(name: str, size: int, window: int, messages: int, quick: int) -> Row:
-    flags = f"--size {size} --persistent --durable --confirm-window {window} --prefetch {window}"
     kib = f"{size:,} B" if size < 1024 else f"{size // 1024:,} KiB"
     about = f"{kib} durable, window and prefetch {window}, each acknowledged"
-    return Row(name, about, messages, quick, f"{flags} --ack-every 1")
+    return Row(name, about, messages, quick, _of_size(size, window))
+
+
+def _paced(name: str, like: str, size: int, window: int, rate: int, seconds: int) -> Row:
+    about = f"as {like}, {rate:,} messages a second"
+    flags = f"{_of_size(size, window)} --rate {rate}"
+    return Row(name, about, rate * seconds, rate * 3, flags)
+
+
+def _of_size(size: int, window: int) -> str:
+    return (
+        f"--size {size} --persistent --durable --confirm-window {window} --prefetch {window}"
+        " --ack-every 1"
+    )
 
 
 def _queues(name: str, count: int, messages: int, quick: int) -> Row:
@@ -71,7 +85,8 @@ ROWS = (
         f"{SOME} --producers 10 --consumers 10 --queues 10", 10, 2.0),
     Row("e", "as b, all published before the first is consumed", 1_000_000, 100_000,
         f"{SOME} --mode pubdrain --timeout 60", 10, 2.0, peak_mib=250),
-    Row("f", "as c, 2,000 messages a second", 40_000, 8_000, f"{EACH} --rate 2000", 3, 60, 0.3),
+    Row("f", "as c, 2,000 messages a second", 40_000, 8_000, f"{EACH} --rate 2000", 3, 60, 0.3,
+        floor="message 2000"),
     Row("g", "50 keys by chance over a topic exchange to 10 queues, as b", 300_000, 30_000,
         f"{SOME} --exchange bench-g --keys 50 --queues 10 --spread", 3, 5),
     Row("g-mixed", "as g, properties differ, window 100, each acknowledged", 200_000, 20_000,
@@ -80,7 +95,7 @@ ROWS = (
     Row("h", "as b, message-id, timestamp, type and headers differ in each", 300_000, 30_000,
         f"{SOME} --vary", 3),
     Row("i1", "RPC by direct reply-to, 100 B, one client (a message is a call)", 20_000, 3_000,
-        "--size 100 --ack-every 1 --prefetch 1000 --rpc", 3),
+        "--size 100 --ack-every 1 --prefetch 1000 --rpc", 3, floor="call"),
     Row("i50", "as i1, 50 clients", 100_000, 10_000,
         "--size 100 --ack-every 1 --prefetch 1000 --rpc --producers 50", 3),
     Row("j", "1,000 publishing connections at 10 messages a second each, 10 queues, as c",
@@ -94,7 +109,7 @@ ROWS = (
         " --consumers 20", 3),
     Row("l1-f", "as l1, 2,000 messages a second", 40_000, 8_000,
         "--size 1024 --persistent --durable --confirm-window 1000 --prefetch 1 --ack-every 1"
-        " --consumers 20 --rate 2000", 3),
+        " --consumers 20 --rate 2000", 3, floor="message 2000"),
     Row("l20", "20 consumers of one queue, prefetch 100, acknowledged by chance out of 50",
         200_000, 20_000, "--size 1024 --persistent --durable --confirm-window 1000 --prefetch 100"
         " --ack-every 1 --shuffle 50 --consumers 20", 3, 2.8),
@@ -103,7 +118,8 @@ ROWS = (
     Row("m", "a tenth each with a priority, expired after 300 ms, rejected; the last two come back"
         " as dead letters", 100_000, 20_000, f"{EACH} --mix --consumers 2", 3, is_ordered=False),
     Row("n1", "a publisher that waits for each confirm, as c", 20_000, 2_000,
-        "--size 1024 --persistent --durable --confirm-window 1 --prefetch 1000 --ack-every 1", 3),
+        "--size 1024 --persistent --durable --confirm-window 1 --prefetch 1000 --ack-every 1", 3,
+        floor="message"),
     Row("n64", "64 publishers that wait for each confirm", 100_000, 10_000,
         "--size 1024 --persistent --durable --confirm-window 1 --prefetch 1000 --ack-every 1"
         " --producers 64", 3),
@@ -112,6 +128,9 @@ ROWS = (
     _sized("o16k", 16 * 1024, 200, 40_000, 5_000),
     _sized("o256k", 256 * 1024, 16, 3_000, 500),
     _sized("o4m", 4 * 1024 * 1024, 4, 200, 40),
+    _paced("o16k-f", "o16k", 16 * 1024, 200, 4_000, 10),
+    _paced("o256k-f", "o256k", 256 * 1024, 16, 500, 10),
+    _paced("o4m-f", "o4m", 4 * 1024 * 1024, 4, 30, 10),
     Row("p-a", "a over AMQP 1.0, sent settled", 500_000, 100_000, "--size 16 --ack-every none",
         protocol=LINKS),
     Row("p-b", "b over AMQP 1.0, credit 1000", 200_000, 20_000,

@@ -4,6 +4,7 @@ arrives whole."""
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from bench.brokers import Running, scratch, tallymark
 from bench.compare import Outcome, Programs, measure
-from bench.loadgen import CHANNELS, LINKS, build
+from bench.loadgen import CHANNELS, FLOOR, LINKS, build, floor_us
 from bench.page import Figures, text, write_page
 from bench.plot import Spread, plot
 from bench.scenarios import ROWS, Row, chosen
@@ -102,7 +103,11 @@ def test_what_is_wanted_and_not_held_is_named() -> None:
 
 def test_rows_are_paced_by_a_rate_by_answers_and_by_single_confirms() -> None:
     paced = {row.name for row in ROWS if row.is_paced}
-    assert paced == {"f", "i1", "i50", "j", "l1-f", "n1", "n64", "p-f"}
+    assert paced == {"f", "i1", "i50", "j", "l1-f", "n1", "n64", "p-f"} | {
+        "o16k-f",
+        "o256k-f",
+        "o4m-f",
+    }
 
 
 def test_a_latency_of_a_paced_row_is_not_explained_by_what_waits() -> None:
@@ -128,6 +133,32 @@ def test_the_page_says_how_to_repeat_it_and_what_failed(tmp_path: Path) -> None:
     assert "- c rabbitmq: 3 lost" in page
     assert "| b | 1 KiB durable" in page
     assert all((tmp_path / f"page-{end}.svg").exists() for end in ("cpu", "p99", "peak"))
+
+
+def test_the_floor_of_a_row_stands_beside_it_and_moves_no_ratio() -> None:
+    """Results of a session before there was a floor have none."""
+    found = results(outcome("f", "tallymark", 0, 200), outcome("f", "rabbitmq", 0, 600))
+    assert "| 200 | 600 | 3.0 | - | held |" in text(found, [])
+    found["floors"] = [
+        {"row": "f", "run": run, "cpu_us": us} for run, us in enumerate((90, 110, 99))
+    ]
+    assert "| 200 | 600 | 3.0 | 99.00 | held |" in text(found, [])
+
+
+def test_rows_with_a_floor_are_those_of_messages_that_come_alone() -> None:
+    floors = {row.name: row.floor for row in ROWS if row.floor}
+    assert floors == {"f": "message 2000", "i1": "call", "l1-f": "message 2000", "n1": "message"}
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not there")
+@pytest.mark.parametrize("kind", ["message", "unsynced", "call"])
+def test_the_floor_is_measured_and_a_kind_that_is_none_is_refused(
+    kind: str, tmp_path: Path
+) -> None:
+    program = build(FLOOR, tmp_path)
+    assert floor_us(program, kind, 50, "0", tmp_path, 60) > 0
+    with pytest.raises(subprocess.CalledProcessError):
+        floor_us(program, f"{kind}s", 50, "0", tmp_path, 60)
 
 
 def test_a_page_of_no_results_is_a_page() -> None:
