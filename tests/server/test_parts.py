@@ -13,6 +13,7 @@ import pytest
 
 from bench.lean import PERSISTENT, method, publish, short
 from tallymark.server.management import connections
+from tallymark.server.management.vhosts import delete_vhost
 from tallymark.server.node import Node
 from tallymark.server.parts import PART
 from tests.server.inside import with_broker
@@ -116,6 +117,70 @@ def test_a_long_answer_is_made_in_parts_one_in_a_round(tmp_path: Path, path: str
             assert all(f'"q{number:03}"' in text for number in range(QUEUES))
         if consumer is not None:
             consumer.hang_up()
+
+    asyncio.run(with_broker(tmp_path, play))
+
+
+def definitions(count: int, vhost: str = "/") -> dict[str, list[dict[str, object]]]:
+    """So many queues, each with a binding to one exchange."""
+    names = [f"q{n:03}" for n in range(count)]
+    exchange: dict[str, object] = {"name": "x", "vhost": vhost, "type": "direct", "durable": True}
+    return {
+        "queues": [{"name": name, "vhost": vhost, "durable": True} for name in names],
+        "exchanges": [exchange],
+        "bindings": [
+            {
+                "source": "x", "vhost": vhost, "destination": name, "destination_type": "queue",
+                "routing_key": name, "arguments": {},
+            }
+            for name in names
+        ],
+    }  # fmt: skip
+
+
+def test_definitions_are_checked_and_made_in_parts(tmp_path: Path) -> None:
+    """20,000 queues and bindings kept the loop for two seconds."""
+
+    async def play(ports: dict[str, int], node: Node) -> None:
+        for parts in (2 * (2 * QUEUES // PART + 1), 2 * (2 * QUEUES // PART + 1)):
+            before = node.parts.made
+            body = definitions(QUEUES)
+            tasks = [asyncio.create_task(ask(ports, "/api/definitions", "POST", body))]
+            assert max(await steps_until(node, tasks)) == 1
+            assert tasks[0].result()[0] == 204
+            assert node.parts.made - before == parts
+        vhost = node.broker.vhosts["/"]
+        assert len(vhost.queues) == QUEUES
+        assert len(list(vhost.topology.bindings())) == QUEUES
+
+    asyncio.run(with_broker(tmp_path, play))
+
+
+@pytest.mark.parametrize(("done", "is_checked"), [(3, False), (3 * QUEUES // PART, True)])
+def test_a_virtual_host_that_goes_while_its_definitions_are_made_is_named(
+    tmp_path: Path, done: int, is_checked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before everything is checked nothing is made, after that all else. done: number of parts
+    after which the virtual host goes."""
+
+    async def play(ports: dict[str, int], node: Node) -> None:
+        assert (await ask(ports, "/api/vhosts/v", "PUT", {}))[0] == 201
+        body = definitions(QUEUES, "v")
+        body["queues"].append({"name": "other", "vhost": "/", "durable": True})
+        turn, last = node.parts.turn, node.parts.made + done
+
+        async def turn_of_import() -> None:
+            await turn()
+            if node.parts.made == last:
+                delete_vhost(node, "v")
+
+        monkeypatch.setattr(node.parts, "turn", turn_of_import)
+        status, text = await ask(ports, "/api/definitions", "POST", body)
+        assert status == 400
+        assert "vhost 'v'" in json.loads(text)["reason"]
+        assert list(node.broker.vhosts) == ["/"]
+        assert list(node.broker.vhosts["/"].queues) == ["other"] * is_checked
+        assert not node.broker.connections
 
     asyncio.run(with_broker(tmp_path, play))
 

@@ -15,7 +15,9 @@ from typing import Any, Final
 import msgspec
 
 from tallymark.bridge.identity import BROKER, PRODUCT, VERSION
+from tallymark.engine.broker import Broker
 from tallymark.engine.errors import BrokerError
+from tallymark.engine.exchange import Exchange
 from tallymark.engine.quotas import Limits, Quotas
 from tallymark.engine.session import Connection
 from tallymark.engine.vhost import VirtualHost
@@ -32,17 +34,20 @@ from tallymark.server.definitions.plan import (
     OPERATOR_POLICY,
     OWN,
     VHOST_LIMITS,
+    Metadata,
+    NewBinding,
+    NewQueue,
     Plan,
-    plan_of,
+    Planning,
 )
 from tallymark.server.http.state import plain
 from tallymark.server.json_texts import unmarked
 from tallymark.server.logs import log_of
-from tallymark.server.management.rows import binding_row
 from tallymark.server.management.topics import topic_permission_rows
 from tallymark.server.management.users import permission_rows, user_row
 from tallymark.server.management.vhosts import make_vhost, metadata_of
 from tallymark.server.node import Node
+from tallymark.server.parts import cut
 
 ADMINISTRATION: Final = "definitions"
 
@@ -157,7 +162,13 @@ def _sections(vhost: VirtualHost, limits: Quotas) -> dict[str, list[dict[str, An
             if exchange.name not in OWN
         ],
         "bindings": [
-            {k: v for k, v in binding_row("", one).items() if k not in ("vhost", "properties_key")}
+            {
+                "source": one.source.name,
+                "destination": one.destination(),
+                "destination_type": one.kind(),
+                "routing_key": one.key,
+                "arguments": plain(one.arguments),
+            }
             for one in vhost.topology.bindings()
             if one.queue is None or not one.queue.exclusive_owner
         ],
@@ -180,13 +191,13 @@ async def import_definitions(
         UsersError: the users cannot be read; nothing has changed.
         OSError: they cannot be stored; nothing has changed.
     """
-    plan = _checked(node, value, vhost, at_start)
+    plan = await _checked(node, value, vhost, at_start)
     if plan.passwords:
         hashed = {
             name: await asyncio.to_thread(make_user, name, password, False, {})
             for name, password in plan.passwords.items()
         }
-        plan = _checked(node, value, vhost, at_start)  # that took long: what is there by now?
+        plan = await _checked(node, value, vhost, at_start)  # that took long: what is there by now?
         for name, made in hashed.items():
             plan.users[name] = msgspec.structs.replace(
                 made, administrator=plan.users[name].administrator, tags=plan.users[name].tags
@@ -194,7 +205,7 @@ async def import_definitions(
     if plan.users or plan.permissions or plan.topic_permissions:
         await node.users.change(lambda known: _set_users(known, plan), by, keep_guest=not at_start)
     imported = Imported(plan.counts(), plan.unsupported)
-    imported.failed += _apply(node, plan)
+    imported.failed += await _apply(node, plan)
     if plan.user_limits or plan.vhost_limits:
         imported.failed += await _limit(node, plan)
     for text in imported.unsupported:
@@ -207,13 +218,16 @@ async def import_definitions(
     return imported
 
 
-def _checked(node: Node, value: object, vhost: str | None, at_start: bool) -> Plan:
-    """Return the plan of definitions, against what there is now. Raises DefinitionsRefused,
-    UsersError."""
+async def _checked(node: Node, value: object, vhost: str | None, at_start: bool) -> Plan:
+    """Return the plan of definitions, against what there is now; made in parts. Raises
+    DefinitionsRefused, UsersError."""
     users = node.users.current()
     if not users and not at_start:
         users = {GUEST_USER.name: GUEST_USER}
-    plan = plan_of(value, node.broker, users, vhost)
+    planning = Planning(node.broker, users, vhost)
+    for _ in planning.read(value):
+        await _step_aside(node)
+    plan = planning.plan
     if plan.problems:
         raise DefinitionsRefused("; ".join(plan.problems))
     return plan
@@ -268,9 +282,9 @@ async def _limit(node: Node, plan: Plan) -> list[str]:
     return []
 
 
-def _apply(node: Node, plan: Plan) -> list[str]:
-    """Apply all of the plan but its users, in one turn. Returns what was refused in spite of the
-    plan."""
+async def _apply(node: Node, plan: Plan) -> list[str]:
+    """Apply all of the plan but its users, a part at a time. Returns what was refused in spite of
+    the plan: others may have changed something meanwhile."""
     broker = node.broker
     failed: list[str] = []
 
@@ -284,46 +298,78 @@ def _apply(node: Node, plan: Plan) -> list[str]:
         if name not in broker.vhosts:
             make_vhost(node, name)
     for name, type in plan.default_types.items():
-        broker.registry.set_default_queue_type(broker.vhost(name), type)
+        attempt(f"vhost '{name}'", _set_default_type, broker, name, type)
     for name, said in plan.metadata.items():
-        vhost = broker.vhost(name)
-        there = vhost.topology
-        description = there.description if said.description is None else said.description
-        tags = there.tags if said.tags is None else said.tags
-        broker.registry.describe_vhost(vhost, description, tags)
-        if said.is_protected is not None:
-            broker.registry.protect_vhost(vhost, said.is_protected)
+        attempt(f"vhost '{name}'", _describe, broker, name, said)
     for vhost_name, policy, operator in plan.policies:
         attempt(f"policy '{policy.name}'", broker.registry.set_policy, vhost_name, policy, operator)
-    connections: dict[str, Connection] = {}
-    for queue in plan.queues.values():
-        arguments = queue.arguments
-        if not queue.is_typed:
-            arguments = broker.vhost(queue.vhost).with_type(
-                queue.name, queue.durable, False, queue.auto_delete, arguments
-            )
-        connection = connections.get(queue.vhost)
-        if connection is None:
-            connection = broker.clients.open_connection(queue.vhost, "", ADMINISTRATION)
-            connections[queue.vhost] = connection
-        attempt(
-            f"queue '{queue.name}' in vhost '{queue.vhost}'",
-            broker.registry.declare_queue, connection,
-            queue.name, queue.durable, False, queue.auto_delete, arguments, False,
-        )  # fmt: skip
-    for connection in connections.values():
-        broker.clients.close_connection(connection, False)
-    for (vhost_name, name), new in plan.exchanges.items():
-        attempt(
-            f"exchange '{name}' in vhost '{vhost_name}'",
-            broker.vhost(vhost_name).declare_exchange, name, new.type, new.durable,
-            new.auto_delete, new.internal, new.arguments, False,
-        )  # fmt: skip
-    for one in plan.bindings:
-        what = f"binding from '{one.source}' to '{one.destination}' in vhost '{one.vhost}'"
-        vhost = broker.vhost(one.vhost)
-        if one.to_queue:
-            attempt(what, vhost.bind_queue, one.destination, one.source, one.key, one.arguments, 0)
-        else:
-            attempt(what, vhost.bind_exchange, one.destination, one.source, one.key, one.arguments)
+    for queues in cut(plan.queues.values()):
+        await _step_aside(node)
+        connections: dict[str, Connection] = {}
+        for queue in queues:
+            what = f"queue '{queue.name}' in vhost '{queue.vhost}'"
+            attempt(what, _declare, broker, connections, queue)
+        for connection in connections.values():
+            broker.clients.close_connection(connection, False)
+    for exchanges in cut(plan.exchanges.items()):
+        await _step_aside(node)
+        for (vhost_name, name), new in exchanges:
+            what = f"exchange '{name}' in vhost '{vhost_name}'"
+            attempt(what, _declare_exchange, broker, vhost_name, new)
+    for bindings in cut(plan.bindings):
+        await _step_aside(node)
+        for one in bindings:
+            what = f"binding from '{one.source}' to '{one.destination}' in vhost '{one.vhost}'"
+            attempt(what, _bind, broker, one)
     return failed
+
+
+async def _step_aside(node: Node) -> None:
+    """Let others have their turn, and see what was done so far take effect."""
+    node.schedule()
+    await node.parts.turn()
+    node.tell_time()
+
+
+def _set_default_type(broker: Broker, vhost: str, type: str) -> None:
+    broker.registry.set_default_queue_type(broker.vhost(vhost), type)
+
+
+def _describe(broker: Broker, name: str, said: Metadata) -> None:
+    vhost = broker.vhost(name)
+    there = vhost.topology
+    description = there.description if said.description is None else said.description
+    tags = there.tags if said.tags is None else said.tags
+    broker.registry.describe_vhost(vhost, description, tags)
+    if said.is_protected is not None:
+        broker.registry.protect_vhost(vhost, said.is_protected)
+
+
+def _declare(broker: Broker, connections: dict[str, Connection], queue: NewQueue) -> None:
+    """Declare a queue on a connection of its virtual host, which is opened if it is not among
+    these. Raises BrokerError."""
+    vhost = broker.vhost(queue.vhost)
+    connection = connections.get(queue.vhost)
+    if connection is None:
+        connection = broker.clients.open_connection(queue.vhost, "", ADMINISTRATION)
+        connections[queue.vhost] = connection
+    arguments = queue.arguments
+    if not queue.is_typed:
+        arguments = vhost.with_type(queue.name, queue.durable, False, queue.auto_delete, arguments)
+    broker.registry.declare_queue(
+        connection, queue.name, queue.durable, False, queue.auto_delete, arguments, False
+    )
+
+
+def _declare_exchange(broker: Broker, vhost: str, new: Exchange) -> None:
+    broker.vhost(vhost).declare_exchange(
+        new.name, new.type, new.durable, new.auto_delete, new.internal, new.arguments, False
+    )
+
+
+def _bind(broker: Broker, new: NewBinding) -> None:
+    vhost = broker.vhost(new.vhost)
+    if new.to_queue:
+        vhost.bind_queue(new.destination, new.source, new.key, new.arguments, 0)
+    else:
+        vhost.bind_exchange(new.destination, new.source, new.key, new.arguments)

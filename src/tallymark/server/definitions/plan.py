@@ -8,7 +8,7 @@ names things that are not there, and what contradicts things that are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -56,6 +56,7 @@ from tallymark.server.access.user import (
 )
 from tallymark.server.management.requests import shown_of
 from tallymark.server.management.vhosts import PROTECTED, UNDEFINED
+from tallymark.server.parts import cut
 
 SHA256: Final = "rabbit_password_hashing_sha256"
 KNOWN_QUEUE_ARGUMENTS: Final = frozenset((*QUEUE_ARGUMENTS, NSQ_TOPIC, NSQ_CHANNEL))
@@ -166,7 +167,10 @@ def plan_of(
 ) -> Plan:
     """Check definitions against the broker's state and return the plan. vhost: the file is about
     this one, which exists."""
-    return _Reader(broker, users, vhost).read(value)
+    planning = Planning(broker, users, vhost)
+    for _ in planning.read(value):
+        pass
+    return planning.plan
 
 
 def _vhosts_named(value: dict[str, Any]) -> set[str]:
@@ -176,7 +180,10 @@ def _vhosts_named(value: dict[str, Any]) -> set[str]:
     return {one["vhost"] for one in entries if isinstance(one.get("vhost"), str)}
 
 
-class _Reader:
+class Planning:
+    """A plan in the making: definitions are checked some entries at a time, against the broker's
+    state as it is then."""
+
     def __init__(self, broker: Broker, users: Mapping[str, User], vhost: str | None) -> None:
         self._broker = broker
         self._users = users
@@ -191,11 +198,13 @@ class _Reader:
         """Users with names that none can have here; their permissions are unsupported too."""
         self.plan = Plan()
 
-    def read(self, value: object) -> Plan:
+    def read(self, value: object) -> Iterator[None]:
+        """Check definitions; yields after some of their entries, where a caller may do something
+        else. At the end `plan` is whole."""
         plan = self.plan
         if not isinstance(value, dict):
             plan.problems.append("expected a JSON object with users, vhosts, queues, ...")
-            return plan
+            return
         for section in value:
             if section in ABOUT or (self._vhost is not None and section in OF_ONE):
                 continue
@@ -223,16 +232,23 @@ class _Reader:
                 plan.problems.append(str(error))
         for section, read in everything.items():
             if self._vhost is None or section in OF_A_VHOST:
-                self._read_section(section, value.get(section), read)
-        return plan
+                for some in self._parts_of(section, value.get(section)):
+                    self._read_entries(section, some, read)
+                    yield
 
-    def _read_section(self, section: str, entries: Any, read: Callable[[Entry], None]) -> None:
+    def _parts_of(self, section: str, entries: Any) -> Iterator[list[tuple[int, Any]]]:
+        """Yield the entries of a section with their numbers, some at a time."""
         if entries is None:
             return
         if not isinstance(entries, list):
             self.plan.problems.append(f"section '{section}' is no list")
             return
-        for number, entry in enumerate(entries):
+        yield from cut(enumerate(entries))
+
+    def _read_entries(
+        self, section: str, entries: list[tuple[int, Any]], read: Callable[[Entry], None]
+    ) -> None:
+        for number, entry in entries:
             what = f"{section}[{number}]"
             if not isinstance(entry, dict):
                 found = shown_of(section, entry)

@@ -49,8 +49,12 @@ class Refused(Exception):
 
 def answer(value: object, status: int = 200) -> web.Response:
     """A JSON answer."""
-    body = msgspec.json.encode(value)
-    return web.Response(body=body, status=status, content_type="application/json")
+    return answer_of(msgspec.json.encode(value), status)
+
+
+def answer_of(text: bytes, status: int = 200) -> web.Response:
+    """An answer that is JSON already."""
+    return web.Response(body=text, status=status, content_type="application/json")
 
 
 async def body_of(request: web.Request, kind: type[Body]) -> Body:

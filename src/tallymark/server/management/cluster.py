@@ -18,12 +18,8 @@ from tallymark.server.http.requests import (
     require_administrator,
     user_of,
 )
-from tallymark.server.management.requests import (
-    Routes,
-    fields_of,
-    listed,
-    require_policymaker,
-)
+from tallymark.server.management.lists import listed
+from tallymark.server.management.requests import Routes, fields_of, require_policymaker
 from tallymark.server.management.topology import ONE_QUEUE
 from tallymark.server.node import node_name
 from tallymark.shovels.plan import AMQP, is_091, scheme_of
@@ -68,13 +64,13 @@ class Cluster(Routes):
         as elsewhere."""
         if "vhost" in request.match_info:
             self.vhost(request)
-        return listed(request, [])
+        return await listed(self.http, request, [])
 
     async def _shovels(self, request: web.Request) -> web.Response:
         """Return the shovels of the configuration, as RabbitMQ lists static ones; nothing to users
         that are no administrators."""
         rows = self.node.shovels.rows() if user_of(request).administrator else []
-        return listed(request, [static_row(row) for row in rows])
+        return await listed(self.http, request, [static_row(row) for row in rows])
 
     async def _nothing(self, request: web.Request) -> web.Response:
         raise NotFound(f"{request.path}: there is none, as there are no plugins")

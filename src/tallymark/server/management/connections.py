@@ -14,8 +14,9 @@ from tallymark.server.amqp import AmqpClient
 from tallymark.server.client import Client
 from tallymark.server.http.requests import user_of
 from tallymark.server.logs import log_of
+from tallymark.server.management.lists import listed, shown
 from tallymark.server.management.rates import MOST_IN_A_LIST, Rates
-from tallymark.server.management.requests import Routes, listed, shown
+from tallymark.server.management.requests import Routes
 from tallymark.server.management.rows import (
     channel_rows,
     connection_row,
@@ -99,7 +100,8 @@ class Connections(Routes):
             return {} if place_of(client) is None else row_of(client, rates)
 
         rows = await self.http.rows(request, clients, row)
-        return listed(request, [one for one in rows if one])  # without those gone meanwhile
+        there = [one for one in rows if one]  # without those gone meanwhile
+        return await listed(self.http, request, there)
 
     async def _connection(self, request: web.Request) -> web.Response:
         return shown(request, row_of(self._found(request), Rates(self.node, request)))
@@ -151,14 +153,14 @@ class Connections(Routes):
         client.touch()
 
     async def _channels_of(self, request: web.Request) -> web.Response:
-        return listed(request, channel_rows_of(self._found(request)))
+        return await listed(self.http, request, channel_rows_of(self._found(request)))
 
     async def _channels(self, request: web.Request) -> web.Response:
         def rows(client: Listed) -> list[dict[str, Any]]:
             return [] if place_of(client) is None else channel_rows_of(client)
 
         found = await self.http.rows(request, list(self.seen(request)), rows)
-        return listed(request, chain.from_iterable(found))
+        return await listed(self.http, request, chain.from_iterable(found))
 
     async def _channel(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
@@ -185,4 +187,4 @@ class Connections(Routes):
             for consumer in consumers_of(queue)
             if is_seen(consumer.session.connection.user)
         ]
-        return listed(request, await self.http.rows(request, found, consumer_row))
+        return await listed(self.http, request, await self.http.rows(request, found, consumer_row))

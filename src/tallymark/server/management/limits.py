@@ -10,7 +10,8 @@ from tallymark.engine.quotas import OF_USERS, OF_VHOSTS, Limits, check_limit
 from tallymark.server.access.user import sees
 from tallymark.server.http.requests import Refused, require_administrator, user_of
 from tallymark.server.logs import log_of
-from tallymark.server.management.requests import Routes, fields_of, listed
+from tallymark.server.management.lists import listed
+from tallymark.server.management.requests import Routes, fields_of
 
 log = log_of("users")
 
@@ -37,7 +38,7 @@ class LimitRoutes(Routes):
             for name, limits in quotas.vhosts.items()
             if limits and wanted in (None, name) and sees(user, name)
         ]
-        return listed(request, rows)
+        return await listed(self.http, request, rows)
 
     async def _of_users(self, request: web.Request) -> web.Response:
         require_administrator(request)
@@ -47,7 +48,7 @@ class LimitRoutes(Routes):
             for name, limits in self.node.broker.quotas.users.items()
             if limits and wanted in (None, name)
         ]
-        return listed(request, rows)
+        return await listed(self.http, request, rows)
 
     async def _limit_vhost(self, request: web.Request) -> web.Response:
         require_administrator(request)

@@ -14,8 +14,9 @@ from tallymark.engine.exchange import TYPES
 from tallymark.server.access.user import sees_everything
 from tallymark.server.http.requests import HttpContext, answer, user_of
 from tallymark.server.machine import BOUNDLESS, files_allowed, files_open
+from tallymark.server.management.lists import listed, shown
 from tallymark.server.management.rates import LENGTHS, MSG_RATES, Rates
-from tallymark.server.management.requests import Routes, listed, require_monitoring, shown
+from tallymark.server.management.requests import Routes, require_monitoring
 from tallymark.server.node import node_name
 from tallymark.server.places import place_of
 from tallymark.server.samples import CHURN, MOVED, PRESENT, UNROUTABLE, churn, unroutable
@@ -155,7 +156,7 @@ class Overview(Routes):
 
     async def _nodes(self, request: web.Request) -> web.Response:
         require_monitoring(request)
-        return listed(request, [await self._node_row()])
+        return await listed(self.http, request, [await self._node_row()])
 
     async def _node(self, request: web.Request) -> web.Response:
         require_monitoring(request)

@@ -16,13 +16,8 @@ from tallymark.engine.policies import Policy, policy_fields, policy_from, withou
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.http.requests import HttpContext, require_administrator
 from tallymark.server.logs import log_of
-from tallymark.server.management.requests import (
-    Routes,
-    fields_of,
-    listed,
-    require_policymaker,
-    shown,
-)
+from tallymark.server.management.lists import listed, shown
+from tallymark.server.management.requests import Routes, fields_of, require_policymaker
 
 HEADER: Final = "X-Without-Effect"
 
@@ -53,7 +48,8 @@ class Policies(Routes):
         return vhost.operator_policies if self._operator else vhost.policies
 
     async def _list(self, request: web.Request) -> web.Response:
-        return listed(
+        return await listed(
+            self.http,
             request,
             (
                 policy_row(vhost.name, policy)

@@ -1,4 +1,4 @@
-"""Rights, bodies and lists, as all routes of the management interface need them.
+"""Rights and bodies, as all routes of the management interface need them.
 
 An administrator may do everything. A user with the tag `monitoring` sees every virtual host and
 connection; any other user sees the virtual hosts in which it has permissions, and its own
@@ -19,7 +19,6 @@ from aiohttp.http_exceptions import BadHttpMessage
 from tallymark.bridge.amqp091.local import LocalPublisher
 from tallymark.bridge.operations import Operations, arguments_of
 from tallymark.engine.errors import AccessRefused, NotAllowed, NotFound
-from tallymark.engine.patterns import PatternRefused, compile_pattern
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import NOBODY, Connection
 from tallymark.engine.vhost import VirtualHost
@@ -35,26 +34,20 @@ from tallymark.server.access.user import (
 from tallymark.server.http.requests import (
     HttpContext,
     Refused,
-    answer,
     check_rights_stayed,
     user_of,
 )
 from tallymark.server.json_texts import unmarked
 from tallymark.server.logs import log_of
-from tallymark.server.management.columns import Columns
 from tallymark.server.node import Node
 from tallymark.server.parts import cut
 from tallymark.server.samples import MESSAGES, MOVED, counts_of
 from tallymark.wire.amqp091.errors import WireError
 
 POLICYMAKER: Final = "policymaker"
-PAGE_SIZE: Final = 100
-MOST_ON_A_PAGE: Final = 500
 MAX_BODY: Final = 64 << 20
 FORM: Final = "multipart/form-data"
 DEFAULT_EXCHANGE: Final = "amq.default"
-ORDER: Final = ("vhost", "name", "source", "destination", "routing_key", "properties_key", "user")
-MISSING: Final = object()
 DIGITS: Final = 20
 """Digits that a number sent as text may have."""
 SECRET: Final = ("password", "password_hash", "payload", "users")
@@ -350,106 +343,6 @@ class Routes:
                 raise Refused(400, "bad_request", error.text) from error
 
 
-# -- lists
-
-
-def listed(request: web.Request, rows: Iterable[dict[str, Any]]) -> web.Response:
-    """Rows as the request wants them: `sort`, `sort_reverse`, `name` and `use_regex`, `page` and
-    `page_size`, `columns`; by virtual host and name where nothing else is asked for. Raises Refused
-    400."""
-    query, columns = request.query, _columns(request)
-    found = sorted(rows, key=_ordinary)
-    if query.get("sort"):
-        path = query["sort"].split(".")
-        found.sort(key=lambda row: _order(_at(row, path)))
-    if query.get("sort_reverse") == "true":
-        found.reverse()
-    if "page" not in query:
-        return answer([columns.of(row) for row in found])
-    page, size = _page(query.get("page", ""), query.get("page_size", str(PAGE_SIZE)))
-    total = len(found)
-    if query.get("name"):
-        accepts = _filter(query["name"], query.get("use_regex") == "true")
-        found = [row for row in found if accepts(str(row.get("name", "")))]
-    pages = max(1, -(-len(found) // size))
-    if page > pages:
-        raise Refused(
-            400, "page_out_of_range",
-            f"Page out of range, page: {page} page size: {size}, len: {len(found)}",
-        )  # fmt: skip
-    items = found[(page - 1) * size : page * size]
-    return answer(
-        {
-            "filtered_count": len(found),
-            "item_count": len(items),
-            "items": [columns.of(row) for row in items],
-            "page": page,
-            "page_count": pages,
-            "page_size": size,
-            "total_count": total,
-        }
-    )
-
-
-def shown(request: web.Request, row: dict[str, Any]) -> web.Response:
-    """One thing, in the `columns` the request wants."""
-    return answer(_columns(request).of(row))
-
-
-def _columns(request: web.Request) -> Columns:
-    return Columns(request.query.get("columns", ""))
-
-
-def _ordinary(row: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(str(row.get(column, "")) for column in ORDER)
-
-
-def _page(page: str, size: str) -> tuple[int, int]:
-    for text, most in ((page, 1 << 31), (size, MOST_ON_A_PAGE)):
-        if not (is_number(text) and 1 <= int(text) <= most):
-            raise Refused(
-                400, "invalid_pagination_parameters",
-                f"Invalid pagination parameters: page number {page}, page size {size}, expected "
-                f"page 1 or above and page size 1 to {MOST_ON_A_PAGE}",
-            )  # fmt: skip
-    return int(page), int(size)
-
-
 def is_number(text: str) -> bool:
     """Return whether a text is a whole number of at most DIGITS digits."""
     return text.isascii() and text.isdigit() and len(text) <= DIGITS
-
-
-def _filter(name: str, is_pattern: bool) -> Callable[[str], bool]:
-    if not is_pattern:
-        return lambda text: name.lower() in text.lower()
-    try:
-        return compile_pattern(name, ignores_case=True).matches
-    except PatternRefused as error:
-        raise Refused(
-            400, "bad_request", f"Pagination parameters are invalid: name {error}"
-        ) from error
-
-
-def _at(row: dict[str, Any], path: list[str]) -> Any:
-    value: Any = row
-    for step in path:
-        if not isinstance(value, dict):
-            return MISSING
-        value = value.get(step, MISSING)
-    return value
-
-
-def _order(value: Any) -> tuple[int, Any]:
-    """Values of different kinds do not compare: nothing, numbers, texts, the rest as text."""
-    match value:
-        case None:
-            return 0, 0
-        case value if value is MISSING:
-            return 0, 0
-        case bool() | int() | float():
-            return 1, value
-        case str():
-            return 2, value
-        case _:
-            return 3, str(value)

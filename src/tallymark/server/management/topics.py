@@ -18,7 +18,8 @@ from tallymark.server.access.user import (
     limited,
 )
 from tallymark.server.http.requests import require_administrator
-from tallymark.server.management.requests import Routes, fields_of, listed, refused_by_users
+from tallymark.server.management.lists import listed
+from tallymark.server.management.requests import Routes, fields_of, refused_by_users
 
 ONE_USER = "/api/topic-permissions/{vhost}/{user}"
 ONE_EXCHANGE = ONE_USER + "/{exchange}"
@@ -55,18 +56,18 @@ class TopicPermissions(Routes):
         vhosts = [vhost.name for vhost in self.vhosts(request)]
         users = self.users().values()
         rows = (row for user in users for row in topic_permission_rows(user, vhosts))
-        return listed(request, rows)
+        return await listed(self.http, request, rows)
 
     async def _list_of_user(self, request: web.Request) -> web.Response:
         require_administrator(request)
         vhosts = list(self.node.broker.vhosts)
-        return listed(request, topic_permission_rows(self.user(request), vhosts))
+        return await listed(self.http, request, topic_permission_rows(self.user(request), vhosts))
 
     async def _get(self, request: web.Request) -> web.Response:
         require_administrator(request)
         user, vhost = self.user(request), self.vhost(request).name
         self._check_there(request, user, vhost)
-        return listed(request, topic_permission_rows(user, [vhost]))
+        return await listed(self.http, request, topic_permission_rows(user, [vhost]))
 
     async def _put(self, request: web.Request) -> web.Response:
         """Limit the routing keys of a user on one exchange, which need not be there yet."""

@@ -21,14 +21,9 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.session import consumers_of
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.http.requests import Refused
+from tallymark.server.management.lists import listed, shown
 from tallymark.server.management.rates import MOST_IN_A_LIST, Rates
-from tallymark.server.management.requests import (
-    DEFAULT_EXCHANGE,
-    Routes,
-    fields_of,
-    listed,
-    shown,
-)
+from tallymark.server.management.requests import DEFAULT_EXCHANGE, Routes, fields_of
 from tallymark.server.management.rows import (
     any_binding_row,
     binding_row,
@@ -90,10 +85,10 @@ class Topology(Routes):
         if _is_brief(request):
             totals = request.query.get("enable_queue_totals") == "true"
             brief = await self.http.rows(request, found, lambda one: brief_row(one[1], totals))
-            return listed(request, brief)
+            return await listed(self.http, request, brief)
         rates = Rates(self.node, request, MOST_IN_A_LIST)
         rows = await self.http.rows(request, found, lambda one: queue_row(self.node, *one, rates))
-        return listed(request, rows)
+        return await listed(self.http, request, rows)
 
     def _found_queue(self, request: web.Request) -> tuple[VirtualHost, Queue]:
         vhost = self.vhost(request)
@@ -125,14 +120,14 @@ class Topology(Routes):
     async def _bindings_of_queue(self, request: web.Request) -> web.Response:
         vhost, queue = self._found_queue(request)
         rows = await self._rows(request, vhost.topology.inbound.get(queue.id, ()))
-        return listed(request, [implied_row(queue), *rows])
+        return await listed(self.http, request, [implied_row(queue), *rows])
 
     # -- exchanges
 
     async def _exchanges(self, request: web.Request) -> web.Response:
         found = [(vhost, one) for vhost in self.vhosts(request) for one in vhost.exchanges.values()]
         rows = await self.http.rows(request, found, lambda one: exchange_row(*one))
-        return listed(request, rows)
+        return await listed(self.http, request, rows)
 
     def _found_exchange(self, request: web.Request) -> tuple[VirtualHost, Exchange]:
         vhost = self.vhost(request)
@@ -160,9 +155,9 @@ class Topology(Routes):
         as_source = request.match_info["end"] == "source"
         if as_source and exchange.name == "":
             implied = await self.http.rows(request, vhost.queues.values(), implied_row)
-            return listed(request, implied)
+            return await listed(self.http, request, implied)
         bindings = exchange.bindings.values() if as_source else exchange.inbound
-        return listed(request, await self._rows(request, bindings))
+        return await listed(self.http, request, await self._rows(request, bindings))
 
     # -- bindings
 
@@ -175,9 +170,8 @@ class Topology(Routes):
 
     async def _bindings(self, request: web.Request) -> web.Response:
         found = [one for vhost in self.vhosts(request) for one in bindings_of(vhost)]
-        return listed(
-            request, await self.http.rows(request, found, lambda one: any_binding_row(*one))
-        )
+        rows = await self.http.rows(request, found, lambda one: any_binding_row(*one))
+        return await listed(self.http, request, rows)
 
     def _ends(self, request: web.Request) -> tuple[VirtualHost, Exchange, Queue | Exchange]:
         """Return the virtual host, source and destination that the path names. Raises NotFound."""
@@ -194,8 +188,8 @@ class Topology(Routes):
     async def _bindings_between(self, request: web.Request) -> web.Response:
         _, source, destination = self._ends(request)
         if source.name == "" and isinstance(destination, Queue):
-            return listed(request, [implied_row(destination)])
-        return listed(request, await self._rows(request, self._between(request)))
+            return await listed(self.http, request, [implied_row(destination)])
+        return await listed(self.http, request, await self._rows(request, self._between(request)))
 
     async def _found_binding(self, request: web.Request) -> Binding:
         """The path has the properties key as it is shown, which is quoted, or, as RabbitMQ takes it

@@ -35,14 +35,8 @@ from tallymark.server.http.requests import (
     require_administrator,
     user_of,
 )
-from tallymark.server.management.requests import (
-    Fields,
-    Routes,
-    fields_of,
-    listed,
-    refused_by_users,
-    shown,
-)
+from tallymark.server.management.lists import listed, shown
+from tallymark.server.management.requests import Fields, Routes, fields_of, refused_by_users
 
 ONE_USER = "/api/users/{user}"
 ONE_PERMISSION = "/api/permissions/{vhost}/{user}"
@@ -118,13 +112,13 @@ class UsersAndPermissions(Routes):
 
     async def _list(self, request: web.Request) -> web.Response:
         require_administrator(request)
-        return listed(request, (self._row(user) for user in self.users().values()))
+        return await listed(self.http, request, (self._row(user) for user in self.users().values()))
 
     async def _without_permissions(self, request: web.Request) -> web.Response:
         """List the users that may enter no virtual host."""
         require_administrator(request)
         users = [user for user in self.users().values() if not user.vhosts]
-        return listed(request, (self._row(user) for user in users))
+        return await listed(self.http, request, (self._row(user) for user in users))
 
     async def _get(self, request: web.Request) -> web.Response:
         return shown(request, self._row(self._user(request)))
@@ -197,13 +191,14 @@ class UsersAndPermissions(Routes):
         return list(self.node.broker.vhosts)
 
     async def _permissions_of_user(self, request: web.Request) -> web.Response:
-        return listed(request, permission_rows(self._user(request), self._vhost_names()))
+        rows = permission_rows(self._user(request), self._vhost_names())
+        return await listed(self.http, request, rows)
 
     async def _permissions(self, request: web.Request) -> web.Response:
         require_administrator(request)
         vhosts = [vhost.name for vhost in self.vhosts(request)]
         rows = [row for user in self.users().values() for row in permission_rows(user, vhosts)]
-        return listed(request, rows)
+        return await listed(self.http, request, rows)
 
     async def _permission(self, request: web.Request) -> web.Response:
         user, vhost = self._user(request), self.vhost(request).name

@@ -24,15 +24,9 @@ from tallymark.server.access.user import (
     without_vhost,
 )
 from tallymark.server.http.requests import Refused, require_administrator, user_of
+from tallymark.server.management.lists import listed, shown
 from tallymark.server.management.rates import LENGTHS, MOST_IN_A_LIST, MSG_RATES, Rates
-from tallymark.server.management.requests import (
-    Fields,
-    Routes,
-    fields_of,
-    listed,
-    refused_by_users,
-    shown,
-)
+from tallymark.server.management.requests import Fields, Routes, fields_of, refused_by_users
 from tallymark.server.node import Node, node_name
 from tallymark.server.places import place_of
 from tallymark.server.samples import MOVED, PRESENT
@@ -117,7 +111,7 @@ class VirtualHosts(Routes):
     async def _list(self, request: web.Request) -> web.Response:
         rates = Rates(self.node, request, MOST_IN_A_LIST)
         rows = [await self._row(request, one, rates) for one in self.vhosts(request)]
-        return listed(request, rows)
+        return await listed(self.http, request, rows)
 
     async def _get(self, request: web.Request) -> web.Response:
         rates = Rates(self.node, request)
