@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import final
 
-from tallymark.engine.arguments import consumer_timeout_ms, named
+from tallymark.engine.arguments import consumer_timeout_ms
 from tallymark.engine.consumers import Consumers
 from tallymark.engine.delivery import Dispatcher
 from tallymark.engine.durability import Marks
 from tallymark.engine.errors import NotAllowed
 from tallymark.engine.inflight import Handover
 from tallymark.engine.message import Filter, Slice
+from tallymark.engine.names import named
 from tallymark.engine.publishing import Publishing
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue

@@ -10,7 +10,7 @@ from typing import Final, final
 from tallymark.engine import definitions
 from tallymark.engine.account import ACQUIRED, MOVING, SETTLED
 from tallymark.engine.admission import Admission
-from tallymark.engine.arguments import check_default_type, check_description
+from tallymark.engine.arguments import check_default_type
 from tallymark.engine.consumers import Consumers
 from tallymark.engine.delivery import Dispatcher
 from tallymark.engine.effects import Cancelled, Signal
@@ -43,7 +43,7 @@ from tallymark.engine.subscription import subscriptions_of
 from tallymark.engine.topology import Targets
 from tallymark.engine.transactions import Transactions
 from tallymark.engine.upkeep import Upkeep
-from tallymark.engine.vhost import VirtualHost
+from tallymark.engine.vhost import VirtualHost, check_description
 from tallymark.stored import records
 from tallymark.stored.annotations import deferred_until
 from tallymark.units import EngineMs

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import final
 
 from tallymark.engine.account import ACQUIRED, DROPPED, MOVING
+from tallymark.engine.arguments import RETRY_DISABLED
 from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.errors import PreconditionFailed
@@ -27,7 +28,6 @@ from tallymark.engine.session import (
     InFlight,
     Session,
 )
-from tallymark.engine.settings import RETRY_DISABLED
 from tallymark.engine.state import State
 from tallymark.stored import records
 from tallymark.stored.annotations import Notes, with_notes

@@ -12,9 +12,9 @@ import msgspec
 from aiohttp import web
 
 from tallymark.bridge.permissions import check_vhost_name
-from tallymark.engine.arguments import check_default_type, check_description
+from tallymark.engine.arguments import check_default_type
 from tallymark.engine.errors import PreconditionFailed
-from tallymark.engine.vhost import VirtualHost
+from tallymark.engine.vhost import VirtualHost, check_description
 from tallymark.server.access.user import (
     Permission,
     TokenUser,
