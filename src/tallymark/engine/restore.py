@@ -35,10 +35,11 @@ from tallymark.engine.ledger import (
 )
 from tallymark.engine.message import Pack, Payload, Slice
 from tallymark.engine.names import named
+from tallymark.engine.outcomes import ACCEPTED, REJECTED
 from tallymark.engine.pending import letter_record
 from tallymark.engine.queue import Queue
 from tallymark.engine.record import Record
-from tallymark.engine.session import ACCEPTED, REJECTED, InFlight
+from tallymark.engine.session import InFlight
 from tallymark.engine.sinks import part_record
 from tallymark.engine.subscription import Subscription, ranges_of, subscriptions_of
 from tallymark.stored import records

@@ -15,7 +15,7 @@ from tallymark.engine.arguments import (
 )
 from tallymark.engine.errors import InvalidCommand, NotAllowed, PreconditionFailed, Unsupported
 from tallymark.engine.names import named
-from tallymark.engine.session import ACCEPTED, DISCARDED, FAILED, NACKED, REJECTED, RETURNED
+from tallymark.engine.outcomes import ACCEPTED, DISCARDED, FAILED, NACKED, REJECTED, RETURNED
 from tallymark.units import Tag
 from tallymark.wire.amqp091.events import AckRange
 from tallymark.wire.amqp091.methods import (

@@ -10,7 +10,7 @@ from aiohttp import web
 from tallymark import __version__, is_compiled
 from tallymark.engine.clock import Clock
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import consumers_of
+from tallymark.engine.queue_consumers import consumers_of
 from tallymark.engine.streams import first_offset, offset_of
 from tallymark.engine.table_values import wire_bytes
 from tallymark.server import logs

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from tallymark.engine.queue import Queue
+from tallymark.engine.queue_consumers import consumers_of
 from tallymark.engine.queue_parts import HandedOut
-from tallymark.engine.session import consumers_of
 from tallymark.engine.streams import first_offset, offset_of
 from tallymark.server.since import SinceStart
 from tallymark.server.slow.consumers import used
