@@ -70,6 +70,7 @@ def delete_vhost(node: Node, name: str) -> None:
     broker.vhost(name).check_deletable()
     close_connections(node, name)
     broker.registry.delete_vhost(name)
+    node.deleted_queues.forget_vhost(name)
     node.limits.forget(broker.vhosts)
 
 
