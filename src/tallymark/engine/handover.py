@@ -30,7 +30,7 @@ class Handover:
     def acquire(
         self, session: Session, queue: Queue, piece: Slice, consumer: Consumer | None, no_ack: bool
     ) -> Tag:
-        """Add a slice taken from its queue to the session's in-flight entries; return its first
+        """Add a slice taken from its queue to the session's in-flight ranges; return its first
         tag."""
         n = piece.hi - piece.lo
         tag = session.next_tag

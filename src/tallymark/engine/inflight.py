@@ -1,7 +1,7 @@
 """Messages in flight: what a session holds unsettled, as ranges of tags.
 
 `Session.inflight` has the ranges, ascending. Each is of one slice and one consumer, so that what
-was delivered together costs one entry. Settling in order shortens the first range. Settling out of
+was delivered together costs one range. Settling in order shortens the first range. Settling out of
 order finds its range by bisection and marks the tag in a byte map, which is made when it is needed.
 """
 
@@ -21,7 +21,7 @@ NEAR: Final = 64
 """Number of in-flight ranges that are looked up one by one; more are reached by a walk from the
 first, which is dearer for one and cheaper for many."""
 FEW: Final = 8
-"""Largest number of entries that are put back one by one; more are sorted in together."""
+"""Largest number of ranges that are put back one by one; more are sorted in together."""
 
 
 def add_held(session: Session, queue: Queue, into: list[Slice]) -> int:
@@ -107,8 +107,8 @@ def remove_tags(session: Session, at: int, low: Tag, high: Tag) -> None:
 
 
 def isolate(session: Session, at: int, tag: Tag) -> InFlight:
-    """Split the range at index `at` so that one unsettled tag has an entry of its own; return
-    that entry."""
+    """Split the range at index `at` so that one unsettled tag has a range of its own; return
+    that."""
     entry = session.inflight[at]
     if entry.first == entry.last:
         return entry
@@ -132,7 +132,7 @@ def isolate(session: Session, at: int, tag: Tag) -> InFlight:
 
 def take_out(session: Session, at: int, low: Tag, high: Tag) -> InFlight:
     """Take tags low..high, as far as they are unsettled, out of the range at index `at`; return
-    them as an entry of their own. The rest of the range stays in place, with its slice cut to its
+    them as a range of their own. The rest of the range stays in place, with its slice cut to its
     tags. At an end of the range O(1) but for what is taken, else O(tags behind)."""
     inflight = session.inflight
     entry = inflight[at]
@@ -155,7 +155,7 @@ def _first(entry: InFlight) -> int:
 
 
 def put_back(session: Session, entries: list[InFlight]) -> None:
-    """Make entries that were taken out of the session unsettled there again, in the order of their
+    """Make ranges that were taken out of the session unsettled there again, in the order of their
     tags."""
     inflight = session.inflight
     if len(entries) <= FEW:
@@ -175,7 +175,7 @@ def put_back(session: Session, entries: list[InFlight]) -> None:
 
 
 def _insert(session: Session, entry: InFlight) -> None:
-    """Insert an entry at its place, merged with its neighbours where that is possible."""
+    """Insert a range at its place, merged with its neighbours where that is possible."""
     inflight = session.inflight
     at = place_of(session, entry.first)
     if at > 0 and inflight[at - 1].followed_by(entry):

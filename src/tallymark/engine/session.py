@@ -112,7 +112,7 @@ class InFlight:
         self.left = last - first + 1
 
     def cut(self, low: Tag, high: Tag) -> InFlight | None:
-        """Return tags low..high as an entry of their own; None if none of them is unsettled."""
+        """Return tags low..high as a range of their own; None if none of them is unsettled."""
         if low > high:
             return None
         if self.done is not None:

@@ -24,14 +24,14 @@ from tallymark.stored import records
 from tallymark.units import EngineMs, Ms, Tag
 
 MERGE_MS: Final = 20
-"""Messages delivered within this many milliseconds share an entry, and so a time-out, which may be
+"""Messages delivered within this many milliseconds share a range, and so a time-out, which may be
 late by as much."""
 CONSUMER_TIMEOUT_MS: Final = Ms(30 * 60 * 1000)
 """Default consumer timeout: milliseconds a delivery may stay unsettled unless the queue or the
 consumer sets another [LC-4]."""
 ENTRIES_A_MS: Final = 1000
-"""In-flight entries of a session for each millisecond between two searches of it. A session with a
-hundred thousand entries thus costs little, and is 100 ms late at most [NQ-D1]."""
+"""In-flight ranges of a session for each millisecond between two searches of it. A session with a
+hundred thousand ranges thus costs little, and is 100 ms late at most [NQ-D1]."""
 
 
 @final
@@ -102,7 +102,7 @@ class Timeouts:
         )
 
     def _requeue(self, session: Session, late: list[InFlight]) -> None:
-        """Requeue all of these entries at the tail and remove their tags from the session."""
+        """Requeue all of these ranges at the tail and remove their tags from the session."""
         gone = set(late)
         session.inflight = deque([entry for entry in session.inflight if entry not in gone])
         for entry in late:
@@ -125,7 +125,7 @@ class Timeouts:
                 self.deadlines.arm(session, self.clock.now_ms)
 
     def _return(self, session: Session, entry: InFlight) -> list[tuple[Tag, Tag]]:
-        """Return the messages of an entry to their queue; return their tags."""
+        """Return the messages of a range to their queue; return their tags."""
         tags = entry.pieces(entry.first, entry.last)
         pieces: list[Slice] = []
         for low, high in tags:
