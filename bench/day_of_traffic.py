@@ -35,20 +35,11 @@ from tallymark.engine.broker import Broker
 from tallymark.engine.effects import Deliver, Effect, TimedOut
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.message import Format, Payload
+from tallymark.engine.outcomes import ACCEPTED, DISCARDED, FAILED, REJECTED, RETURNED
 from tallymark.engine.queue import Queue
 from tallymark.engine.record import Record
 from tallymark.engine.restore import Restorer, live_payloads, snapshot
-from tallymark.engine.session import (
-    ACCEPTED,
-    DISCARDED,
-    FAILED,
-    REJECTED,
-    REQUEUES,
-    RETURNED,
-    Connection,
-    Consumer,
-    Session,
-)
+from tallymark.engine.session import REQUEUES, Connection, Consumer, Session
 from tallymark.engine.streams import FIRST, Start
 from tallymark.journal.journal import Journal
 from tallymark.stored import records

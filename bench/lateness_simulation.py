@@ -21,7 +21,7 @@ from random import Random
 from typing import Final
 
 from tallymark.engine.clock import Deadlines, Timed
-from tallymark.engine.session import MERGE_MS
+from tallymark.engine.timeouts import MERGE_MS
 
 SCAN_MS: Final = 100
 PICKED: Final = 20

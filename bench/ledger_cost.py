@@ -16,8 +16,8 @@ from typing import Final
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import Deliver
 from tallymark.engine.message import Format, Payload
+from tallymark.engine.outcomes import ACCEPTED
 from tallymark.engine.policies import QUEUES, Policy
-from tallymark.engine.session import ACCEPTED
 from tallymark.journal.packer import STORED, Packer
 from tallymark.stored.annotations import Route
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tallymark.bridge.permissions import Permissions
-from tallymark.engine.session import consumers_of
+from tallymark.engine.queue_consumers import consumers_of
 from tallymark.wire.amqp10.events import (
     DispositionReceived,
     DrainFinished,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tallymark.engine.session import consumers_of
+from tallymark.engine.queue_consumers import consumers_of
 from tallymark.wire.amqp091.methods import (
     AccessRequest,
     AccessRequestOk,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tallymark.engine.session import consumers_of
+from tallymark.engine.queue_consumers import consumers_of
 from tallymark.wire.amqp091.fields import Timestamp
 from tallymark.wire.amqp091.methods import (
     BasicAck,

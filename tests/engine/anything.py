@@ -7,21 +7,12 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from tallymark.engine.errors import BrokerError
+from tallymark.engine.outcomes import ACCEPTED, DISCARDED, FAILED, NACKED, REJECTED, RETURNED
 from tallymark.engine.packing import Packing
 from tallymark.engine.policies import QUEUES, Policy
 from tallymark.engine.queue import Queue
 from tallymark.engine.queue_parts import Archived, Pin
-from tallymark.engine.session import (
-    ACCEPTED,
-    DISCARDED,
-    FAILED,
-    NACKED,
-    REJECTED,
-    RETURNED,
-    Connection,
-    Consumer,
-    Session,
-)
+from tallymark.engine.session import Connection, Consumer, Session
 from tallymark.engine.sinks import StagedPart, Staging
 from tallymark.engine.staging import Transaction
 from tallymark.engine.streams import FIRST, LAST, NEXT, OFFSET, Start, pin, unpin

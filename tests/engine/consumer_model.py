@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tallymark.engine.errors import PreconditionFailed
+from tallymark.engine.outcomes import FAILED, NACKED, REJECTED, RETURNED
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import FAILED, NACKED, REJECTED, RETURNED
 from tallymark.engine.subscription import Subscription
 from tests.support.engine_rig import Delivery, Rig, numbers
 from tests.support.engine_steps import manual

@@ -11,7 +11,8 @@ from __future__ import annotations
 from random import Random
 
 from tallymark.engine.errors import PreconditionFailed
-from tallymark.engine.session import ACCEPTED, FAILED, MERGE_MS, RETURNED
+from tallymark.engine.outcomes import ACCEPTED, FAILED, RETURNED
+from tallymark.engine.timeouts import MERGE_MS
 from tallymark.stored.annotations import Annotations
 from tests.support.engine_rig import Delivery, held
 from tests.support.engine_steps import manual

@@ -11,18 +11,19 @@ from tallymark.engine.arguments import (
     QUEUE_CHECKS,
     check_consumer_arguments,
     check_queue_arguments,
-    check_same_arguments,
     consumer_priority,
     consumer_timeout_ms,
+)
+from tallymark.engine.equivalence import check_same_arguments, same_argument
+from tallymark.engine.errors import PreconditionFailed
+from tallymark.engine.names import named
+from tallymark.engine.table_values import (
     equal_values,
     erlang_term,
-    named,
-    same_argument,
     table_term,
     type_name,
     wire_bytes,
 )
-from tallymark.engine.errors import PreconditionFailed
 
 WHAT = named("queue", "q", "/")
 

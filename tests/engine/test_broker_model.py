@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from tallymark.engine.durability import LARGEST_RESERVE
 from tallymark.engine.errors import BrokerError, PreconditionFailed
+from tallymark.engine.outcomes import ACCEPTED, FAILED, REJECTED, RETURNED
 from tallymark.engine.packing import Packing
-from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED, Consumer, Session
+from tallymark.engine.session import Consumer, Session
 from tests.support.engine_rig import Delivery, Rig, numbers
 from tests.support.engine_steps import manual
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tallymark.engine.session import ACCEPTED, FAILED, NACKED, REJECTED, RETURNED
+from tallymark.engine.outcomes import ACCEPTED, FAILED, NACKED, REJECTED, RETURNED
 from tests.engine.consumer_model import Client, Spec
 
 queues = st.integers(0, 2)

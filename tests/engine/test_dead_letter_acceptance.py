@@ -7,7 +7,7 @@ from itertools import permutations
 
 import pytest
 
-from tallymark.engine.session import DISCARDED, FAILED, REJECTED, RETURNED
+from tallymark.engine.outcomes import DISCARDED, FAILED, REJECTED, RETURNED
 from tests.support.engine_rig import START_MS, Rig, Said
 from tests.support.engine_steps import drain, finish, manual, reject
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from tallymark.engine.outcomes import ACCEPTED, DISCARDED, FAILED, REJECTED, RETURNED
 from tallymark.engine.packing import Packing
-from tallymark.engine.session import ACCEPTED, DISCARDED, FAILED, REJECTED, RETURNED, Session
+from tallymark.engine.session import Session
 from tallymark.stored.annotations import Annotations, Death
 from tests.engine import dead_letter_model as model
 from tests.engine import naive_queue as naive

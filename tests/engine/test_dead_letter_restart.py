@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tallymark.engine.session import ACCEPTED, DISCARDED, FAILED, REJECTED, RETURNED
+from tallymark.engine.outcomes import ACCEPTED, DISCARDED, FAILED, REJECTED, RETURNED
 from tallymark.stored import records
 from tests.support.engine_rig import Held, Rig, Said
 from tests.support.engine_steps import drain, finish, manual, reject

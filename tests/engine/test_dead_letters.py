@@ -8,7 +8,7 @@ import json
 import pytest
 
 from tallymark.engine.errors import PreconditionFailed
-from tallymark.engine.session import DISCARDED, FAILED, REJECTED, RETURNED
+from tallymark.engine.outcomes import DISCARDED, FAILED, REJECTED, RETURNED
 from tallymark.engine.settings import Settings
 from tallymark.stored import records
 from tallymark.stored.annotations import Annotations

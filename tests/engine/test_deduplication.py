@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from tallymark.engine.clock import NEVER
+from tallymark.engine.outcomes import RETURNED
 from tallymark.engine.queue_parts import Deduplication
 from tallymark.engine.registry import IDS_IN_A_TURN
 from tallymark.engine.restore import snapshot
-from tallymark.engine.session import RETURNED
 from tallymark.stored import records
 from tallymark.units import EngineMs
 from tests.support.engine_rig import Rig, Said

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tallymark.engine.errors import PreconditionFailed
+from tallymark.engine.outcomes import ACCEPTED, FAILED, RETURNED
 from tallymark.engine.packing import Packing
-from tallymark.engine.session import ACCEPTED, FAILED, RETURNED
 from tallymark.engine.upkeep import IN_A_TURN
 from tallymark.stored.annotations import Annotations
 from tests.support.engine_rig import START_MS, Rig, Said

@@ -11,17 +11,10 @@ import pytest
 
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.message import Slice
+from tallymark.engine.outcomes import ACCEPTED, DISCARDED, FAILED, REJECTED, RETURNED
 from tallymark.engine.packing import Packing
 from tallymark.engine.queue import check_queue
-from tallymark.engine.session import (
-    ACCEPTED,
-    DISCARDED,
-    FAILED,
-    REJECTED,
-    REQUEUES,
-    RETURNED,
-    STOPS,
-)
+from tallymark.engine.session import REQUEUES, STOPS
 from tallymark.engine.subscription import subscriptions_of
 from tallymark.stored.annotations import Annotations
 from tests.support.engine_rig import Rig, Said, numbers

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tallymark.engine.outcomes import ACCEPTED, DISCARDED, FAILED, REJECTED, RETURNED
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import ACCEPTED, DISCARDED, FAILED, REJECTED, REQUEUES, RETURNED
+from tallymark.engine.session import REQUEUES
 from tallymark.stored import records
 from tests.support.engine_rig import START_MS, Rig
 from tests.support.engine_steps import drain, finish, manual, reject

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tallymark.engine.errors import PreconditionFailed
+from tallymark.engine.outcomes import ACCEPTED, REJECTED, RETURNED
 from tallymark.engine.policies import Policy
-from tallymark.engine.session import ACCEPTED, REJECTED, RETURNED, consumers_of
+from tallymark.engine.queue_consumers import consumers_of
 from tallymark.engine.sinks import StagedPart
 from tests.support.engine_rig import Rig
 from tests.support.engine_steps import finish, manual

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tallymark.engine.session import ACCEPTED, FAILED, NACKED, RETURNED
+from tallymark.engine.outcomes import ACCEPTED, FAILED, NACKED, RETURNED
 from tallymark.stored import records
 from tests.support.engine_rig import Rig
 from tests.support.engine_steps import finish, manual

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tallymark.engine.errors import AccessRefused, NotAllowed, PreconditionFailed
+from tallymark.engine.outcomes import ACCEPTED, FAILED, REJECTED, RETURNED
 from tallymark.engine.queue import check_queue
 from tallymark.engine.restore import drop_lost
-from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED
 from tallymark.engine.traffic import DISCARDED
 from tests.support.engine_rig import Delivery, Rig
 

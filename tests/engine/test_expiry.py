@@ -7,8 +7,8 @@ import pytest
 from tallymark.engine.clock import NEVER
 from tallymark.engine.delivery import IN_A_TURN
 from tallymark.engine.message import Filter, Payload
+from tallymark.engine.outcomes import ACCEPTED, RETURNED
 from tallymark.engine.packing import Packing
-from tallymark.engine.session import ACCEPTED, RETURNED
 from tallymark.stored.annotations import Annotations
 from tallymark.units import LeaseSequence
 from tests.support.engine_rig import START_MS, Rig, Said, numbers

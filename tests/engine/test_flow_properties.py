@@ -10,7 +10,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tallymark.engine.session import ACCEPTED, Session
+from tallymark.engine.outcomes import ACCEPTED
+from tallymark.engine.session import Session
 from tests.support.engine_rig import Delivery, Rig
 from tests.support.long import longer, sized
 

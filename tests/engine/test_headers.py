@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.engine.arguments import equal_values
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.matching import HeaderPattern, HeaderTable, check_match
+from tallymark.engine.table_values import equal_values
 
 NAMES = st.sampled_from(["a", "b", "x-c", "x-d"])
 VALUES = st.sampled_from(

@@ -9,16 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from tallymark.engine.errors import PreconditionFailed
-from tallymark.engine.session import (
-    ACCEPTED,
-    FAILED,
-    MERGE_MS,
-    REJECTED,
-    REQUEUES,
-    RETURNED,
-    STOPS,
-    InFlight,
-)
+from tallymark.engine.outcomes import ACCEPTED, FAILED, REJECTED, RETURNED
+from tallymark.engine.session import REQUEUES, STOPS, InFlight
+from tallymark.engine.timeouts import MERGE_MS
 from tests.support.engine_rig import START_MS, Rig
 from tests.support.engine_steps import finish, manual
 from tests.support.nsq_client import Client

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tallymark.engine.session import ACCEPTED, FAILED, RETURNED, Session
+from tallymark.engine.outcomes import ACCEPTED, FAILED, RETURNED
+from tallymark.engine.session import Session
 from tallymark.stored import records
 from tests.support.engine_rig import Delivery, Rig
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tallymark.engine.session import REJECTED
+from tallymark.engine.outcomes import REJECTED
 from tallymark.stored import records
 from tests.support.engine_rig import Held, Rig
 

@@ -5,17 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tallymark.engine.errors import PreconditionFailed
-from tallymark.engine.session import (
-    ACCEPTED,
-    DISCARDED,
-    FAILED,
-    MERGE_MS,
-    REJECTED,
-    RELEASES,
-    RETURNED,
-    Consumer,
-    Session,
-)
+from tallymark.engine.outcomes import ACCEPTED, DISCARDED, FAILED, REJECTED, RETURNED
+from tallymark.engine.session import RELEASES, Consumer, Session
+from tallymark.engine.timeouts import MERGE_MS
 from tests.support.engine_rig import Rig
 from tests.support.engine_steps import manual
 

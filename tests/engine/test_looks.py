@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tallymark.engine.session import ACCEPTED
+from tallymark.engine.outcomes import ACCEPTED
 from tests.support.engine_rig import Rig
 from tests.support.engine_steps import manual
 

@@ -11,15 +11,10 @@ from hypothesis import strategies as st
 
 from tallymark.engine.delivery import FEW
 from tallymark.engine.message import Filter
+from tallymark.engine.outcomes import ACCEPTED, FAILED, RETURNED
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import (
-    ACCEPTED,
-    FAILED,
-    RELEASES,
-    RETURNED,
-    Consumer,
-    looked_at_of,
-)
+from tallymark.engine.queue_consumers import looked_at_of
+from tallymark.engine.session import RELEASES, Consumer
 from tallymark.units import UNLIMITED, Ms, Tag
 from tests.support.engine_rig import Delivery, Rig
 from tests.support.engine_steps import manual

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import pytest
 
 from tallymark.engine.durability import REST_MS, SMALLEST_RESERVE
+from tallymark.engine.outcomes import ACCEPTED
 from tallymark.engine.record import Record
-from tallymark.engine.session import ACCEPTED
 from tallymark.stored import records
 from tests.support.engine_rig import Rig
 

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from tallymark.engine.outcomes import ACCEPTED, FAILED, REJECTED
 from tallymark.engine.policies import QUEUES, Policy
 from tallymark.engine.restore import live_payloads, packed_payloads, snapshot
-from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, Connection, Session
+from tallymark.engine.session import Connection, Session
 from tallymark.engine.sinks import StagedPart
 from tallymark.engine.slow.actions import SlowSubscription
 from tallymark.engine.slow.rules import Rule, Rules

@@ -7,7 +7,7 @@ import pytest
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.packing import Packing
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import MERGE_MS
+from tallymark.engine.timeouts import MERGE_MS
 from tallymark.stored.annotations import Annotations
 from tests.support.engine_rig import Delivery, Rig, Said
 from tests.support.engine_steps import finish, manual

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tallymark.engine.session import ACCEPTED, RETURNED
+from tallymark.engine.outcomes import ACCEPTED, RETURNED
 from tests.support.engine_rig import Rig, Said
 from tests.support.engine_steps import drain, finish, manual, reject
 

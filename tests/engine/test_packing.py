@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from tallymark.engine.outcomes import ACCEPTED
 from tallymark.engine.packing import UNPACK, Packing
-from tallymark.engine.session import ACCEPTED
 from tests.support.engine_rig import Rig
 
 MANY = 5 * UNPACK

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tallymark.engine.outcomes import REJECTED
 from tallymark.engine.packing import UNPACK, Packing
-from tallymark.engine.session import REJECTED
 from tallymark.stored.annotations import Annotations
 from tests.support.engine_rig import START_MS, Held, Rig
 

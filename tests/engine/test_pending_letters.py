@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tallymark.engine.session import ACCEPTED, FAILED
+from tallymark.engine.outcomes import ACCEPTED, FAILED
 from tests.support.engine_rig import Rig, Said
 from tests.support.engine_steps import drain, finish, manual, reject
 from tests.support.growth import assert_linear

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from tallymark.engine.errors import Unreadable
 from tallymark.engine.message import Filter, Payload
+from tallymark.engine.outcomes import ACCEPTED, DISCARDED, FAILED, REJECTED, RETURNED
 from tallymark.engine.packing import Packing
 from tallymark.engine.redrive import MOVED, UNREADABLE
-from tallymark.engine.session import ACCEPTED, DISCARDED, FAILED, REJECTED, RETURNED, Session
+from tallymark.engine.session import Session
 from tallymark.stored.annotations import Annotations
 from tests.support.engine_rig import Delivery, Rig, Said
 

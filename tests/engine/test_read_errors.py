@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tallymark.engine.errors import PreconditionFailed
-from tallymark.engine.session import REJECTED
+from tallymark.engine.outcomes import REJECTED
 from tests.support.engine_rig import Rig, Said
 from tests.support.engine_steps import finish, manual, reject
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tallymark.engine.session import ACCEPTED, RETURNED, Session
+from tallymark.engine.outcomes import ACCEPTED, RETURNED
+from tallymark.engine.session import Session
 from tallymark.stored import records
 from tests.support.engine_rig import Rig
 from tests.support.engine_steps import manual

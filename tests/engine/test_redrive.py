@@ -8,6 +8,7 @@ from tallymark.bridge.redriven import COUNT, FROM, RUN, TIME, Stamp
 from tallymark.engine import redrive
 from tallymark.engine.errors import Unsupported
 from tallymark.engine.message import Payload
+from tallymark.engine.outcomes import FAILED, REJECTED
 from tallymark.engine.redrive import (
     FULL,
     GONE,
@@ -18,7 +19,6 @@ from tallymark.engine.redrive import (
     UNREADABLE,
     UNROUTABLE,
 )
-from tallymark.engine.session import FAILED, REJECTED
 from tallymark.stored import records
 from tallymark.wire.amqp10.codec import decode
 from tests.support.engine_rig import Rig, Said

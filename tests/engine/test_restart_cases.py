@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallymark.engine.errors import AccessRefused, BrokerError, PreconditionFailed
+from tallymark.engine.outcomes import ACCEPTED, REJECTED, RETURNED
 from tallymark.engine.record import Record
 from tallymark.engine.restore import snapshot
-from tallymark.engine.session import ACCEPTED, REJECTED, RETURNED, Session
+from tallymark.engine.session import Session
 from tallymark.engine.subscription import Subscription, subscriptions_of
 from tests.support.engine_rig import MemoryLog, Rig, numbers
 

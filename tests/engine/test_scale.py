@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tallymark.engine.session import ACCEPTED, REJECTED, Session
+from tallymark.engine.outcomes import ACCEPTED, REJECTED
+from tallymark.engine.session import Session
 from tallymark.units import Tag
 from tests.support.engine_rig import Rig
 from tests.support.engine_steps import manual

@@ -9,9 +9,10 @@ import pytest
 
 from tallymark.engine.errors import NotAllowed
 from tallymark.engine.message import Filter, Payload
+from tallymark.engine.outcomes import ACCEPTED, RETURNED
 from tallymark.engine.packing import Packing
 from tallymark.engine.seeking import LOOK_BYTES, LOOKS
-from tallymark.engine.session import ACCEPTED, RETURNED, Consumer, Session
+from tallymark.engine.session import Consumer, Session
 from tallymark.stored.annotations import Annotations, Route
 from tests.support.engine_rig import SIZE, Rig, Said, number_at
 from tests.support.engine_steps import manual

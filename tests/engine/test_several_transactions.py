@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 
 from tallymark.engine.errors import PreconditionFailed, RolledBack
-from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RELEASES, Consumer, Session
+from tallymark.engine.outcomes import ACCEPTED, FAILED, REJECTED
+from tallymark.engine.session import RELEASES, Consumer, Session
 from tallymark.units import Tag
 from tests.support.engine_rig import Rig
 from tests.support.engine_steps import manual

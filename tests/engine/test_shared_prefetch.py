@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallymark.engine.message import Filter
-from tallymark.engine.session import ACCEPTED, RETURNED, Session
+from tallymark.engine.outcomes import ACCEPTED, RETURNED
+from tallymark.engine.session import Session
 from tallymark.engine.streams import FIRST, Start
 from tests.support.engine_rig import Delivery, Rig
 from tests.support.engine_steps import manual

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tallymark.engine.errors import AccessRefused
-from tallymark.engine.session import ACCEPTED
+from tallymark.engine.outcomes import ACCEPTED
 from tests.support.engine_rig import Delivery, Rig
 from tests.support.engine_steps import finish, manual
 

@@ -16,8 +16,9 @@ from tallymark.bridge.names import PUBLISHER_NAME, PUBLISHING_ID
 from tallymark.engine import streams
 from tallymark.engine.clock import NEVER
 from tallymark.engine.message import Slice
+from tallymark.engine.outcomes import ACCEPTED, REJECTED
 from tallymark.engine.packing import Packing
-from tallymark.engine.session import ACCEPTED, REJECTED, Consumer
+from tallymark.engine.session import Consumer
 from tallymark.engine.streams import FIRST, NEXT, OFFSET, TIME, Start
 from tallymark.stored.annotations import Annotations
 from tests.engine.test_stream_ranges import numbers_of

@@ -8,8 +8,9 @@ import pytest
 
 from tallymark.engine.clock import NEVER
 from tallymark.engine.errors import NotAllowed, PreconditionFailed, Unsupported
+from tallymark.engine.outcomes import ACCEPTED, REJECTED
 from tallymark.engine.packing import Packing
-from tallymark.engine.session import ACCEPTED, REJECTED, Consumer, Session
+from tallymark.engine.session import Consumer, Session
 from tallymark.engine.sinks import StagedPart
 from tallymark.engine.streams import AGO, FIRST, LAST, NEXT, OFFSET, TIME, Start, start_of
 from tallymark.stored.annotations import Annotations

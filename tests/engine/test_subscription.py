@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallymark.engine.errors import Fenced, NotFound, PreconditionFailed, ResourceExhausted
-from tallymark.engine.session import RETURNED
+from tallymark.engine.outcomes import RETURNED
 from tallymark.engine.subscription import Subscription
 from tallymark.stored.records import PAYLOAD
 from tests.support.engine_rig import Rig, numbers

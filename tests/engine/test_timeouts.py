@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tallymark.engine.errors import PreconditionFailed
-from tallymark.engine.session import ACCEPTED, CONSUMER_TIMEOUT_MS, MERGE_MS, Consumer, Session
+from tallymark.engine.outcomes import ACCEPTED
+from tallymark.engine.session import Consumer, Session
 from tallymark.engine.settings import Settings
+from tallymark.engine.timeouts import CONSUMER_TIMEOUT_MS, MERGE_MS
 from tests.support.engine_rig import Rig
 from tests.support.engine_steps import manual
 

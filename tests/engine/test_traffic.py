@@ -3,7 +3,7 @@ came and went."""
 
 from __future__ import annotations
 
-from tallymark.engine.session import ACCEPTED, FAILED, REJECTED
+from tallymark.engine.outcomes import ACCEPTED, FAILED, REJECTED
 from tests.support.engine_rig import Rig
 
 

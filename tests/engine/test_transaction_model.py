@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tallymark.engine.errors import RolledBack
+from tallymark.engine.outcomes import ACCEPTED, DISCARDED, FAILED, REJECTED, RETURNED
 from tallymark.engine.packing import Packing
-from tallymark.engine.session import ACCEPTED, DISCARDED, FAILED, REJECTED, RETURNED, Session
+from tallymark.engine.session import Session
 from tallymark.engine.staging import Transaction
 from tests.engine import transaction_model as model
 from tests.support.engine_rig import START_MS, Rig

@@ -9,7 +9,8 @@ from __future__ import annotations
 import pytest
 
 from tallymark.engine.errors import PreconditionFailed, ResourceExhausted, RolledBack
-from tallymark.engine.session import ACCEPTED, DISCARDED, FAILED, REJECTED, RETURNED, Session
+from tallymark.engine.outcomes import ACCEPTED, DISCARDED, FAILED, REJECTED, RETURNED
+from tallymark.engine.session import Session
 from tallymark.engine.staging import MOST_WEIGHT, RUN_BYTES, Transaction
 from tallymark.engine.transactions import AHEAD_BYTES
 from tallymark.stored import records

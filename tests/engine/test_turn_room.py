@@ -7,7 +7,8 @@ from collections import Counter
 
 import pytest
 
-from tallymark.engine.session import ACCEPTED, Session
+from tallymark.engine.outcomes import ACCEPTED
+from tallymark.engine.session import Session
 from tallymark.engine.state import TURN_BYTES
 from tests.support.engine_rig import SIZE, Rig
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallymark.engine.errors import PreconditionFailed
-from tallymark.engine.session import ACCEPTED, DISCARDED, FAILED, REJECTED, RETURNED
+from tallymark.engine.outcomes import ACCEPTED, DISCARDED, FAILED, REJECTED, RETURNED
 from tallymark.engine.subscription import Subscription
 from tallymark.stored import records
 from tests.support.engine_rig import Rig, numbers

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from tallymark.engine.broker import Broker
 from tallymark.engine.message import Payload
+from tallymark.engine.outcomes import ACCEPTED, REJECTED
 from tallymark.engine.restore import Restorer, live_payloads, snapshot
-from tallymark.engine.session import ACCEPTED, REJECTED, Session
+from tallymark.engine.session import Session
 from tallymark.engine.staging import Transaction
 from tallymark.journal.verify import verify
 from tallymark.stored import records

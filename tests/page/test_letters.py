@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tallymark.engine.session import REJECTED
+from tallymark.engine.outcomes import REJECTED
 from tallymark.server.page import deadletters
 from tests.support.engine_rig import Rig
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tallymark.engine.session import ACCEPTED
+from tallymark.engine.outcomes import ACCEPTED
 from tallymark.server.page.flow import reason_of
 from tests.support.engine_rig import Rig
 

@@ -130,12 +130,12 @@ class Asking:
             assert response.status < 300, (path, response.status, await response.text())
             return await response.json() if response.status == 200 else None
 
-    async def publish(self, queue: str, count: int) -> None:
+    async def publish(self, queue: str, count: int, vhost: str = "%2F") -> None:
         message = {
             "routing_key": queue, "properties": {}, "payload": "x", "payload_encoding": "string",
         }  # fmt: skip
         for _ in range(count):
-            await self("POST", "exchanges/%2F/amq.default/publish", message)
+            await self("POST", f"exchanges/{vhost}/amq.default/publish", message)
 
     async def take(self, queue: str, count: int) -> None:
         asked = {"count": count, "ackmode": "ack_requeue_false", "encoding": "auto"}
@@ -253,9 +253,29 @@ def test_what_was_published_stays_counted_when_its_queue_is_deleted(tmp_path: Pa
         assert (await ask("GET", "queues/%2F/r"))["message_stats"]["publish"] == 1
         await ask("PUT", "vhosts/v")
         await ask("PUT", "queues/v/q", {"durable": True})
+        await ask.publish("q", 3, vhost="v")
         await ask("DELETE", "vhosts/v")
         await ask("PUT", "vhosts/v")
-        assert "message_stats" not in await ask("GET", "vhosts/v")
+        assert "message_stats" not in await ask("GET", "vhosts/v"), "it is another one"
+
+    played(tmp_path, play)
+
+
+def test_a_queue_that_lives_between_two_samples_is_in_the_rates(tmp_path: Path) -> None:
+    """What it was sent was in the count, and in no sample."""
+
+    async def play(ask: Asking) -> None:
+        await ask.sample()
+        await ask("PUT", "queues/%2F/q", {"durable": True})
+        await ask.publish("q", 10)
+        await ask("DELETE", "queues/%2F/q")
+        await ask.sample()
+        asked = "msg_rates_age=5&msg_rates_incr=5"
+        for path in (f"overview?{asked}", f"vhosts/%2F?{asked}"):
+            stats = (await ask("GET", path))["message_stats"]
+            details = stats["publish_details"]
+            assert (stats["publish"], details["rate"]) == (10, 2.0)
+            assert [one["sample"] for one in details["samples"]] == [10, 0]
 
     played(tmp_path, play)
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tallymark.engine.message import Payload
+from tallymark.engine.outcomes import ACCEPTED
 from tallymark.engine.packing import Packing
-from tallymark.engine.session import ACCEPTED
 from tallymark.journal.journal import Journal
 from tallymark.journal.verify import verify
 from tallymark.server import opening, run

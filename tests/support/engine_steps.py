@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, Session
+from tallymark.engine.outcomes import ACCEPTED, FAILED, REJECTED
+from tallymark.engine.session import Session
 from tests.support.engine_rig import Delivery, Held, Rig
 
 REASONS = ("rejected", "expired", "maxlen", "delivery_limit")

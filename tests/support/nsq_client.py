@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import final
 
-from tallymark.engine.session import ACCEPTED, REQUEUES, Session
+from tallymark.engine.outcomes import ACCEPTED
+from tallymark.engine.session import REQUEUES, Session
 from tests.support.engine_rig import Delivery, Rig
 
 TIMEOUT_MS = 60_000

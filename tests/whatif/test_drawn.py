@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from tallymark.engine.session import ACCEPTED
+from tallymark.engine.outcomes import ACCEPTED
 from tallymark.whatif.changes import changes_of
 from tallymark.whatif.reading import Reader
 from tallymark.whatif.recording import Recording

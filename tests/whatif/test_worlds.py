@@ -9,7 +9,8 @@ from functools import cache
 
 import pytest
 
-from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RELEASES
+from tallymark.engine.outcomes import ACCEPTED, FAILED, REJECTED
+from tallymark.engine.session import RELEASES
 from tallymark.whatif.changes import Change, ChangeRefused, changes_of
 from tallymark.whatif.comparison import differences, faithfulness_text, verdict
 from tallymark.whatif.fates import Fates

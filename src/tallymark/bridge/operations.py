@@ -27,10 +27,10 @@ from tallymark.bridge.permissions import (
     check_forwarding,
     check_keys,
 )
-from tallymark.engine.arguments import check_new_name, cleaned, is_routing_key, named
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import AccessRefused, InvalidCommand, NotFound
 from tallymark.engine.exchange import ALTERNATE, check_type
+from tallymark.engine.names import check_new_name, cleaned, is_routing_key, named
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import Connection
 from tallymark.engine.vhost import VirtualHost

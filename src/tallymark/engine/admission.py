@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import Final, final
 
 from tallymark.engine.account import DROPPED
+from tallymark.engine.arguments import DROP_TAIL, REJECT_PUBLISH, REJECT_PUBLISH_DLX
 from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.entrance import Entrance, Seat
 from tallymark.engine.ledger import dropped_record, publishers_record, seen_record
 from tallymark.engine.message import NOWHERE, Payload, Slice
 from tallymark.engine.queue import Queue
-from tallymark.engine.settings import DROP_TAIL, REJECT_PUBLISH, REJECT_PUBLISH_DLX
 from tallymark.engine.state import State
 from tallymark.engine.topology import Targets
 from tallymark.stored import records

@@ -1,32 +1,23 @@
-"""Arguments and names of declarations: their types, ranges, and when two declarations say the same;
-names made by the broker.
+"""Arguments of queues and consumers: their types and ranges, and the types of queue that they suit.
 
-A value is what a protocol's table can hold: None, bool, int, float, str, bytes, Decimal, datetime,
-list and dict of these. Texts follow RabbitMQ, whose clients' tests compare them; types are named as
-in AMQP 0-9-1 tables.
+A check returns what is wrong with a value, or "". The words are RabbitMQ's, because tests of its
+clients compare them. It words what is wrong with a policy differently, so policies.py has checks of
+its own.
 
-Acted upon: x-message-ttl, x-expires, x-max-length, x-max-length-bytes, x-overflow, x-dead-letter-
-exchange, x-dead-letter-routing-key, x-dead-letter-strategy, x-dead-letter-hop-limit, x-delivery-
-limit, x-acquired-limit, x-consumer-timeout, x-delayed-retry-type, x-delayed-retry-min, x-delayed-
-retry-max, x-message-deduplication, x-deliver-after, x-max-priority, x-single-active-consumer (see
-settings.py), on queues of both types; x-queue-type classic and quorum, which are one kind of queue
-with other defaults; of consumers x-priority and x-consumer-timeout; of streams (x-queue-type
-stream) x-max-length-bytes, x-max-age and x-stream-max-segment-size-bytes. Accepted, compared, and
-without meaning here, on one node: x-queue-mode, x-queue-version, x-max-in-memory-length, x-max-in-
-memory-bytes, x-quorum-initial-group-size, x-queue-leader-locator, x-queue-master-locator, x-stream-
-filter-size-bytes, x-initial-cluster-size. Unknown arguments are kept and not compared.
+QUEUE_CHECKS and CONSUMER_CHECKS have the known arguments; what those of a queue do is in
+settings.py. On one node, some have no effect (QUEUE_WITHOUT_EFFECT): they are checked and compared.
+Unknown arguments are kept and not compared. The types classic and quorum are one kind of queue with
+different defaults.
 """
 
 from __future__ import annotations
 
-import hashlib
-from base64 import urlsafe_b64encode
-from collections.abc import Callable, Container
-from datetime import datetime
-from decimal import Decimal
+from collections.abc import Callable
 from typing import Final
 
-from tallymark.engine.errors import AccessRefused, InvalidCommand, PreconditionFailed
+from tallymark.engine.errors import PreconditionFailed
+from tallymark.engine.names import is_routing_key
+from tallymark.engine.table_values import type_name
 from tallymark.units import Ms
 
 MAX_PRIORITY: Final = 255
@@ -39,11 +30,6 @@ POSITIVE_TIME: Final[str] = f"1 to {LONGEST_MS} milliseconds, ten years"
 LARGEST: Final = (1 << 63) - 1
 """Largest number that is no time: that of a table's longest integer."""
 MAX_HOPS: Final = 255
-LARGEST_DESCRIPTION: Final = 4096
-"""Bytes of a virtual host's description, at most."""
-MOST_TAGS: Final = 64
-LONGEST_TAG: Final = 255
-"""Bytes of a virtual host's tag, at most."""
 QUEUE_TYPES: Final = ("classic", "quorum", "stream")
 STREAM: Final = "stream"
 """Queue type that retains its messages for any number of readers."""
@@ -56,173 +42,34 @@ MOST_DIGITS: Final = 18
 """Maximum number of digits in an age."""
 LARGEST_SEGMENT: Final = 3_000_000_000
 """Largest number of bytes that a stream may be told to delete at a time [rabbitmq]."""
-DELIVER_AFTER: Final = ("written", "synced")
+DROP_HEAD: Final = "drop-head"
+REJECT_PUBLISH: Final = "reject-publish"
+REJECT_PUBLISH_DLX: Final = "reject-publish-dlx"
+DROP_TAIL: Final = "drop-tail"
+"""Overflow behaviour: a publish to a full queue is dropped and counted without notice to its
+publisher, as in NSQ's ephemeral channels [NQ-10]."""
+OVERFLOWS: Final = (DROP_HEAD, DROP_TAIL, REJECT_PUBLISH, REJECT_PUBLISH_DLX)
+"""Overflow behaviours, of which a policy may have all but DROP_TAIL."""
+AT_MOST_ONCE: Final = "at-most-once"
+AT_LEAST_ONCE: Final = "at-least-once"
+STRATEGIES: Final = (AT_MOST_ONCE, AT_LEAST_ONCE)
+"""Strategies of dead-lettering: a letter that no target takes is dropped, or kept [DL-22]."""
+RETURNS: Final = "returns"
+FAILURES: Final = "failures"
+LIMIT_COUNTS: Final = (RETURNS, FAILURES)
+"""Counts for the delivery limit: every delivery that a client of AMQP 0-9-1 requeues (RabbitMQ 3.8
+to 4.2), or only rejected ones and not those of basic.nack (4.3)."""
+SYNCED: Final = "synced"
+DELIVER_AFTER: Final = ("written", SYNCED)
 """Values of x-deliver-after. Persistent messages may be delivered once they are written to the
 journal but perhaps not synced, or once they are synced to disk."""
-RETRY_TYPES: Final = ("all", "failed", "returned", "disabled")
+RETRY_ALL: Final = "all"
+RETRY_FAILED: Final = "failed"
+RETRY_RETURNED: Final = "returned"
+RETRY_DISABLED: Final = "disabled"
+RETRY_TYPES: Final = (RETRY_ALL, RETRY_FAILED, RETRY_RETURNED, RETRY_DISABLED)
 """Types of delayed retry: the requeued messages that wait are all, those whose delivery failed, the
 others, or none."""
-TAGGED_TYPES: Final = {
-    "b": "byte",
-    "B": "unsignedbyte",
-    "s": "short",
-    "u": "unsignedshort",
-    "i": "unsignedint",
-    "l": "long",
-    "L": "long",
-    "f": "float",
-    "T": "timestamp",
-}
-"""Type names by the `tag` that a protocol's numbers of unusual width, and its times, may have."""
-
-
-def wire_bytes(text: str) -> bytes:
-    """Return the bytes a protocol's string was decoded from. Bytes that are not UTF-8 were decoded
-    by surrogateescape."""
-    try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "surrogatepass")
-
-
-def named(kind: str, name: str, vhost: str) -> str:
-    """Return a thing's name as error texts show it: `queue 'q' in vhost '/'`."""
-    return f"{kind} '{name}' in vhost '{vhost}'"
-
-
-def type_name(value: object) -> str:
-    """Return the AMQP 0-9-1 name of a value's type."""
-    if value is None:
-        return "void"
-    if isinstance(value, bool):
-        return "bool"
-    # Asked before the value is known to be an int: compiled code turns it into a plain one there.
-    tagged = TAGGED_TYPES.get(str(getattr(value, "tag", "")))
-    if isinstance(value, int):
-        return tagged or ("signedint" if -(1 << 31) <= value < 1 << 31 else "long")
-    if isinstance(value, float):
-        return tagged or "double"
-    if isinstance(value, str):
-        return "longstr"
-    if isinstance(value, (bytes, bytearray)):
-        return "binary"
-    if isinstance(value, dict):
-        return "table"
-    if isinstance(value, (list, tuple)):
-        return "array"
-    if isinstance(value, Decimal):
-        return "decimal"
-    if isinstance(value, datetime):
-        return "timestamp"
-    return type(value).__name__
-
-
-def erlang_term(value: object) -> str:
-    """Return a value, as JSON has it, in the form in which RabbitMQ prints terms in its texts."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return f'<<"{value}">>' if value else "<<>>"
-    if isinstance(value, (bytes, bytearray)):
-        return erlang_term(bytes(value).decode("utf-8", "replace"))
-    if isinstance(value, (list, tuple)):
-        return "[" + ",".join([erlang_term(item) for item in value]) + "]"
-    if isinstance(value, dict):
-        fields = [f"{erlang_term(name)} => {erlang_term(item)}" for name, item in value.items()]
-        return "#{" + ",".join(fields) + "}"
-    if isinstance(value, Decimal) and value.is_finite():
-        _, digits, exponent = value.as_tuple()
-        return f"{{{-int(exponent)},{int(''.join(map(str, digits)))}}}"
-    return "undefined" if value is None else str(value)
-
-
-def table_term(value: object) -> str:
-    """Return a value of a table as erlang_term does, but with the types of what it contains."""
-    if isinstance(value, (list, tuple)):
-        items = [f"{{{type_name(item)},{table_term(item)}}}" for item in value]
-        return "[" + ",".join(items) + "]"
-    if isinstance(value, dict):
-        fields = [
-            f"{{{erlang_term(name)},{type_name(item)},{table_term(item)}}}"
-            for name, item in value.items()
-        ]
-        return "[" + ",".join(fields) + "]"
-    return erlang_term(value)
-
-
-def shown(value: object) -> str:
-    """Return a value between quotes, as RabbitMQ shows it in texts about inequivalent arguments."""
-    if isinstance(value, (bytes, bytearray)):
-        value = bytes(value).decode("utf-8", "replace")
-    return f"'{value}'" if isinstance(value, str) else f"'{table_term(value)}'"
-
-
-def equal_values(a: object, b: object) -> bool:
-    """Return whether two table values are equal: numbers by value (1 equals 1.0), text by its bytes
-    whether string or binary, booleans only with booleans, containers by their items."""
-    if isinstance(a, str) and isinstance(b, str):
-        return a == b
-    if isinstance(a, bool) or isinstance(b, bool):
-        return isinstance(a, bool) and isinstance(b, bool) and a == b
-    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
-        return a == b
-    if isinstance(a, (str, bytes, bytearray)) and isinstance(b, (str, bytes, bytearray)):
-        raw_a = wire_bytes(a) if isinstance(a, str) else bytes(a)
-        raw_b = wire_bytes(b) if isinstance(b, str) else bytes(b)
-        return raw_a == raw_b
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        if len(a) != len(b):
-            return False
-        return all(equal_values(x, y) for x, y in zip(a, b, strict=True))
-    if isinstance(a, dict) and isinstance(b, dict):
-        if len(a) != len(b):
-            return False
-        for name, value in a.items():
-            if name not in b or not equal_values(value, b[name]):
-                return False
-        return True
-    return type(a) is type(b) and a == b
-
-
-def same_argument(a: object, b: object) -> bool:
-    """Return whether two arguments of declarations are equal: as equal_values, but 1 is not 1.0."""
-    return isinstance(a, float) == isinstance(b, float) and equal_values(a, b)
-
-
-def inequivalent(name: str, what: str, received: str, current: str) -> PreconditionFailed:
-    return PreconditionFailed(
-        f"inequivalent arg '{name}' for {what}: received {received} but current is {current}"
-    )
-
-
-def check_same_flag(name: str, what: str, received: bool, current: bool) -> None:
-    """Raise PreconditionFailed if a re-declaration changes a property such as `durable`."""
-    if received != current:
-        raise inequivalent(name, what, shown(received), shown(current))
-
-
-def check_same_arguments(
-    names: list[str], what: str, received: dict[str, object], current: dict[str, object]
-) -> None:
-    """Refuse a re-declaration that changes one of the named arguments.
-
-    A queue type of "classic" is the same as none. Raises: PreconditionFailed.
-    """
-    for name in names:
-        if name not in received and name not in current:
-            continue
-        if name in received and name in current:
-            new, old = received[name], current[name]
-            if not same_argument(new, old):
-                raise inequivalent(name, what, shown(new), shown(old))
-        elif name != "x-queue-type" or (received.get(name) or current.get(name)) != "classic":
-            raise inequivalent(name, what, _described(name, received), _described(name, current))
-
-
-def _described(name: str, arguments: dict[str, object]) -> str:
-    if name not in arguments:
-        return "none"
-    return f"the value {shown(arguments[name])} of type '{type_name(arguments[name])}'"
 
 
 def check_exchange_name(argument: str, what: str, arguments: dict[str, object]) -> None:
@@ -236,17 +83,16 @@ def check_exchange_name(argument: str, what: str, arguments: dict[str, object]) 
         )
 
 
-# A check returns what is wrong with the value, as RabbitMQ words it, or "".
-
-
 def too_large(value: int, expected: str) -> str:
     """Return what is wrong with a number above its range: RabbitMQ's words, and the range."""
     return f"{{value_too_large,{value}}}, expected {expected}"
 
 
 def _no_integer(value: object) -> str:
-    """Return what is wrong with a value that is none: a time, though a number, is not one. Ask
-    before the value is known to be an int: compiled code makes it a plain one there."""
+    """Return what is wrong with a value that is no integer. A time is none, though a number.
+
+    Ask before the value is known to be an int: compiled code makes it a plain one there.
+    """
     kind = type_name(value)
     if kind == "timestamp" or isinstance(value, bool) or not isinstance(value, int):
         return f'"expected integer, got {kind}"'
@@ -308,17 +154,6 @@ def _text(value: object) -> str:
     return "" if isinstance(value, str) else f"{{unacceptable_type,{type_name(value)}}}"
 
 
-def is_routing_key(value: object) -> bool:
-    """Return whether a routing key can be sent to readers: UTF-8 text of at most 255 bytes
-    [amqp-0.9.1 shortstr]."""
-    if not isinstance(value, str):
-        return False
-    try:
-        return len(value.encode()) <= 255
-    except UnicodeEncodeError:
-        return False
-
-
 def _routing_key(value: object) -> str:
     wrong = _text(value)
     if wrong or is_routing_key(value):
@@ -326,10 +161,13 @@ def _routing_key(value: object) -> str:
     return '"expected a routing key: UTF-8, at most 255 bytes"'
 
 
+def _one_of(words: tuple[str, ...], value: object, otherwise: str) -> str:
+    """Return `otherwise` if a text is none of the words; "" if it is one."""
+    return "" if value in words else _text(value) or otherwise
+
+
 def _overflow(value: object) -> str:
-    if value in ("drop-head", "drop-tail", "reject-publish", "reject-publish-dlx"):
-        return ""
-    return _text(value) or "invalid_overflow"
+    return _one_of(OVERFLOWS, value, "invalid_overflow")
 
 
 def age_ms(value: object) -> Ms:
@@ -349,9 +187,7 @@ def _age(value: object) -> str:
 
 
 def _queue_mode(value: object) -> str:
-    if value in ("default", "lazy"):
-        return ""
-    return _text(value) or f"\"unsupported queue mode '{value}'\""
+    return _one_of(("default", "lazy"), value, f"\"unsupported queue mode '{value}'\"")
 
 
 def _queue_version(value: object) -> str:
@@ -360,33 +196,23 @@ def _queue_version(value: object) -> str:
 
 
 def _queue_type(value: object) -> str:
-    if value in QUEUE_TYPES:
-        return ""
-    return _text(value) or f"\"unsupported queue type '{value}'\""
+    return _one_of(QUEUE_TYPES, value, f"\"unsupported queue type '{value}'\"")
 
 
 def _dead_letter_strategy(value: object) -> str:
-    if value in ("at-most-once", "at-least-once"):
-        return ""
-    return _text(value) or "invalid_dlx_strategy"
+    return _one_of(STRATEGIES, value, "invalid_dlx_strategy")
 
 
 def _limit_counts(value: object) -> str:
-    if value in ("returns", "failures"):
-        return ""
-    return _text(value) or "invalid_delivery_limit_counts"
+    return _one_of(LIMIT_COUNTS, value, "invalid_delivery_limit_counts")
 
 
 def _retry_type(value: object) -> str:
-    if value in RETRY_TYPES:
-        return ""
-    return _text(value) or "invalid_delayed_retry_type"
+    return _one_of(RETRY_TYPES, value, "invalid_delayed_retry_type")
 
 
 def _deliver_after(value: object) -> str:
-    if value in DELIVER_AFTER:
-        return ""
-    return _text(value) or "invalid_deliver_after"
+    return _one_of(DELIVER_AFTER, value, "invalid_deliver_after")
 
 
 QUEUE_CHECKS: Final[dict[str, Callable[[object], str]]] = {
@@ -527,7 +353,7 @@ def check_lasting(
         raise PreconditionFailed(f"invalid property 'auto-delete' for {what}")
 
 
-def check_named(name: str, arguments: dict[str, object]) -> None:
+def check_server_named(name: str, arguments: dict[str, object]) -> None:
     """Check that a queue whose name is chosen by the broker is of type classic. Raises:
     PreconditionFailed."""
     if not name and arguments.get("x-queue-type") in ("quorum", STREAM):
@@ -549,22 +375,6 @@ def check_default_type(type: str) -> None:
         raise PreconditionFailed(
             f"unsupported queue type '{type}', expected one of {', '.join(QUEUE_TYPES)}"
         )
-
-
-def check_description(description: str, tags: tuple[str, ...]) -> None:
-    """Check that a virtual host's description and tags are of a size to be kept. Raises:
-    PreconditionFailed."""
-    size = len(description.encode("utf-8", "surrogatepass"))
-    if size > LARGEST_DESCRIPTION:
-        raise PreconditionFailed(
-            f"description of {size} bytes, expected {LARGEST_DESCRIPTION} at most"
-        )
-    if len(tags) > MOST_TAGS:
-        raise PreconditionFailed(f"{len(tags)} tags, expected {MOST_TAGS} at most")
-    for tag in tags:
-        size = len(tag.encode("utf-8", "surrogatepass"))
-        if size > LONGEST_TAG:
-            raise PreconditionFailed(f"tag of {size} bytes, expected {LONGEST_TAG} at most")
 
 
 def check_consumer_arguments(what: str, arguments: dict[str, object]) -> None:
@@ -595,29 +405,3 @@ def consumer_timeout_ms(arguments: dict[str, object]) -> Ms:
     not given."""
     value = arguments.get("x-consumer-timeout")
     return Ms(int(value) if isinstance(value, int) else -1)
-
-
-def cleaned(name: str) -> str:
-    """Return a name as it is stored: without line breaks."""
-    return name.replace("\r", "").replace("\n", "")
-
-
-def check_new_name(kind: str, name: str) -> None:
-    """Check a new name. Raises AccessRefused for a name reserved for the broker, InvalidCommand for
-    one that cannot be sent to readers of AMQP 0-9-1, whose deliveries contain it."""
-    if name.startswith("amq."):
-        raise AccessRefused(f"{kind} name '{name}' contains reserved prefix 'amq.*'")
-    if not is_routing_key(name):
-        raise InvalidCommand(f"{kind} name {name!r:.60}, expected UTF-8 text of at most 255 bytes")
-
-
-def free_name(id: int, seed: bytes, taken: Container[str]) -> str:
-    """Return a free queue name. The id makes it unique, the seed unguessable."""
-    salt = 0
-    while True:
-        digest = hashlib.blake2b(b"%d.%d" % (id, salt), key=seed[:64], digest_size=16)
-        text = urlsafe_b64encode(digest.digest()).decode("ascii").rstrip("=")
-        name = f"amq.gen-{text}"
-        if name not in taken:
-            return name
-        salt += 1

@@ -34,23 +34,20 @@ from tallymark.engine.delivery import Dispatcher
 from tallymark.engine.durability import Durability, Marks
 from tallymark.engine.effects import Effect
 from tallymark.engine.entrance import Backlogs, Entrance
-from tallymark.engine.inflight import Handover, Timeouts
+from tallymark.engine.handover import Handover
 from tallymark.engine.leases import Leases
 from tallymark.engine.message import Payload
 from tallymark.engine.pending import PendingLetters
 from tallymark.engine.publishing import Publishing
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue, check_queue
+from tallymark.engine.queue_consumers import check_consumers
 from tallymark.engine.quotas import Quotas
 from tallymark.engine.record import Record
 from tallymark.engine.redrive import Redrives
 from tallymark.engine.registry import Contents, Registry
 from tallymark.engine.retries import Readmission, Retries
-from tallymark.engine.session import (
-    Consumer,
-    Session,
-    check_consumers,
-)
+from tallymark.engine.session import Consumer, Session
 from tallymark.engine.settlement import Settlement
 from tallymark.engine.sinks import Sink, Sinks, Staging
 from tallymark.engine.slow.consumers import SlowConsumers
@@ -58,6 +55,7 @@ from tallymark.engine.staging import Transaction
 from tallymark.engine.state import State
 from tallymark.engine.streams import Archives
 from tallymark.engine.subscription import Subscription, subscriptions_of
+from tallymark.engine.timeouts import Timeouts
 from tallymark.engine.transactions import Transactions
 from tallymark.engine.upkeep import Upkeep
 from tallymark.engine.vhost import VirtualHost

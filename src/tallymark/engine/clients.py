@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import final
 
-from tallymark.engine.arguments import consumer_timeout_ms, named
+from tallymark.engine.arguments import consumer_timeout_ms
 from tallymark.engine.consumers import Consumers
 from tallymark.engine.delivery import Dispatcher
 from tallymark.engine.durability import Marks
 from tallymark.engine.errors import NotAllowed
-from tallymark.engine.inflight import Handover
+from tallymark.engine.handover import Handover
 from tallymark.engine.message import Filter, Slice
+from tallymark.engine.names import named
 from tallymark.engine.publishing import Publishing
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
+from tallymark.engine.queue_consumers import active_of, reconsider
 from tallymark.engine.quotas import Quotas
 from tallymark.engine.registry import Registry
-from tallymark.engine.session import Connection, Consumer, Session, active_of
+from tallymark.engine.session import Connection, Consumer, Session
 from tallymark.engine.settlement import Settlement
 from tallymark.engine.state import TURN_BYTES, State
 from tallymark.engine.streams import Start, not_of_streams
@@ -250,7 +252,7 @@ class Consuming:
         queue = consumer.queue
         consumer.by_link = True
         consumer.limit = credit
-        consumer.be_looked_at()
+        reconsider(consumer)
         self._consumers.note_credit(consumer)
         if drain and not consumer.draining:
             queue.draining += 1
@@ -263,7 +265,7 @@ class Consuming:
         if not consumer.active:
             return
         consumer.limit = limit
-        consumer.be_looked_at()
+        reconsider(consumer)
         self._consumers.note_credit(consumer)
         if consumer.queue.ready:
             self._agenda.mark(consumer.queue)

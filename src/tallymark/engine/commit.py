@@ -12,17 +12,13 @@ from typing import final
 from tallymark.engine.account import ACQUIRED, STAGED
 from tallymark.engine.admission import Admission, CommitCheck
 from tallymark.engine.entrance import Entrance
+from tallymark.engine.inflight import put_back
 from tallymark.engine.intervals import IntervalSet
 from tallymark.engine.ledger import Ledger, committed_record, unstaged_record
 from tallymark.engine.message import NOWHERE, Payload
-from tallymark.engine.parked import (
-    StagedSettlement,
-    is_gone,
-    put_back,
-    stored_ranges,
-    unstage,
-)
+from tallymark.engine.parked import StagedSettlement, is_gone, stored_ranges, unstage
 from tallymark.engine.queue import Queue
+from tallymark.engine.queue_consumers import reconsider
 from tallymark.engine.session import InFlight, Session
 from tallymark.engine.settlement import Settlement
 from tallymark.engine.staging import AS_DUE, MUST_ARRIVE, StagedRun, Transaction
@@ -225,7 +221,7 @@ class Rollback:
         self._settlement.free_credit(session, entry.consumer, entry.left)
         if entry.is_late and entry.consumer is not None:
             entry.consumer.overdue -= entry.left
-            entry.consumer.be_looked_at()
+            reconsider(entry.consumer)
             self._agenda.mark(queue)
         if entry.void:
             return

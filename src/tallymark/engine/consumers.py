@@ -1,24 +1,18 @@
-"""Consumers of queues: who they are, in which order they are served, which one is active, and what
-they came to (for lists, logs and the ledger; nothing of that costs per message)."""
+"""Consumers of queues: how they come and go, which one is active, and what they came to (for lists,
+logs and the ledger; nothing of that costs per message)."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from typing import Final, final
 
 from tallymark.engine.effects import Activated
 from tallymark.engine.errors import AccessRefused, NotAllowed
+from tallymark.engine.inflight import ranges_from
 from tallymark.engine.ledger import consumer_record
 from tallymark.engine.queue import Queue
+from tallymark.engine.queue_consumers import consumers_of, join_queue, leave_queue
 from tallymark.engine.record import Record
-from tallymark.engine.session import (
-    Consumer,
-    Session,
-    consumers_of,
-    looked_at_of,
-    place_among,
-    rank,
-)
+from tallymark.engine.session import Consumer, Session
 from tallymark.engine.state import State
 from tallymark.engine.upkeep import Upkeep
 from tallymark.stored import records
@@ -78,10 +72,7 @@ class Consumers:
             self._clock.now_ms,
         )
         session.consumers[tag] = consumer
-        consumers.insert(bisect_right(consumers, -priority, key=rank), consumer)
-        if queue.looked_at is not None:
-            looked_at = looked_at_of(queue)
-            looked_at.insert(place_among(looked_at, consumer), consumer)
+        join_queue(consumer)
         queue.comings += 1
         if queue.ready:
             self._agenda.mark(queue)
@@ -125,7 +116,7 @@ class Consumers:
         queue = consumer.queue
         if consumer.progress or consumer.told_window >= 0:
             self._ledger.emit(progress_record(consumer, records.CONSUMER_ENDED, self._clock.now_ms))
-        at = consumer.leave_queue()
+        at = leave_queue(consumer)
         queue.comings += 1
         if consumer.cursors:
             queue.seekers.remove(consumer)
@@ -191,7 +182,7 @@ def figures(consumer: Consumer, now_ms: EngineMs) -> dict[str, object]:
 
 def _oldest_held(consumer: Consumer, now_ms: EngineMs) -> Ms | None:
     if consumer.unacked:
-        for entry in consumer.session.since(consumer.held_from):
+        for entry in ranges_from(consumer.session, consumer.held_from):
             if entry.consumer is consumer and not entry.void:
                 return Ms(max(0, now_ms - entry.given_ms))
     return None

@@ -15,6 +15,7 @@ from collections import deque
 from typing import Final, final
 
 from tallymark.engine.account import DEAD_LETTERED
+from tallymark.engine.arguments import DROP_HEAD, REJECT_PUBLISH_DLX
 from tallymark.engine.deaths import after_death, is_cycle
 from tallymark.engine.effects import Signal
 from tallymark.engine.entrance import Entrance
@@ -25,7 +26,6 @@ from tallymark.engine.pending import PendingLetters
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
 from tallymark.engine.queue_parts import Letter
-from tallymark.engine.settings import DROP_HEAD, REJECT_PUBLISH_DLX
 from tallymark.engine.state import State
 from tallymark.engine.topology import Targets
 from tallymark.stored import records

@@ -20,21 +20,21 @@ from typing import Final, final
 
 from tallymark.engine.durability import Marks
 from tallymark.engine.effects import Activated, Deliver, Drained, Effect
-from tallymark.engine.inflight import Handover
+from tallymark.engine.handover import Handover
 from tallymark.engine.message import Slice
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
-from tallymark.engine.seeking import Seeking
-from tallymark.engine.session import (
-    Consumer,
-    Session,
+from tallymark.engine.queue_consumers import (
     active_of,
     consumers_of,
     looked_at_of,
     pass_over,
     place_among,
     rank,
+    reconsider,
 )
+from tallymark.engine.seeking import Seeking
+from tallymark.engine.session import Consumer, Session
 from tallymark.engine.state import State
 from tallymark.engine.upkeep import IN_A_TURN, Upkeep
 from tallymark.units import UNLIMITED, QueueSequence
@@ -253,7 +253,7 @@ class Dispatcher:
             self._granted.append(consumer)
         consumer.share += n
         session.reserved += n
-        consumer.be_looked_at()
+        reconsider(consumer)
         queues[consumer.queue.id] = consumer.queue
 
     def _end_shares(self) -> None:
@@ -275,7 +275,7 @@ class Dispatcher:
     def _step_out(self, consumer: Consumer) -> None:
         """Remove a consumer from its session's line."""
         consumer.session.step_out(consumer)
-        consumer.be_looked_at()
+        reconsider(consumer)
 
     def has_granted(self, consumer: Consumer) -> bool:
         """Return whether the next turn looks at the consumer's share, and may release it."""

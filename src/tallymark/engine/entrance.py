@@ -12,6 +12,7 @@ from array import array
 from typing import final
 
 from tallymark.engine.account import MOVING, PENDING
+from tallymark.engine.arguments import DROP_HEAD
 from tallymark.engine.ledger import (
     entered_record,
     payload_record,
@@ -21,7 +22,6 @@ from tallymark.engine.message import NOWHERE, ON_ITS_WAY, Payload, Slice
 from tallymark.engine.packing import Packing
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
-from tallymark.engine.settings import DROP_HEAD
 from tallymark.engine.state import State
 from tallymark.stored.annotations import Annotations, ready_since
 from tallymark.units import UNLIMITED, MessageId, Position, QueueSequence

@@ -23,19 +23,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, final
 
-from tallymark.engine.arguments import (
-    check_exchange_name,
-    check_same_arguments,
-    check_same_flag,
-    inequivalent,
-    named,
-    shown,
-    type_name,
-    wire_bytes,
-)
+from tallymark.engine.arguments import check_exchange_name
+from tallymark.engine.equivalence import check_same_arguments, check_same_flag, inequivalent
 from tallymark.engine.errors import InvalidCommand, PreconditionFailed
 from tallymark.engine.matching import HashRing, HeaderTable, TopicTrie, check_match
+from tallymark.engine.names import named
 from tallymark.engine.table_json import canonical
+from tallymark.engine.table_values import shown, type_name, wire_bytes
 
 if TYPE_CHECKING:
     from tallymark.engine.queue import Queue

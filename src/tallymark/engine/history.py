@@ -19,10 +19,10 @@ from tallymark.engine.account import (
     SETTLED,
     TERMS,
 )
-from tallymark.engine.arguments import named
 from tallymark.engine.intervals import DeferralLog, IntervalSet, LoggedDeferral, Tally
 from tallymark.engine.ledger import Ledger, dropped_record, lost_delivery_record
 from tallymark.engine.message import Slice
+from tallymark.engine.names import named
 from tallymark.engine.pending import pending_letter
 from tallymark.engine.queue import Queue
 from tallymark.engine.queue_parts import Archived, Letter

@@ -1,220 +1,214 @@
-"""Messages in flight: put there by a delivery, taken back when they are there for too long [LC-4].
+"""Messages in flight: what a session holds unsettled, as ranges of tags.
 
-Messages that were taken from their queue become a session's own, under new tags. The time that one
-may stay unsettled is the consumer's own argument, else the queue's setting, else half an hour; 0
-means no limit. Only overdue messages return, and their consumers are stopped. Their tags remain
-valid, so that a late settlement is no error and has no effect: the message may have been delivered
-to another consumer [LC-2]."""
+`Session.inflight` has the ranges, ascending. Each is of one slice and one consumer, so that what
+was delivered together costs one range. Settling in order shortens the first range. Settling out of
+order finds its range by bisection and marks the tag in a byte map, which is made when it is needed.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Final, final
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
 
-from tallymark.engine.clock import NEVER
-from tallymark.engine.effects import TimedOut
 from tallymark.engine.errors import PreconditionFailed
-from tallymark.engine.ledger import acquired_record
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import (
-    MERGE_MS,
-    RELEASES,
-    REQUEUES,
-    Consumer,
-    InFlight,
-    Session,
-    timeout_of,
-)
-from tallymark.engine.settlement import Settlement
-from tallymark.engine.state import State
-from tallymark.stored import records
-from tallymark.units import EngineMs, Ms, Tag
+from tallymark.engine.session import Consumer, InFlight, Session
+from tallymark.units import Tag
 
-ENTRIES_A_MS: Final = 1000
-"""In-flight entries of a session for each millisecond between two searches of it. A session with a
-hundred thousand entries thus costs little, and is 100 ms late at most [NQ-D1]."""
+NEAR: Final = 64
+"""Number of in-flight ranges that are looked up one by one; more are reached by a walk from the
+first, which is dearer for one and cheaper for many."""
+FEW: Final = 8
+"""Largest number of ranges that are put back one by one; more are sorted in together."""
 
 
-@final
-class Handover:
-    """Puts messages in flight."""
+def add_held(session: Session, queue: Queue, into: list[Slice]) -> int:
+    """Append the messages of a queue that this session holds unsettled to `into`; return their
+    count."""
+    count = 0
+    for entry in session.inflight:
+        if entry.queue is queue and not entry.void:
+            count += entry.left
+            for low, high in entry.pieces(entry.first, entry.last):
+                into.append(entry.part(low, high))
+    return count
 
-    def __init__(self, state: State) -> None:
-        self._clock = state.clock
-        self._deadlines = state.deadlines
-        self._holders = state.holders
-        self._ledger = state.ledger
-        self._settling = state.agenda.settling
-        self._store = state.store
-        self._times = state.settle_times
 
-    def acquire(
-        self, session: Session, queue: Queue, piece: Slice, consumer: Consumer | None, no_ack: bool
-    ) -> Tag:
-        """Add a slice taken from its queue to the session's in-flight entries; return its first
-        tag."""
-        n = piece.hi - piece.lo
-        tag = session.next_tag
-        if piece.acquired:
-            queue.handed_out.again += n
-        if not no_ack and queue.id not in session.sources:
-            self._holders.add(queue, session)
-        session.next_tag = Tag(tag + n)
-        owner = consumer.id if consumer is not None else session.id
-        if no_ack:
-            if queue.settle(piece, piece.lo, piece.hi, owner, records.SETTLED_ON_SEND):
-                self._settling.append(queue)
-            self._times.add(self._clock.now_ms - piece.entered_ms(), n)
-            self._store.finish(piece.payload, n)
-            return tag
-        session.unacked += n
-        if consumer is not None:
-            consumer.hold(tag, n)
+def ranges_of(session: Session, queue: Queue) -> Iterator[InFlight]:
+    """Yield in-flight ranges, among which are all of a queue: those from its first message on."""
+    first = session.sources.get(queue.id)
+    if first is not None:
+        yield from ranges_from(session, first)
+
+
+def ranges_from(session: Session, tag: Tag) -> Iterator[InFlight]:
+    """Yield the in-flight ranges that end at the tag or behind it."""
+    inflight = session.inflight
+    at = place_of(session, tag)
+    near = min(at + NEAR, len(inflight))
+    for i in range(at, near):
+        yield inflight[i]
+    yield from islice(inflight, near, None)
+
+
+def place_of(session: Session, tag: Tag) -> int:
+    """Return the index of the first in-flight range that ends at the tag or behind it."""
+    inflight = session.inflight
+    low = 0
+    high = len(inflight)
+    while low < high:
+        middle = (low + high) >> 1
+        if inflight[middle].last < tag:
+            low = middle + 1
         else:
-            session.got += n
-        if queue.stored and queue.settings.records_deliveries:
-            self._ledger.emit(acquired_record(queue.id, piece.first, n, owner, piece.acquired))
-        inflight = session.inflight
-        if inflight:
-            last = inflight[-1]
-            whole = last.slice
-            if (
-                last.consumer is consumer
-                and last.done is None
-                and last.last + 1 == tag
-                and whole.payload is piece.payload
-                and whole.lo + last.last - last.first + 1 == piece.lo
-                and whole.first + piece.lo - whole.lo == piece.first
-                and whole.acquired == piece.acquired
-                and whole.annotations is piece.annotations
-                and whole.failed == piece.failed
-                and whole.priority == piece.priority
-                and whole.shift == piece.shift
-                and last.queue is queue
-                and not last.void
-                and last.since_ms == last.given_ms
-                and last.since_ms + MERGE_MS >= self._clock.now_ms
-            ):
-                whole = whole.part(0, len(whole))
-                whole.hi = piece.hi
-                last.slice = whole
-                last.last = Tag(tag + n - 1)
-                last.left += n
-                return tag
-        now = self._clock.now_ms
-        inflight.append(InFlight(tag, Tag(tag + n - 1), piece, queue, consumer, now))
-        timeout = timeout_of(consumer, queue)
-        if timeout and now + timeout + MERGE_MS < session.armed_ms:
-            self._deadlines.arm(session, EngineMs(now + timeout + MERGE_MS))
-        return tag
+            high = middle
+    return low
 
 
-@final
-class Timeouts:
-    """Handling of consumer time-outs."""
+def index_of(session: Session, tag: Tag) -> int:
+    """Return the index of the in-flight range that contains the tag.
 
-    def __init__(self, state: State, settlement: Settlement) -> None:
-        self.clock = state.clock
-        self.deadlines = state.deadlines
-        self.settlement = settlement
-        self.effects = state.effects
-        self._holders = state.holders
+    Raises:
+        PreconditionFailed: the tag was never given out or is settled already.
+    """
+    inflight = session.inflight
+    low = place_of(session, tag)
+    if low < len(inflight):
+        entry = inflight[low]
+        if entry.first <= tag and (entry.done is None or not entry.done[tag - entry.first]):
+            return low
+    raise PreconditionFailed(f"unknown delivery tag {tag}")
 
-    def look_at(self, session: Session) -> list[Consumer]:
-        """Return overdue messages of a session whose deadline has come, and arm its next deadline.
-        Returns the consumers to be stopped."""
-        if session.closed:
-            return []
-        now = self.clock.now_ms
-        late: list[InFlight] = []
-        next_due = NEVER
-        for entry in session.inflight:
-            if entry.void:
-                continue
-            due = _due(entry)
-            if due <= now:
-                late.append(entry)
-            else:
-                next_due = EngineMs(min(next_due, due))
-        if next_due < NEVER:
-            self.deadlines.arm(
-                session, EngineMs(max(next_due, now + len(session.inflight) // ENTRIES_A_MS))
-            )
-        stopped: list[Consumer] = []
-        told: dict[int, TimedOut] = {}
-        lenient: list[InFlight] = []
-        for entry in late:
-            consumer = entry.consumer
-            if consumer is not None and consumer.on_timeout == REQUEUES:
-                lenient.append(entry)
-                continue
-            tags = self._return(session, entry)
-            releases = consumer is not None and consumer.on_timeout == RELEASES
-            if consumer is not None and not consumer.active and not releases:
-                continue  # it was reported before, or its client stopped it
-            whose = 0 if consumer is None else consumer.id
-            if whose not in told:
-                told[whose] = TimedOut(session, consumer, timeout_of(consumer, entry.queue))
-                self.effects.append(told[whose])
-                if consumer is not None and not releases:
-                    stopped.append(consumer)
-            told[whose].tags += tags
-        if lenient:
-            self._requeue(session, lenient)
-        return stopped
 
-    def touch(self, session: Session, tag: Tag, most_ms: Ms) -> None:
-        """Restart the time-out of one delivery, up to `most_ms` after it was delivered [NQ-13].
-        It comes before a time-out or after it, never in between [NQ-A7]. Raises PreconditionFailed
-        if the tag is not unsettled."""
-        at = session.find(tag)
-        if session.inflight[at].void:
-            raise PreconditionFailed(f"unknown delivery tag {tag}")
-        entry = session.isolate(at, tag)
-        timeout = timeout_of(entry.consumer, entry.queue)
-        entry.since_ms = EngineMs(
-            min(self.clock.now_ms, entry.given_ms + max(0, most_ms - timeout))
+def remove_tags(session: Session, at: int, low: Tag, high: Tag) -> None:
+    """Remove tags low..high, none of which was settled before, from the range at index `at`."""
+    inflight = session.inflight
+    entry = inflight[at]
+    entry.left -= high - low + 1
+    if entry.left == 0:
+        del inflight[at]
+        return
+    if low == entry.first:
+        entry.shorten(high + 1 - entry.first)
+        return
+    if entry.done is None:
+        if high == entry.last:
+            entry.last = Tag(low - 1)
+            return
+        entry.done = bytearray(entry.last - entry.first + 1)
+    start = low - entry.first
+    size = high - low + 1
+    if size == 1:
+        entry.done[start] = 1
+    else:
+        entry.done[start : start + size] = b"\x01" * size
+
+
+def isolate(session: Session, at: int, tag: Tag) -> InFlight:
+    """Split the range at index `at` so that one unsettled tag has a range of its own; return
+    that."""
+    entry = session.inflight[at]
+    if entry.first == entry.last:
+        return entry
+    parts = [
+        part
+        for part in (
+            entry.cut(entry.first, Tag(tag - 1)),
+            entry.cut(tag, tag),
+            entry.cut(Tag(tag + 1), entry.last),
         )
-
-    def _requeue(self, session: Session, late: list[InFlight]) -> None:
-        """Requeue all of these entries at the tail and remove their tags from the session."""
-        gone = set(late)
-        session.inflight = deque([entry for entry in session.inflight if entry not in gone])
-        for entry in late:
-            queue = entry.queue
-            consumer = entry.consumer
-            assert consumer is not None
-            pieces = [entry.part(a, b) for a, b in entry.pieces(entry.first, entry.last)]
-            count = sum([len(piece) for piece in pieces])
-            queue.timed_out += count
-            self.settlement.free_credit(session, consumer, count)
-            self.settlement.give_back(
-                queue, pieces, consumer.id, records.RETURNED_BY_TIMEOUT, False, True
-            )
-
-    def watch(self, queue: Queue) -> None:
-        """Arm deadlines after a change of a queue's settings. They may come earlier for all its
-        unsettled deliveries, also those of cancelled consumers and of basic.get."""
-        for session in self._holders.of(queue):
-            if session.inflight:
-                self.deadlines.arm(session, self.clock.now_ms)
-
-    def _return(self, session: Session, entry: InFlight) -> list[tuple[Tag, Tag]]:
-        """Return the messages of an entry to their queue; return their tags."""
-        tags = entry.pieces(entry.first, entry.last)
-        pieces: list[Slice] = []
-        for low, high in tags:
-            pieces.append(entry.part(low, high))
-        entry.void = entry.is_late = True
-        consumer = entry.consumer
-        owner = session.id if consumer is None else consumer.id
-        if consumer is not None:
-            consumer.overdue += entry.left
-        self.settlement.give_back(entry.queue, pieces, owner, records.RETURNED_BY_TIMEOUT, False)
-        return tags
+        if part is not None
+    ]
+    del session.inflight[at]
+    found = entry
+    for part in reversed(parts):
+        session.inflight.insert(at, part)
+        if part.first == tag:
+            found = part
+    return found
 
 
-def _due(entry: InFlight) -> int:
-    timeout = timeout_of(entry.consumer, entry.queue)
-    return entry.since_ms + MERGE_MS + timeout if timeout else NEVER
+def take_out(session: Session, at: int, low: Tag, high: Tag) -> InFlight:
+    """Take tags low..high, as far as they are unsettled, out of the range at index `at`; return
+    them as a range of their own. The rest of the range stays in place, with its slice cut to its
+    tags. At an end of the range O(1) but for what is taken, else O(tags behind)."""
+    inflight = session.inflight
+    entry = inflight[at]
+    if low == entry.first and high == entry.last and len(entry.slice) == high + 1 - low:
+        del inflight[at]
+        return entry
+    found = entry.cut(low, high)
+    assert found is not None, (low, high)
+    if found.left == entry.left:
+        del inflight[at]
+        return found
+    after = entry.cut_away(found)
+    if after is not None:
+        inflight.insert(at + 1, after)
+    return found
+
+
+def _first(entry: InFlight) -> int:
+    return entry.first
+
+
+def put_back(session: Session, entries: list[InFlight]) -> None:
+    """Make ranges that were taken out of the session unsettled there again, in the order of their
+    tags."""
+    inflight = session.inflight
+    if len(entries) <= FEW:
+        for entry in entries:
+            _insert(session, entry)
+        return
+    together = [*inflight, *entries]
+    together.sort(key=_first)
+    inflight.clear()
+    last: InFlight | None = None
+    for entry in together:
+        if last is not None and last.followed_by(entry):
+            last.extend(entry)
+        else:
+            inflight.append(entry)
+            last = entry
+
+
+def _insert(session: Session, entry: InFlight) -> None:
+    """Insert a range at its place, merged with its neighbours where that is possible."""
+    inflight = session.inflight
+    at = place_of(session, entry.first)
+    if at > 0 and inflight[at - 1].followed_by(entry):
+        at -= 1
+        inflight[at].extend(entry)
+    else:
+        inflight.insert(at, entry)
+    if at + 1 < len(inflight) and inflight[at].followed_by(inflight[at + 1]):
+        inflight[at].extend(inflight[at + 1])
+        del inflight[at + 1]
+
+
+def take_all_of(session: Session, consumer: Consumer) -> list[InFlight]:
+    """Take all ranges of one consumer out of the session; return them, ascending. O(ranges between
+    the first of them and the last)."""
+    inflight = session.inflight
+    end = place_of(session, Tag(consumer.held_to + 1))
+    inflight.rotate(-end)  # its last range is the rightmost now
+    found: list[InFlight] = []
+    passed: list[InFlight] = []
+    left = consumer.unacked
+    while end > 0 and left > 0:  # those staged under a transaction count and are not there
+        entry = inflight[-1]
+        if entry.last < consumer.held_from:
+            break
+        inflight.pop()
+        end -= 1
+        if entry.consumer is consumer:
+            left -= entry.left
+            found.append(entry)
+        else:
+            passed.append(entry)
+    inflight.extend(reversed(passed))
+    inflight.rotate(end + len(passed))
+    found.reverse()
+    return found

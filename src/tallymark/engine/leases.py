@@ -19,9 +19,10 @@ from tallymark.engine.ledger import (
     verdicts_record,
 )
 from tallymark.engine.message import NOWHERE, ON_ITS_WAY, Slice
+from tallymark.engine.outcomes import ACCEPTED, FAILED, REJECTED, RETURNED
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED, consumers_of
+from tallymark.engine.queue_consumers import consumers_of
 from tallymark.engine.settlement import Settlement
 from tallymark.engine.state import State
 from tallymark.engine.subscription import (

@@ -37,8 +37,8 @@ from array import array
 from bisect import bisect_left
 from typing import Final, Generic, TypeVar, final
 
-from tallymark.engine.arguments import equal_values, table_term, type_name, wire_bytes
 from tallymark.engine.errors import PreconditionFailed
+from tallymark.engine.table_values import equal_values, table_term, type_name, wire_bytes
 
 POINTS: Final = 128
 """Number of points per unit of weight. Shares of members of weight 1 are off by about

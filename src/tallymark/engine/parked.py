@@ -7,16 +7,13 @@ So they are found by their tags and by their queue.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from typing import Final, final
+from typing import final
 
 from tallymark.engine.account import ACQUIRED, STAGED
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import InFlight, Session
 from tallymark.stored.annotations import Notes
 from tallymark.units import EngineMs, Tag
-
-FEW: Final = 8
-"""Largest number of entries that are put back one by one; more are sorted in together."""
 
 
 @final
@@ -47,8 +44,8 @@ class StagedSettlement:
     def add(self, entry: InFlight) -> bool:
         """Add one entry. Returns True if it continued the last entry and was merged with it."""
         last = self._last
-        if last is not None and continues(last, entry):
-            extend(last, entry)
+        if last is not None and last.followed_by(entry):
+            last.extend(entry)
             return True
         self._added += 1
         self.entries[entry] = self._added
@@ -73,106 +70,6 @@ class StagedSettlement:
 
     def _place(self, entry: InFlight) -> tuple[int, int]:
         return self.entries[entry], entry.first
-
-
-def continues(entry: InFlight, after: InFlight) -> bool:
-    """Return whether two entries of one session can be merged."""
-    return (
-        entry.last + 1 == after.first
-        and entry.done is None
-        and after.done is None
-        and entry.consumer is after.consumer
-        and entry.queue is after.queue
-        and entry.since_ms == after.since_ms
-        and entry.given_ms == after.given_ms
-        and entry.void == after.void
-        and entry.is_late == after.is_late
-        and entry.slice.followed_by(after.slice)
-    )
-
-
-def extend(entry: InFlight, after: InFlight) -> None:
-    """Merge `after` into `entry`. Its slice may be shared, so `entry` gets one of its own."""
-    whole = entry.slice.part(0, len(entry.slice))
-    whole.hi = after.slice.hi
-    entry.slice = whole
-    entry.last = after.last
-    entry.left += after.left
-
-
-def take_out(session: Session, at: int, low: Tag, high: Tag) -> InFlight:
-    """Take the unsettled ones of tags low..high, of the range at index `at`, out of the session, as
-    an entry of their own. The rest of the range stays in place, and its slice is cut to its tags.
-    At an end of the range O(1) but for what is taken, else O(tags behind)."""
-    inflight = session.inflight
-    entry = inflight[at]
-    if low == entry.first and high == entry.last and len(entry.slice) == high + 1 - low:
-        del inflight[at]
-        return entry
-    found = entry.cut(low, high)
-    assert found is not None, (low, high)
-    if found.left == entry.left:
-        del inflight[at]
-        return found
-    after = cut_away(session, entry, found)
-    if after is not None:
-        inflight.insert(at + 1, after)
-    return found
-
-
-def cut_away(session: Session, entry: InFlight, part: InFlight) -> InFlight | None:
-    """Cut a part, not the whole, off an entry, which keeps what is before it, or else behind it.
-    Returns what lies behind the part if something lies before it, too."""
-    entry.left -= part.left
-    if part.first == entry.first:
-        session.shorten(entry, part.last + 1 - entry.first)
-        return None
-    after = entry.cut(Tag(part.last + 1), entry.last)
-    if after is not None:
-        entry.left -= after.left
-    entry.last = Tag(part.first - 1)
-    entry.slice = entry.slice.part(0, part.first - entry.first)
-    if entry.done is not None:
-        del entry.done[part.first - entry.first :]
-    return after
-
-
-def _first(entry: InFlight) -> int:
-    return entry.first
-
-
-def put_back(session: Session, entries: list[InFlight]) -> None:
-    """Make entries that were taken out of the session unsettled there again, in the order of their
-    tags."""
-    inflight = session.inflight
-    if len(entries) <= FEW:
-        for entry in entries:
-            _insert(session, entry)
-        return
-    together = [*inflight, *entries]
-    together.sort(key=_first)
-    inflight.clear()
-    last: InFlight | None = None
-    for entry in together:
-        if last is not None and continues(last, entry):
-            extend(last, entry)
-        else:
-            inflight.append(entry)
-            last = entry
-
-
-def _insert(session: Session, entry: InFlight) -> None:
-    """Insert an entry at its place, merged with its neighbours where that is possible."""
-    inflight = session.inflight
-    at = session.place_of(entry.first)
-    if at > 0 and continues(inflight[at - 1], entry):
-        at -= 1
-        extend(inflight[at], entry)
-    else:
-        inflight.insert(at, entry)
-    if at + 1 < len(inflight) and continues(inflight[at], inflight[at + 1]):
-        extend(inflight[at], inflight[at + 1])
-        del inflight[at + 1]
 
 
 def is_gone(session: Session, entry: InFlight) -> bool:

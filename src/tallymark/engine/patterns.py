@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any, Final, final
 
-from tallymark.engine.arguments import wire_bytes
+from tallymark.engine.table_values import wire_bytes
 
 MEMORY_BYTES: Final = 1 << 20
 """Memory limit for one pattern, which also bounds the length of a search."""

@@ -25,30 +25,28 @@ from typing import Final, final
 
 from tallymark.engine.arguments import (
     DELIVER_AFTER,
+    DROP_TAIL,
     LARGEST,
     LARGEST_SEGMENT,
+    LIMIT_COUNTS,
     MAX_HOPS,
+    OVERFLOWS,
     POSITIVE_TIME,
     QUEUE_TYPES,
     RETRY_TYPES,
+    STRATEGIES,
     TIME,
     age_ms,
     delays_out_of_order,
-    erlang_term,
-    is_routing_key,
     milliseconds,
     positive_milliseconds,
 )
 from tallymark.engine.errors import PreconditionFailed
+from tallymark.engine.names import is_routing_key
 from tallymark.engine.patterns import PatternRefused, PatternsUnavailable, compile_pattern
-from tallymark.engine.settings import (
-    ACCOUNT,
-    EVERYTHING,
-    LEDGER,
-    LIMIT_COUNTS,
-    shorter_timeout,
-)
+from tallymark.engine.settings import ACCOUNT, EVERYTHING, LEDGER, shorter_timeout
 from tallymark.engine.slow.rules import AGE, COUNT, DEPTH, FASTEST, POLICY_PREFIX, RATE
+from tallymark.engine.table_values import erlang_term
 
 ALL: Final = "all"
 QUEUES: Final = "queues"
@@ -95,7 +93,7 @@ def _boolean(value: object) -> bool:
 
 
 def _overflow(value: object) -> bool:
-    return value in ("drop-head", "reject-publish", "reject-publish-dlx")
+    return value in OVERFLOWS and value != DROP_TAIL
 
 
 def _deliver_after(value: object) -> bool:
@@ -149,7 +147,7 @@ def _options(value: object) -> bool:
 
 
 def _strategy(value: object) -> bool:
-    return value in ("at-most-once", "at-least-once")
+    return value in STRATEGIES
 
 
 @final
@@ -184,7 +182,7 @@ KEYS: Final[dict[str, Key]] = {
         is_routing_key, "dead letter routing key", "UTF-8 text of at most 255 bytes"
     ),
     "dead-letter-strategy": Key(
-        _strategy, "dead letter strategy", "at-most-once or at-least-once"
+        _strategy, "dead letter strategy", " or ".join(STRATEGIES)
     ),
     "dead-letter-hop-limit": Key(
         _hops, "dead letter hop limit", "0 to 255 hops, true (32) or false"

@@ -19,13 +19,9 @@ from tallymark.engine.ledger import (
 )
 from tallymark.engine.message import ON_ITS_WAY, Payload
 from tallymark.engine.queue import Queue
+from tallymark.engine.queue_consumers import consumers_of
 from tallymark.engine.record import Record
-from tallymark.engine.session import (
-    NOBODY,
-    Connection,
-    Session,
-    consumers_of,
-)
+from tallymark.engine.session import NOBODY, Connection, Session
 from tallymark.engine.sinks import Committed, Sinks
 from tallymark.engine.staging import Transaction
 from tallymark.engine.state import State

@@ -44,7 +44,7 @@ from tallymark.units import UNLIMITED, EngineMs, QueueSequence
 
 class QueueConsumer:
     """A consumer, as far as its queue knows it. `session.Consumer` is the only kind, and
-    `session.consumers_of` returns a queue's consumers as such."""
+    `queue_consumers.consumers_of` returns a queue's consumers as such."""
 
     def __init__(self, exclusive: bool, priority: int) -> None:
         self.exclusive = exclusive

@@ -20,15 +20,15 @@ from collections.abc import Callable
 from typing import Final, final
 
 from tallymark.engine.account import READY, SETTLED
-from tallymark.engine.arguments import named
+from tallymark.engine.arguments import DROP_HEAD
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.errors import Unsupported
 from tallymark.engine.exchange import Exchange
 from tallymark.engine.intervals import IntervalSet
 from tallymark.engine.ledger import settled_record
 from tallymark.engine.message import Slice
+from tallymark.engine.names import named
 from tallymark.engine.queue import Queue
-from tallymark.engine.settings import DROP_HEAD
 from tallymark.engine.state import State
 from tallymark.engine.subscription import subscriptions_of
 from tallymark.engine.topology import Targets

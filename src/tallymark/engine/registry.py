@@ -10,13 +10,13 @@ from typing import Final, final
 from tallymark.engine import definitions
 from tallymark.engine.account import ACQUIRED, MOVING, SETTLED
 from tallymark.engine.admission import Admission
-from tallymark.engine.arguments import check_default_type, check_description
+from tallymark.engine.arguments import check_default_type
 from tallymark.engine.consumers import Consumers
 from tallymark.engine.delivery import Dispatcher
 from tallymark.engine.effects import Cancelled, Signal
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.exchange import Exchange
-from tallymark.engine.inflight import Timeouts
+from tallymark.engine.inflight import ranges_of
 from tallymark.engine.leases import Leases
 from tallymark.engine.ledger import (
     definition_record,
@@ -28,22 +28,19 @@ from tallymark.engine.policies import Policy
 from tallymark.engine.publishing import Publishing
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
+from tallymark.engine.queue_consumers import consumers_of
 from tallymark.engine.quotas import Quotas
-from tallymark.engine.session import (
-    REQUEUES,
-    Connection,
-    InFlight,
-    consumers_of,
-)
+from tallymark.engine.session import REQUEUES, Connection, InFlight
 from tallymark.engine.settlement import Settlement
 from tallymark.engine.sinks import Sinks
 from tallymark.engine.state import State
 from tallymark.engine.streams import not_of_streams
 from tallymark.engine.subscription import subscriptions_of
+from tallymark.engine.timeouts import Timeouts
 from tallymark.engine.topology import Targets
 from tallymark.engine.transactions import Transactions
 from tallymark.engine.upkeep import Upkeep
-from tallymark.engine.vhost import VirtualHost
+from tallymark.engine.vhost import VirtualHost, check_description
 from tallymark.stored import records
 from tallymark.stored.annotations import deferred_until
 from tallymark.units import EngineMs
@@ -114,7 +111,7 @@ class Contents:
         account = queue.account
         for session in self._holders.of(queue):
             gone: set[InFlight] = set()
-            for entry in session.of_queue(queue):
+            for entry in ranges_of(session, queue):
                 if account.acquired <= account.leased:
                     break
                 if entry.queue is not queue or entry.void:

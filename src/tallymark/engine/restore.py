@@ -14,7 +14,6 @@ from typing import Final, final
 
 from tallymark.engine import definitions
 from tallymark.engine.account import DEFERRED, DROPPED, LEASED, MOVING, PENDING, READY
-from tallymark.engine.arguments import named
 from tallymark.engine.broker import Broker
 from tallymark.engine.clock import in_wall_time
 from tallymark.engine.history import Contents, QueueHistory, StoredAnnotations
@@ -35,10 +34,12 @@ from tallymark.engine.ledger import (
     verdicts_record,
 )
 from tallymark.engine.message import Pack, Payload, Slice
+from tallymark.engine.names import named
+from tallymark.engine.outcomes import ACCEPTED, REJECTED
 from tallymark.engine.pending import letter_record
 from tallymark.engine.queue import Queue
 from tallymark.engine.record import Record
-from tallymark.engine.session import ACCEPTED, REJECTED, InFlight
+from tallymark.engine.session import InFlight
 from tallymark.engine.sinks import part_record
 from tallymark.engine.subscription import Subscription, ranges_of, subscriptions_of
 from tallymark.stored import records

@@ -18,12 +18,13 @@ from typing import Final, final
 from tallymark.engine.account import MOVING, READY
 from tallymark.engine.durability import Marks
 from tallymark.engine.effects import Deliver
-from tallymark.engine.inflight import Handover
+from tallymark.engine.handover import Handover
 from tallymark.engine.lanes import Lane
 from tallymark.engine.message import Payload, Slice
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import Consumer, InFlight, seekers_of
+from tallymark.engine.queue_consumers import seekers_of
+from tallymark.engine.session import Consumer, InFlight
 from tallymark.engine.state import State
 from tallymark.engine.upkeep import Upkeep
 from tallymark.stored.annotations import Route

@@ -1,48 +1,30 @@
-"""Clients: connections, sessions, consumers, and the messages they hold unsettled.
+"""Clients as the engine sees them: connections, their sessions, the consumers of these, and the
+messages that they hold.
 
 A session is an AMQP 0-9-1 channel, an AMQP 1.0 session, an NSQ connection. Every message handed to
 it gets the next *tag* of the session (the acquisition number of LC-2: AMQP 0-9-1's delivery tag);
-tags are never reused, so a late settlement cannot hit a later delivery of the same message.
+tags are never reused, so a late settlement cannot hit a later delivery of the same message. What it
+holds unsettled is in ranges of tags.
 
-In flight is a deque of tag ranges. Settling in order shortens the first range; settling out of
-order finds its range by bisection and marks a lazily made bitmap.
+A consumer is given as many messages as it has *credit* for [LC-3]: what is left of its own limit
+and of the limit that its session's consumers share [amqp-0.9.1 basic.qos]. Consumers for which
+nothing is left of a shared limit stand in the session's *line*: what becomes free is given to them
+in turn (delivery.py).
+
+All of these know each other, so they are in one file. What is done with a session's ranges is in
+inflight.py, what is done with a queue's consumers in queue_consumers.py.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Iterator
-from itertools import islice
-from typing import Final, cast, final
+from typing import Final, final
 
 from tallymark.engine.clock import Timed
-from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.message import Filter, Slice
 from tallymark.engine.queue import Queue, QueueConsumer
 from tallymark.engine.quotas import Pace
 from tallymark.units import UNLIMITED, EngineMs, Ms, PublishNumber, Tag
-
-MERGE_MS: Final = 20
-"""Messages delivered within this many milliseconds share an entry and its time-out. A time-out may
-be late by as much."""
-CONSUMER_TIMEOUT_MS: Final = Ms(30 * 60 * 1000)
-"""Default consumer timeout: milliseconds a delivery may stay unsettled unless the queue or the
-consumer sets another [LC-4]."""
-
-ACCEPTED: Final = 1
-"""Outcome: acknowledged. [amqp-0.9.1 basic.ack]"""
-REJECTED: Final = 2
-"""Outcome: rejected for good; a failed delivery. [amqp-0.9.1 basic.reject, requeue=false]"""
-RETURNED: Final = 3
-"""Outcome: requeued, not counted as a failure. [amqp-1.0 §3.4.4 released]"""
-FAILED: Final = 4
-"""Outcome: requeued, counted as a failure. [amqp-0.9.1 basic.reject, requeue=true]"""
-DISCARDED: Final = 5
-"""Outcome: rejected for good, not counted as a failure [DL-5]. [basic.nack, requeue=false]"""
-NACKED: Final = 6
-"""Outcome: requeued, counted as a failure if the queue's delivery limit counts nacks [DL-5].
-[amqp-0.9.1 basic.nack, requeue=true]"""
 
 STOPS: Final = 0
 """Time-out action: stop a consumer that holds a message for too long [LC-4]."""
@@ -51,18 +33,13 @@ REQUEUES: Final = 1
 RELEASES: Final = 2
 """Time-out action: return the overdue messages to their old position. The consumer gets nothing
 more until it has settled them, which then has no effect [FC-18, LC-4]."""
-
-
-NEAR: Final = 64
-"""Number of in-flight ranges that are looked up one by one; more are reached by a walk from the
-first, which is dearer for one and cheaper for many."""
 NOBODY: Final = 0
 """Id of a connection that is no client's: it owns nothing and can be told nothing."""
 
 
 @final
 class Connection:
-    """One client connection, as the engine sees it."""
+    """One client connection."""
 
     def __init__(self, id: int, vhost: str, user: str, name: str) -> None:
         self.id = id
@@ -93,7 +70,8 @@ class Connection:
 
 @final
 class InFlight:
-    """Tags first..last of one session: one slice, one consumer."""
+    """A range of messages in flight: tags first..last of one session, of one slice and one
+    consumer."""
 
     __slots__ = (
         "consumer", "done", "first", "given_ms", "is_late", "last", "left", "queue", "since_ms",
@@ -134,7 +112,7 @@ class InFlight:
         self.left = last - first + 1
 
     def cut(self, low: Tag, high: Tag) -> InFlight | None:
-        """Return tags low..high as an entry of their own; None if none of them is unsettled."""
+        """Return tags low..high as a range of their own; None if none of them is unsettled."""
         if low > high:
             return None
         if self.done is not None:
@@ -172,6 +150,58 @@ class InFlight:
         """Return the messages of tags low..high as a slice of their own."""
         whole = self.slice
         return whole.part(low - self.first, high + 1 - self.first)
+
+    def shorten(self, n: int) -> None:
+        """Drop the first n tags, and the settled ones directly behind them. At least one tag
+        remains."""
+        done = self.done
+        if done is not None:
+            n = done.find(0, n)
+            del done[:n]
+        self.first = Tag(self.first + n)
+        self.slice = self.slice.part(n, len(self.slice))
+
+    def cut_away(self, part: InFlight) -> InFlight | None:
+        """Remove a part that `cut` returned, not the whole. The range keeps what is before the
+        part, or else what is behind it. Returns what is behind it if there is something on either
+        side."""
+        self.left -= part.left
+        if part.first == self.first:
+            self.shorten(part.last + 1 - self.first)
+            return None
+        after = self.cut(Tag(part.last + 1), self.last)
+        if after is not None:
+            self.left -= after.left
+        self.last = Tag(part.first - 1)
+        self.slice = self.slice.part(0, part.first - self.first)
+        if self.done is not None:
+            del self.done[part.first - self.first :]
+        return after
+
+    def followed_by(self, other: InFlight) -> bool:
+        """Return whether `other`, of the same session, continues this range, so that the two can be
+        merged."""
+        return (
+            self.last + 1 == other.first
+            and self.done is None
+            and other.done is None
+            and self.consumer is other.consumer
+            and self.queue is other.queue
+            and self.since_ms == other.since_ms
+            and self.given_ms == other.given_ms
+            and self.void == other.void
+            and self.is_late == other.is_late
+            and self.slice.followed_by(other.slice)
+        )
+
+    def extend(self, other: InFlight) -> None:
+        """Take in a range that continues this one. The slice may be shared, so this range gets one
+        of its own."""
+        whole = self.slice.part(0, len(self.slice))
+        whole.hi = other.slice.hi
+        self.slice = whole
+        self.last = other.last
+        self.left += other.left
 
 
 @final
@@ -333,111 +363,6 @@ class Consumer(QueueConsumer):
         active consumer."""
         return not (self.cursors or self.is_retired)
 
-    # -- whether turns look at it
-
-    def can_be_passed_over(self) -> bool:
-        """Return whether the consumer wants nothing until something calls `be_looked_at`. One that
-        only a shared limit stops has to be in line for it."""
-        if self.wanted() > 0:
-            return False
-        return (
-            self.session.limit == UNLIMITED
-            or self.in_line
-            or not (self.no_ack or self.by_link or self.limit > self.unacked)
-        )
-
-    def be_looked_at(self) -> None:
-        """Have turns of the queue look at the consumer, which may want something from now on.
-        Whatever gives a consumer credit, or lifts what stopped it, calls this."""
-        if self.is_passed_over:
-            self.is_passed_over = False
-            looked_at = looked_at_of(self.queue)
-            looked_at.insert(place_among(looked_at, self), self)
-
-    def leave_queue(self) -> int:
-        """Take the consumer out of its queue's; return its index there. O(log consumers)."""
-        queue = self.queue
-        consumers = consumers_of(queue)
-        if queue.looked_at is not None:
-            looked_at = looked_at_of(queue)
-            if not self.is_passed_over:
-                del looked_at[place_among(looked_at, self)]
-            if len(looked_at) + 1 >= len(consumers):
-                queue.looked_at = None
-        self.is_passed_over = False
-        at = place_among(consumers, self)
-        del consumers[at]
-        return at
-
-
-def pass_over(queue: Queue, full: list[Consumer]) -> None:
-    """Have turns of a queue not look at consumers that can be passed over: those of a list that
-    may hold a consumer twice, and such as cannot."""
-    gone: list[Consumer] = []
-    for consumer in full:
-        if not consumer.is_passed_over and consumer.can_be_passed_over():
-            consumer.is_passed_over = True
-            gone.append(consumer)
-    looked_at = looked_at_of(queue)
-    if queue.looked_at is not None and len(gone) * 16 < len(looked_at):
-        for consumer in gone:
-            del looked_at[place_among(looked_at, consumer)]
-    elif gone:
-        queue.looked_at = [one for one in looked_at if not one.is_passed_over]
-
-
-def rank(consumer: Consumer) -> int:
-    """Return the rank of the consumer's priority; those of the lowest are served first."""
-    return -consumer.priority
-
-
-def _order(consumer: Consumer) -> tuple[int, int]:
-    return -consumer.priority, consumer.id
-
-
-def place_among(consumers: list[Consumer], consumer: Consumer) -> int:
-    """Return the index in a list in the order of a queue's consumers at which one stands, or would
-    stand."""
-    return bisect_left(consumers, _order(consumer), key=_order)
-
-
-def looked_at_of(queue: Queue) -> list[Consumer]:
-    """Return the consumers that turns of the queue look at: its own list."""
-    return cast(list[Consumer], queue.consumers if queue.looked_at is None else queue.looked_at)
-
-
-def check_consumers(queue: Queue) -> None:
-    """Assert that turns of the queue look at all its consumers that may want something, in
-    order."""
-    consumers = consumers_of(queue)
-    assert consumers == sorted(consumers, key=_order), queue.name
-    assert looked_at_of(queue) == [one for one in consumers if not one.is_passed_over], queue.name
-    for consumer in consumers:
-        assert not consumer.is_passed_over or consumer.can_be_passed_over(), consumer.tag
-
-
-def consumers_of(queue: Queue) -> list[Consumer]:
-    """Return the consumers of a queue: its own list."""
-    return cast(list[Consumer], queue.consumers)
-
-
-def seekers_of(queue: Queue) -> list[Consumer]:
-    """Return the consumers of a queue that browse or filter: its own list."""
-    return cast(list[Consumer], queue.seekers)
-
-
-def active_of(queue: Queue) -> Consumer | None:
-    """Return the one consumer that is served where the queue has a single active consumer."""
-    return cast(Consumer | None, queue.active)
-
-
-def timeout_of(consumer: Consumer | None, queue: Queue) -> Ms:
-    """Return how long a delivery may stay unsettled, in milliseconds; 0: no limit [LC-4]."""
-    if consumer is not None and consumer.timeout_ms >= 0:
-        return consumer.timeout_ms
-    given = queue.settings.consumer_timeout_ms
-    return given if given >= 0 else CONSUMER_TIMEOUT_MS
-
 
 @final
 class Session(Timed):
@@ -510,112 +435,3 @@ class Session(Timed):
         tag = self.next_tag
         self.next_tag = Tag(tag + 1)
         return tag
-
-    def held(self, queue: Queue, into: list[Slice]) -> int:
-        """Append the messages of a queue that this session holds unsettled to `into`; return their
-        count."""
-        count = 0
-        for entry in self.inflight:
-            if entry.queue is queue and not entry.void:
-                count += entry.left
-                for low, high in entry.pieces(entry.first, entry.last):
-                    into.append(entry.part(low, high))
-        return count
-
-    def of_queue(self, queue: Queue) -> Iterator[InFlight]:
-        """Yield in-flight ranges among which are all of a queue, from the first on that can be."""
-        first = self.sources.get(queue.id)
-        if first is not None:
-            yield from self.since(first)
-
-    def since(self, tag: Tag) -> Iterator[InFlight]:
-        """Yield the in-flight ranges that end at the tag or behind it."""
-        inflight = self.inflight
-        at = self.place_of(tag)
-        near = min(at + NEAR, len(inflight))
-        for i in range(at, near):
-            yield inflight[i]
-        yield from islice(inflight, near, None)
-
-    def place_of(self, tag: Tag) -> int:
-        """Return the index of the first in-flight range that ends at the tag or behind it."""
-        inflight = self.inflight
-        low = 0
-        high = len(inflight)
-        while low < high:
-            middle = (low + high) >> 1
-            if inflight[middle].last < tag:
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
-    def find(self, tag: Tag) -> int:
-        """Return the index of the in-flight range that contains the tag.
-
-        Raises:
-            PreconditionFailed: the tag was never given out or is settled already.
-        """
-        inflight = self.inflight
-        low = self.place_of(tag)
-        if low < len(inflight):
-            entry = inflight[low]
-            if entry.first <= tag and (entry.done is None or not entry.done[tag - entry.first]):
-                return low
-        raise PreconditionFailed(f"unknown delivery tag {tag}")
-
-    def forget(self, at: int, low: Tag, high: Tag) -> None:
-        """Settle tags low..high of the range at index `at`; all of them are unsettled."""
-        inflight = self.inflight
-        entry = inflight[at]
-        entry.left -= high - low + 1
-        if entry.left == 0:
-            del inflight[at]
-            return
-        if low == entry.first:
-            self.shorten(entry, high + 1 - entry.first)
-            return
-        if entry.done is None:
-            if high == entry.last:
-                entry.last = Tag(low - 1)
-                return
-            entry.done = bytearray(entry.last - entry.first + 1)
-        start = low - entry.first
-        size = high - low + 1
-        if size == 1:
-            entry.done[start] = 1
-        else:
-            entry.done[start : start + size] = b"\x01" * size
-
-    def isolate(self, at: int, tag: Tag) -> InFlight:
-        """Split the range at index `at` so that one unsettled tag has an entry of its own; return
-        that entry."""
-        entry = self.inflight[at]
-        if entry.first == entry.last:
-            return entry
-        parts = [
-            part
-            for part in (
-                entry.cut(entry.first, Tag(tag - 1)),
-                entry.cut(tag, tag),
-                entry.cut(Tag(tag + 1), entry.last),
-            )
-            if part is not None
-        ]
-        del self.inflight[at]
-        found = entry
-        for part in reversed(parts):
-            self.inflight.insert(at, part)
-            if part.first == tag:
-                found = part
-        return found
-
-    def shorten(self, entry: InFlight, n: int) -> None:
-        """Drop the first n tags of a range, and the settled ones directly behind them. At least one
-        tag remains."""
-        done = entry.done
-        if done is not None:
-            n = done.find(0, n)
-            del done[:n]
-        entry.first = Tag(entry.first + n)
-        entry.slice = entry.slice.part(n, len(entry.slice))

@@ -11,7 +11,19 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.engine.arguments import STREAM, age_ms, is_routing_key
+from tallymark.engine.arguments import (
+    AT_LEAST_ONCE,
+    DROP_HEAD,
+    FAILURES,
+    REJECT_PUBLISH_DLX,
+    RETRY_ALL,
+    RETRY_DISABLED,
+    RETRY_FAILED,
+    STREAM,
+    SYNCED,
+    age_ms,
+)
+from tallymark.engine.names import is_routing_key
 from tallymark.engine.slow.rules import rule_of_definition
 from tallymark.units import Ms
 
@@ -22,27 +34,11 @@ OFF: Final = -1
 """Value of a time, length or limit that is not set."""
 
 UNSAID: Final = -1
-DROP_HEAD: Final = "drop-head"
-REJECT_PUBLISH: Final = "reject-publish"
-REJECT_PUBLISH_DLX: Final = "reject-publish-dlx"
-DROP_TAIL: Final = "drop-tail"
-"""Overflow behaviour: a publish to a full queue is dropped and counted without notice to its
-publisher, as in NSQ's ephemeral channels [NQ-10]."""
-AT_LEAST_ONCE: Final = "at-least-once"
 LEDGER: Final = "ledger"
 """Policy key for the amount of ledger records about a queue."""
 EVERYTHING: Final = "all"
 ACCOUNT: Final = "account"
 """Ledger level: records that the account and a restart need; no deliveries."""
-RETRY_DISABLED: Final = "disabled"
-RETRY_ALL: Final = "all"
-RETRY_FAILED: Final = "failed"
-RETRY_RETURNED: Final = "returned"
-RETURNS: Final = "returns"
-FAILURES: Final = "failures"
-LIMIT_COUNTS: Final = (RETURNS, FAILURES)
-"""Counts for the delivery limit: every delivery that a client of AMQP 0-9-1 requeues (RabbitMQ 3.8
-to 4.2), or only rejected ones and not those of basic.nack (4.3)."""
 
 
 @final
@@ -104,7 +100,7 @@ class Settings:
         self.dedup_ms = Ms(_smaller(arguments, policy, "message-deduplication"))
         """Window in which a publisher-given id is accepted once; OFF: no deduplication."""
         after = _text(arguments, arguments, policy, "deliver-after")
-        self.after_sync = UNSAID if after is None else int(after == "synced")
+        self.after_sync = UNSAID if after is None else int(after == SYNCED)
         """1 if persistent messages are delivered only once they are on disk, 0 if earlier; UNSAID:
         the broker's own setting applies."""
         self.slow_rule = rule_of_definition(policy)

@@ -10,24 +10,17 @@ from __future__ import annotations
 from typing import final
 
 from tallymark.engine.account import ACQUIRED, DROPPED, MOVING
+from tallymark.engine.arguments import RETRY_DISABLED
 from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.errors import PreconditionFailed
+from tallymark.engine.inflight import index_of, ranges_of, remove_tags, take_all_of
 from tallymark.engine.ledger import deferred_record, dropped_record, returned_record
 from tallymark.engine.message import Slice
+from tallymark.engine.outcomes import ACCEPTED, DISCARDED, FAILED, NACKED, REJECTED, RETURNED
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import (
-    ACCEPTED,
-    DISCARDED,
-    FAILED,
-    NACKED,
-    REJECTED,
-    RETURNED,
-    Consumer,
-    InFlight,
-    Session,
-)
-from tallymark.engine.settings import RETRY_DISABLED
+from tallymark.engine.queue_consumers import reconsider
+from tallymark.engine.session import Consumer, InFlight, Session
 from tallymark.engine.state import State
 from tallymark.stored import records
 from tallymark.stored.annotations import Notes, with_notes
@@ -68,7 +61,7 @@ class Settlement:
         """
         tag = first
         while tag <= last:
-            at = session.find(tag)
+            at = index_of(session, tag)
             entry = session.inflight[at]
             high = min(last, entry.last)
             if entry.done is not None and high > tag:
@@ -76,19 +69,19 @@ class Settlement:
                 if stop >= 0:
                     high = Tag(entry.first + stop - 1)
             self.finish(session, entry, tag, high, outcome, notes, due_ms)
-            session.forget(at, tag, high)
+            remove_tags(session, at, tag, high)
             tag = Tag(high + 1)
 
     def take_back(self, session: Session, tag: Tag) -> tuple[Queue, Slice]:
         """Take one unsettled tag out of the session. The caller decides about its message. Raises
         PreconditionFailed if the tag is not unsettled, or is void."""
-        at = session.find(tag)
+        at = index_of(session, tag)
         entry = session.inflight[at]
         if entry.void:
             raise PreconditionFailed(f"unknown delivery tag {tag}")
         piece = entry.part(tag, tag)
         self.free_credit(session, entry.consumer, 1)
-        session.forget(at, tag, tag)
+        remove_tags(session, at, tag, tag)
         return entry.queue, piece
 
     def return_of(self, session: Session, consumer: Consumer, reason: int) -> None:
@@ -96,7 +89,7 @@ class Settlement:
         positions."""
         pieces: list[Slice] = []
         queue = consumer.queue
-        for entry in _take_all_of(session, consumer):
+        for entry in take_all_of(session, consumer):
             for low, high in entry.pieces(entry.first, entry.last):
                 session.unacked -= high - low + 1
                 if not entry.void:
@@ -119,7 +112,7 @@ class Settlement:
                 return
             last = inflight[-1].last
         else:
-            session.find(last)
+            index_of(session, last)
         while inflight and inflight[0].first <= last:
             entry = inflight[0]
             high = min(last, entry.last)
@@ -129,7 +122,7 @@ class Settlement:
             if entry.left == 0:
                 inflight.popleft()
             else:
-                session.shorten(entry, high + 1 - entry.first)
+                entry.shorten(high + 1 - entry.first)
 
     def return_all(self, session: Session, reason: int, outcome: int = RETURNED) -> None:
         """Return all messages that the session holds to their old positions, marked as
@@ -338,7 +331,7 @@ class Settlement:
         """End all messages of a queue that is deleted which sessions hold. Their tags can still be
         settled, without effect."""
         for session in sessions:
-            for entry in session.of_queue(queue):
+            for entry in ranges_of(session, queue):
                 if entry.queue is queue and not entry.void:
                     for low, high in entry.pieces(entry.first, entry.last):
                         piece = entry.part(low, high)
@@ -369,7 +362,7 @@ class Settlement:
             entry.consumer.pace.add(count, self.clock.now_ms)
             if entry.is_late:
                 entry.consumer.overdue -= count
-                entry.consumer.be_looked_at()
+                reconsider(entry.consumer)
                 self.agenda.mark(queue)
         self.free_credit(session, entry.consumer, count)
         if entry.void:
@@ -408,39 +401,13 @@ class Settlement:
         if consumer is not None:
             consumer.unacked -= n
             if consumer.is_passed_over and not consumer.by_link:
-                consumer.be_looked_at()
+                reconsider(consumer)
             if consumer.active and consumer.queue.ready and not consumer.by_link:
                 self.agenda.mark(consumer.queue)
             if session.limit != UNLIMITED:
                 self.agenda.offer(session)
         else:
             session.got -= n
-
-
-def _take_all_of(session: Session, consumer: Consumer) -> list[InFlight]:
-    """Take all that a session holds unsettled through one consumer out of its in-flight ranges;
-    return it, ascending. O(ranges between the first of them and the last)."""
-    inflight = session.inflight
-    end = session.place_of(Tag(consumer.held_to + 1))
-    inflight.rotate(-end)  # its last range is the rightmost now
-    found: list[InFlight] = []
-    passed: list[InFlight] = []
-    left = consumer.unacked
-    while end > 0 and left > 0:  # those staged under a transaction count and are not there
-        entry = inflight[-1]
-        if entry.last < consumer.held_from:
-            break
-        inflight.pop()
-        end -= 1
-        if entry.consumer is consumer:
-            left -= entry.left
-            found.append(entry)
-        else:
-            passed.append(entry)
-    inflight.extend(reversed(passed))
-    inflight.rotate(end + len(passed))
-    found.reverse()
-    return found
 
 
 def counts_as(queue: Queue, outcome: int) -> int:

@@ -20,7 +20,6 @@ from tallymark.engine.parked import (
     SessionDeliveries,
     StagedDeliveries,
     StagedSettlement,
-    cut_away,
     is_gone,
 )
 from tallymark.engine.session import InFlight, Session
@@ -311,7 +310,7 @@ class Transaction(Timed):
                 self._staged.remove(entry)
                 settlement.remove(entry)
             else:
-                after = cut_away(session, entry, part)
+                after = entry.cut_away(part)
                 of_session.moved(begin, entry.first)
                 if after is not None:
                     settlement.add_rest(after, entry)

@@ -19,6 +19,7 @@ from tallymark.engine.histogram import Histogram
 from tallymark.engine.ledger import Ledger, dropped_record
 from tallymark.engine.message import Format, Payload, Slice
 from tallymark.engine.queue import Queue
+from tallymark.engine.queue_consumers import reconsider
 from tallymark.engine.session import Connection, Session
 from tallymark.engine.store import Store
 from tallymark.engine.traffic import Traffic
@@ -197,7 +198,7 @@ class Agenda:
         """Put the queues of the session's consumers in the list, as they may have credit now."""
         for consumer in session.consumers.values():
             if consumer.is_passed_over:
-                consumer.be_looked_at()
+                reconsider(consumer)
             if consumer.queue.ready:
                 self.mark(consumer.queue)
         self.offer(session)

@@ -22,15 +22,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Final, final
 
-from tallymark.engine.arguments import age_ms, named, table_term, type_name
+from tallymark.engine.arguments import age_ms
 from tallymark.engine.clock import Clock
 from tallymark.engine.errors import Fenced, Gone, PreconditionFailed, Unsupported
 from tallymark.engine.message import Slice
+from tallymark.engine.names import named
 from tallymark.engine.queue import Queue
 from tallymark.engine.queue_parts import Archived, Pin
 from tallymark.engine.session import Consumer
 from tallymark.engine.state import State
 from tallymark.engine.store import Store
+from tallymark.engine.table_values import table_term, type_name
 from tallymark.stored import records
 from tallymark.units import UNLIMITED, EngineMs, QueueSequence, WallMs
 

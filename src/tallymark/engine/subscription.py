@@ -23,8 +23,8 @@ from typing import Final, cast, final
 
 from tallymark.engine.errors import Fenced, PreconditionFailed
 from tallymark.engine.message import Slice
+from tallymark.engine.outcomes import ACCEPTED
 from tallymark.engine.queue import Queue, QueueSubscription
-from tallymark.engine.session import ACCEPTED
 from tallymark.units import UNLIMITED, LeaseSequence, QueueSequence
 
 DEFAULT_LIMIT_ROWS: Final = 100_000

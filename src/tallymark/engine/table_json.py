@@ -7,10 +7,6 @@ from base64 import b64decode, b64encode
 from datetime import datetime
 from decimal import Decimal
 from math import isfinite
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 
 def to_json(value: object) -> object:

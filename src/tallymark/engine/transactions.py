@@ -29,17 +29,11 @@ from tallymark.engine.commit import Commit, Rollback, record_unstaged
 from tallymark.engine.effects import TransactionExpired
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.errors import RolledBack
+from tallymark.engine.inflight import index_of, put_back, take_out
 from tallymark.engine.intervals import IntervalSet
 from tallymark.engine.ledger import staged_record
 from tallymark.engine.message import Payload
-from tallymark.engine.parked import (
-    StagedDeliveries,
-    StagedSettlement,
-    put_back,
-    stored_ranges,
-    take_out,
-    unstage,
-)
+from tallymark.engine.parked import StagedDeliveries, StagedSettlement, stored_ranges, unstage
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import InFlight, Session
 from tallymark.engine.settlement import Settlement, counts_as
@@ -173,7 +167,7 @@ class Transactions:
         tag = first
         while tag <= last:
             transaction.fits(ENTRY_WEIGHT)
-            at = session.find(tag)
+            at = index_of(session, tag)
             entry = session.inflight[at]
             high = min(last, entry.last)
             if entry.done is not None:
@@ -206,7 +200,7 @@ class Transactions:
                 return
             last = inflight[-1].last
         else:
-            session.find(last)
+            index_of(session, last)
         while inflight and inflight[0].first <= last:
             transaction.fits(ENTRY_WEIGHT)
             entry = inflight[0]

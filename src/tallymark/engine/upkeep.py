@@ -12,6 +12,7 @@ from bisect import bisect_left
 from typing import Final, final
 
 from tallymark.engine.account import MOVING, READY
+from tallymark.engine.arguments import DROP_HEAD
 from tallymark.engine.clock import NEVER
 from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.entrance import Entrance
@@ -21,7 +22,6 @@ from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
 from tallymark.engine.queue_parts import Deferred
 from tallymark.engine.retries import Retries
-from tallymark.engine.settings import DROP_HEAD
 from tallymark.engine.state import State
 from tallymark.stored import records
 from tallymark.stored.annotations import ready_since

@@ -13,23 +13,18 @@ line breaks are taken out of declared names. Names are otherwise not restricted.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import final
+from typing import Final, final
 
 from tallymark.engine import definitions
 from tallymark.engine.arguments import (
     QUEUE_ARGUMENTS,
     check_lasting,
-    check_named,
-    check_new_name,
     check_queue_arguments,
-    check_same_arguments,
-    check_same_flag,
-    cleaned,
-    free_name,
+    check_server_named,
     may_take_default_type,
-    named,
 )
 from tallymark.engine.clock import Clock
+from tallymark.engine.equivalence import check_same_arguments, check_same_flag
 from tallymark.engine.errors import (
     AccessRefused,
     NotFound,
@@ -45,9 +40,32 @@ from tallymark.engine.exchange import (
     make_exchange,
 )
 from tallymark.engine.ledger import Ledger, definition_record
+from tallymark.engine.names import check_new_name, cleaned, free_name, named
 from tallymark.engine.policies import Policy, check_definition
 from tallymark.engine.queue import Queue
 from tallymark.engine.topology import Targets, Topology
+
+LARGEST_DESCRIPTION: Final = 4096
+"""Maximum number of bytes in a description."""
+MOST_TAGS: Final = 64
+LONGEST_TAG: Final = 255
+"""Maximum number of bytes in a tag."""
+
+
+def check_description(description: str, tags: tuple[str, ...]) -> None:
+    """Check that a virtual host's description and tags are of a size to be kept. Raises:
+    PreconditionFailed."""
+    size = len(description.encode("utf-8", "surrogatepass"))
+    if size > LARGEST_DESCRIPTION:
+        raise PreconditionFailed(
+            f"description of {size} bytes, expected {LARGEST_DESCRIPTION} at most"
+        )
+    if len(tags) > MOST_TAGS:
+        raise PreconditionFailed(f"{len(tags)} tags, expected {MOST_TAGS} at most")
+    for tag in tags:
+        size = len(tag.encode("utf-8", "surrogatepass"))
+        if size > LONGEST_TAG:
+            raise PreconditionFailed(f"tag of {size} bytes, expected {LONGEST_TAG} at most")
 
 
 @final
@@ -250,7 +268,7 @@ class VirtualHost:
         check_new_name("queue", name)
         what = self._queue_text(name)
         check_queue_arguments(what, arguments)
-        check_named(name, arguments)
+        check_server_named(name, arguments)
         check_lasting(what, arguments, durable, exclusive, auto_delete)
         id = self.next_queue_id()
         queue = Queue(

@@ -10,7 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from tallymark.engine.consumers import progress_record
-from tallymark.engine.session import consumers_of
+from tallymark.engine.queue_consumers import consumers_of
 from tallymark.stored import records
 
 if TYPE_CHECKING:

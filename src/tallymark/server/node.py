@@ -19,6 +19,7 @@ from tallymark.server.alarms import Alarms
 from tallymark.server.buffers import Buffers
 from tallymark.server.client import Clients
 from tallymark.server.config.settings import Config
+from tallymark.server.deleted_queues import DeletedQueues
 from tallymark.server.doors import Doors
 from tallymark.server.features import Features
 from tallymark.server.housekeeping import Housekeeping
@@ -28,7 +29,6 @@ from tallymark.server.samples import Samples
 from tallymark.server.schedule import Schedule
 from tallymark.server.settings_files import SettingsFiles
 from tallymark.server.shovels import Shovels
-from tallymark.server.since import SinceStart
 from tallymark.server.slow.consumers import SlowConsumerWatch
 from tallymark.server.turns import Turns
 
@@ -65,14 +65,13 @@ class Node(Turns):
         self.users = Users(config.data_dir, tokens)
         self.watch = Watch()
         broker.registry.observers.append(self.watch.observe)
-        self.since = SinceStart(broker.queues.values())
-        broker.registry.observers.append(self.since.observe)
+        self.deleted_queues = DeletedQueues(broker.queues.values())
+        broker.registry.observers.append(self.deleted_queues.observe)
         self.tasks = Schedule(loop)
         self.doors = Doors(config.max_connections)
         self.buffers = Buffers(self)
         self.parts = Parts()
         self.samples = Samples()
-        broker.registry.observers.append(self.samples.observe)
         self.pacer = Pacer(self)
         self.alarms = Alarms(self)
         self.clients = Clients(self, self.doors, self.buffers, self.pacer, self.alarms)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from tallymark.engine.arguments import named
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import BytesLost
 from tallymark.engine.message import Payload, Slice
+from tallymark.engine.names import named
 from tallymark.engine.queue import Queue
 from tallymark.engine.restore import (
     Restorer,

@@ -19,6 +19,7 @@ from tallymark.server.samples import (
     Counts,
     churn,
     counts_of,
+    moved,
     unroutable,
 )
 
@@ -37,8 +38,7 @@ class Sampler:
         self._vhosts: dict[int, str] = {}
         """Virtual hosts of the queues with samples, by id."""
         self._totals: dict[str, list[int]] = {}
-        """Sums of the newest samples of the queues of each virtual host; of MOVED, also of those
-        that are gone."""
+        """Sums of the newest samples of the queues in each virtual host."""
         self._turns = -1
         """Count of the turns when the queues were looked at last."""
 
@@ -88,18 +88,22 @@ class Sampler:
                 samples.queues.put(queue.id, slot, counts, queue.id > self._restored)
         for id, ring in samples.queues.keep(broker.queues):
             samples.capacity.forget(id)
-            moved = ring.last[: len(MOVED)]  # has happened, whatever becomes of the queue
-            self._add(self._vhosts.pop(id), ring.last, (*moved, *NOTHING[len(MOVED) :]))
+            self._add(self._vhosts.pop(id), ring.last, NOTHING)
         for name in broker.vhosts:
-            counts = tuple(self._totals.get(name, NOTHING))
+            counts = self._counts_of_vhost(name)
             samples.vhosts.put(name, slot, counts, began=not is_first)
             samples.vhosts_by_day.put(name, slot // LONG, counts, began=not is_first)
         samples.vhosts.keep(broker.vhosts)
         samples.vhosts_by_day.keep(broker.vhosts)
         for name in [name for name in self._totals if name not in broker.vhosts]:
             del self._totals[name]
-        for name in [name for name in samples.gone if name not in broker.vhosts]:
-            del samples.gone[name]
+
+    def _counts_of_vhost(self, name: str) -> Counts:
+        """Return the counts of a virtual host that are called MESSAGES."""
+        counts = self._totals.get(name, NOTHING)
+        gone = self._node.deleted_queues.of_vhost(name)
+        of_gone = moved(gone.entered, gone.settled, gone.handed_out)
+        return (*map(int.__add__, counts, of_gone), *counts[len(MOVED) :])
 
     def _add(self, vhost: str, before: Counts, now: Counts) -> None:
         """Add what has changed of a queue to its virtual host's totals."""

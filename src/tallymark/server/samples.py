@@ -15,6 +15,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 
 from tallymark.engine.clock import Clock
 from tallymark.engine.queue import Queue
+from tallymark.engine.queue_parts import HandedOut
 from tallymark.engine.traffic import Traffic
 
 Key = TypeVar("Key", int, str)
@@ -24,6 +25,7 @@ At: TypeAlias = Callable[[int], Sequence[int]]
 
 SLOT_MS: Final = 5_000
 MOVED: Final = ("publish", "ack", "deliver_get", "redeliver")
+"""Counts of a queue that only grow. A virtual host's have those of deleted queues in them."""
 PRESENT: Final = ("messages", "messages_ready", "messages_unacknowledged")
 MESSAGES: Final = (*MOVED, *PRESENT)
 """Counts of a queue, and of all queues of a virtual host."""
@@ -60,9 +62,14 @@ def counts_of(queue: Queue) -> Counts:
     """Return the counts of a queue that are called MESSAGES."""
     account = queue.account
     return (
-        account.entered, account.settled, queue.handed_out.total(), queue.handed_out.again,
+        *moved(account.entered, account.settled, queue.handed_out),
         account.present(), account.ready, account.acquired + account.staged,
     )  # fmt: skip
+
+
+def moved(entered: int, settled: int, handed_out: HandedOut) -> Counts:
+    """Return the counts that are called MOVED, of a queue or of several together."""
+    return entered, settled, handed_out.total(), handed_out.again
 
 
 def unroutable(traffic: Traffic) -> Counts:
@@ -216,16 +223,6 @@ class Samples:
         """Samples of OF_BROKER, in long slots."""
         self.connections: Series[int] = Series(OF_THINGS)
         """Samples of BYTES, by id."""
-        self.gone: dict[str, list[int]] = {}
-        """Sums of MOVED of the queues deleted since the broker started, by virtual host."""
-
-    def observe(self, queue: Queue, exists: bool) -> None:
-        """Count what a queue has moved for good, as it is deleted."""
-        if exists:
-            return
-        sums = self.gone.setdefault(queue.vhost, [0] * len(MOVED))
-        for at, count in enumerate(counts_of(queue)[: len(MOVED)]):
-            sums[at] += count
 
     def newest(self, now_ms: int) -> int:
         """Return the slot of the newest samples; before the first ones, that of the engine time

@@ -12,8 +12,9 @@ from typing import Final
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import BrokerError, PreconditionFailed
 from tallymark.engine.message import Slice
+from tallymark.engine.outcomes import ACCEPTED, FAILED, REJECTED, RETURNED
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED, Consumer, Session
+from tallymark.engine.session import Consumer, Session
 from tallymark.units import UNLIMITED, EngineMs, Ms, QueueSequence, Tag
 from tallymark.whatif import recording as told
 from tallymark.whatif.changes import AS_IT_WAS, Change, ConsumersChange

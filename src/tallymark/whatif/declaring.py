@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from tallymark.engine import definitions
-from tallymark.engine.arguments import STREAM, check_queue_arguments, named
+from tallymark.engine.arguments import STREAM, check_queue_arguments
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import BrokerError
+from tallymark.engine.names import named
 from tallymark.engine.policies import Policy
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import NOBODY, Connection

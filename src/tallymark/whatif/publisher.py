@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
+from tallymark.engine.arguments import REJECT_PUBLISH
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.message import Format, Payload
 from tallymark.engine.publishing import Part
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import Session
-from tallymark.engine.settings import REJECT_PUBLISH
 from tallymark.engine.topology import Targets
 from tallymark.stored.annotations import Annotations, Route
 from tallymark.units import EngineMs, MessageId

@@ -9,8 +9,8 @@ from typing import Any, Final, Protocol
 
 from tallymark.bridge.amqp091.format import Amqp091Format
 from tallymark.bridge.amqp10.format import Amqp10Format
-from tallymark.engine.arguments import wire_bytes
 from tallymark.engine.message import Format, Payload
+from tallymark.engine.table_values import wire_bytes
 from tallymark.spark.blocks import Block
 from tallymark.stored import layout
 from tallymark.stored.annotations import Route

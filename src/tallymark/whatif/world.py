@@ -19,6 +19,7 @@ from tallymark.engine.broker import Broker
 from tallymark.engine.effects import Deliver, Effect, TimedOut
 from tallymark.engine.message import Payload, Slice
 from tallymark.engine.queue import Queue
+from tallymark.engine.queue_consumers import reconsider
 from tallymark.engine.record import Record
 from tallymark.engine.session import STOPS
 from tallymark.engine.slow.rules import POLICY_PREFIX
@@ -218,7 +219,7 @@ class World:
                 self.broker.clients.close_session(effect.session, False)
             elif consumer.by_link:
                 consumer.overdue = 0  # it settles them all the same before it asks again
-                consumer.be_looked_at()
+                reconsider(consumer)
                 self.broker.agenda.mark(consumer.queue)
 
     # -- what came in

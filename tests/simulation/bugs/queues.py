@@ -13,7 +13,6 @@ from tallymark.engine.commit import Commit
 from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.delivery import Dispatcher
 from tallymark.engine.entrance import Entrance
-from tallymark.engine.inflight import Timeouts
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
 from tallymark.engine.queue_parts import Deduplication
@@ -21,6 +20,7 @@ from tallymark.engine.session import Consumer
 from tallymark.engine.settlement import Settlement
 from tallymark.engine.slow.actions import SlowSubscription
 from tallymark.engine.state import Agenda
+from tallymark.engine.timeouts import Timeouts
 from tallymark.engine.topology import Targets
 from tallymark.engine.transactions import Transactions
 from tallymark.engine.upkeep import Upkeep

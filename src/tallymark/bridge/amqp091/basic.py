@@ -12,10 +12,10 @@ from tallymark.engine.arguments import (
     check_consumer_arguments,
     check_consumer_suits,
     consumer_priority,
-    named,
 )
 from tallymark.engine.errors import InvalidCommand, NotAllowed, PreconditionFailed, Unsupported
-from tallymark.engine.session import ACCEPTED, DISCARDED, FAILED, NACKED, REJECTED, RETURNED
+from tallymark.engine.names import named
+from tallymark.engine.outcomes import ACCEPTED, DISCARDED, FAILED, NACKED, REJECTED, RETURNED
 from tallymark.units import Tag
 from tallymark.wire.amqp091.events import AckRange
 from tallymark.wire.amqp091.methods import (

@@ -14,9 +14,10 @@ from typing import Final, final
 from tallymark.bridge.amqp091.channel import Channel, Client
 from tallymark.bridge.direct_reply import PREFIX, PSEUDO_QUEUE
 from tallymark.bridge.permissions import Access
-from tallymark.engine.arguments import LONGEST_MS, TIME, too_large, type_name, wire_bytes
+from tallymark.engine.arguments import LONGEST_MS, TIME, too_large
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.exchange import property_key
+from tallymark.engine.table_values import type_name, wire_bytes
 from tallymark.stored.annotations import Annotations
 from tallymark.units import EngineMs, Ms
 from tallymark.wire.amqp091.fields import Timestamp

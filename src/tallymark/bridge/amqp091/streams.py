@@ -26,10 +26,10 @@ from tallymark.bridge.conversion.amqp10_to_amqp091 import Converter
 from tallymark.bridge.filters import FilterError, filters_of
 from tallymark.bridge.filters.attach import MATCH_UNFILTERED, STREAM_FILTER
 from tallymark.bridge.names import STREAM_OFFSET
-from tallymark.engine.arguments import named
 from tallymark.engine.clock import Clock
 from tallymark.engine.errors import PreconditionFailed, Unsupported
 from tallymark.engine.message import Filter, Slice
+from tallymark.engine.names import named
 from tallymark.engine.queue import Queue
 from tallymark.engine.streams import TIME, Start, start_of
 from tallymark.stored.annotations import Route

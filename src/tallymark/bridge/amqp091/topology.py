@@ -10,8 +10,8 @@ from tallymark.bridge.amqp091.channel import Channel, Client
 from tallymark.bridge.direct_reply import PREFIX, PSEUDO_QUEUE
 from tallymark.bridge.operations import Operations
 from tallymark.bridge.permissions import EXCHANGE, QUEUE
-from tallymark.engine.arguments import cleaned, named
 from tallymark.engine.errors import NotFound
+from tallymark.engine.names import cleaned, named
 from tallymark.wire.amqp091.methods import (
     ExchangeBind,
     ExchangeBindOk,

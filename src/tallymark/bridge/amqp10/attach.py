@@ -24,12 +24,13 @@ from tallymark.bridge.direct_reply import PSEUDO_QUEUE
 from tallymark.bridge.filters import FilterError, filters_of
 from tallymark.bridge.operations import Operations, refuse_breaks
 from tallymark.bridge.permissions import EXCHANGE, QUEUE, READ, WRITE, check_keys
-from tallymark.engine.arguments import check_consumer_arguments, consumer_priority, named
+from tallymark.engine.arguments import check_consumer_arguments, consumer_priority
 from tallymark.engine.errors import (
     BrokerError,
     NotFound,
     PreconditionFailed,
 )
+from tallymark.engine.names import named
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import RELEASES
 from tallymark.wire.amqp10 import errors

@@ -17,8 +17,10 @@ from tallymark.bridge.amqp10.work import TXN_ID, find, unknown
 from tallymark.bridge.permissions import CONFIGURE, QUEUE, READ
 from tallymark.engine.effects import Deliver, TimedOut
 from tallymark.engine.errors import AccessRefused
+from tallymark.engine.outcomes import DISCARDED
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import DISCARDED, Consumer, timeout_of
+from tallymark.engine.session import Consumer
+from tallymark.engine.timeouts import timeout_of
 from tallymark.units import Tag
 from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10.events import CreditReceived

@@ -15,14 +15,8 @@ from tallymark.bridge.amqp10.consume import RELEASED, OutgoingLink
 from tallymark.engine.arguments import LONGEST_MS
 from tallymark.engine.clock import Clock
 from tallymark.engine.intervals import IntervalSet
-from tallymark.engine.session import (
-    ACCEPTED,
-    DISCARDED,
-    FAILED,
-    REJECTED,
-    RETURNED,
-    InFlight,
-)
+from tallymark.engine.outcomes import ACCEPTED, DISCARDED, FAILED, REJECTED, RETURNED
+from tallymark.engine.session import InFlight
 from tallymark.engine.session import Session as EngineSession
 from tallymark.stored.annotations import Notes
 from tallymark.units import EngineMs, Tag, WallMs

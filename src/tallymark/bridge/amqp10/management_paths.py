@@ -14,8 +14,8 @@ from base64 import urlsafe_b64encode
 from typing import Final, final
 from urllib.parse import quote, unquote_to_bytes
 
-from tallymark.engine.arguments import wire_bytes
 from tallymark.engine.table_json import canonical
+from tallymark.engine.table_values import wire_bytes
 
 _MALFORMED: Final = re.compile("%(?![0-9A-Fa-f]{2})")
 _BINDING: Final = re.compile(

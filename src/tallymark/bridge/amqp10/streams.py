@@ -17,8 +17,8 @@ from __future__ import annotations
 from typing import Final
 
 from tallymark.bridge.filters.errors import FilterError, shown
-from tallymark.engine.arguments import named
 from tallymark.engine.errors import PreconditionFailed
+from tallymark.engine.names import named
 from tallymark.engine.queue import Queue
 from tallymark.engine.streams import NEXT, TIME, Start, start_of
 from tallymark.wire.amqp10.types import Described, Timestamp

@@ -18,9 +18,9 @@ from tallymark.bridge.amqp10.management_paths import (
 from tallymark.bridge.conversion.annotated import shown
 from tallymark.bridge.operations import RESERVED, Operations, refuse_breaks, refuse_default
 from tallymark.bridge.permissions import EXCHANGE, QUEUE, Access
-from tallymark.engine.arguments import named
 from tallymark.engine.broker import Broker
 from tallymark.engine.exchange import DIRECT, Binding
+from tallymark.engine.names import named
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import Connection
 from tallymark.engine.vhost import VirtualHost

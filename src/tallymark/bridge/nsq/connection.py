@@ -29,7 +29,8 @@ from tallymark.engine.errors import (
     ResourceExhausted,
 )
 from tallymark.engine.message import Payload
-from tallymark.engine.session import ACCEPTED, REQUEUES
+from tallymark.engine.outcomes import ACCEPTED
+from tallymark.engine.session import REQUEUES
 from tallymark.stored.formats import AMQP10, NSQ
 from tallymark.units import Ms, Tag
 from tallymark.wire.line import MonotonicMs

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from typing import final
 
 from tallymark.engine.broker import Broker
+from tallymark.engine.outcomes import ACCEPTED
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import ACCEPTED, Consumer, InFlight, Session
+from tallymark.engine.session import Consumer, InFlight, Session
 from tallymark.units import EngineMs, Ms, Tag
 from tallymark.wire.nsq.errors import NOT_IN_FLIGHT, NOT_OWNER
 

@@ -27,7 +27,7 @@ from typing import TypeVar, final
 from tallymark.bridge.nsq.topic import Topic, place_of
 from tallymark.bridge.operations import NSQ_CHANNEL, NSQ_TOPIC
 from tallymark.bridge.permissions import CONFIGURE, EXCHANGE, QUEUE, READ, WRITE, Access
-from tallymark.engine.arguments import named
+from tallymark.engine.arguments import DROP_TAIL, REJECT_PUBLISH
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import (
     AccessRefused,
@@ -38,10 +38,10 @@ from tallymark.engine.errors import (
 )
 from tallymark.engine.exchange import FANOUT, Exchange
 from tallymark.engine.message import Payload
+from tallymark.engine.names import named
 from tallymark.engine.publishing import Part
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import NOBODY, Connection, Session
-from tallymark.engine.settings import DROP_TAIL, REJECT_PUBLISH
 from tallymark.engine.topology import Targets
 from tallymark.engine.vhost import VirtualHost
 from tallymark.stored.annotations import Annotations

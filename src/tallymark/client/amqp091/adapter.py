@@ -2,7 +2,7 @@
 declare and delete.
 
 A session is a channel; each sender has another one of its own, for publisher confirms, so that what
-goes wrong there is that sender's alone (session.py, links.py). Requests have one too, because a
+goes wrong there is that sender's alone (session.py, sender.py). Requests have one too, because a
 refusal closes it; one is under way at a time, as what stands behind a refused one would go with the
 channel.
 """

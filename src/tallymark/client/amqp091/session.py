@@ -20,13 +20,9 @@ from tallymark.client.adapter import (
     SessionPort,
 )
 from tallymark.client.amqp091.channel import Channels, error_of
-from tallymark.client.amqp091.links import (
-    Amqp091Receiver,
-    Amqp091Sender,
-    ReceiverSession,
-    Subscription,
-)
 from tallymark.client.amqp091.messages import Incoming
+from tallymark.client.amqp091.receiver import Amqp091Receiver, ReceiverSession, Subscription
+from tallymark.client.amqp091.sender import Amqp091Sender
 from tallymark.client.arguments import ReceiverOptions, SenderOptions
 from tallymark.client.errors import SessionClosed
 from tallymark.client.outcomes import RELEASED, Accepted, Modified, Outcome, Rejected

@@ -20,10 +20,12 @@ from tallymark.engine.clock import NEVER
 from tallymark.engine.consumers import figures
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.exchange import TOPIC
+from tallymark.engine.inflight import add_held
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
+from tallymark.engine.queue_consumers import consumers_of
 from tallymark.engine.quotas import WINDOW_MS
-from tallymark.engine.session import Consumer, consumers_of
+from tallymark.engine.session import Consumer
 from tallymark.engine.slow.rules import AGE, COUNT, DEPTH, RATE, Rule, Rules
 from tallymark.engine.state import State
 from tallymark.engine.transactions import Transactions
@@ -286,12 +288,12 @@ class SlowConsumers:
             session = consumer.session
             if session.id not in seen:
                 seen.add(session.id)
-                missing -= session.held(queue, pieces)
+                missing -= add_held(session, queue, pieces)
         if missing > 0:  # by basic.get, or by consumers that were cancelled
             for connection in self._connections.values():
                 for session in connection.sessions:
                     if session.unacked and session.id not in seen:
-                        session.held(queue, pieces)
+                        add_held(session, queue, pieces)
         if queue.account.staged:
             for entry in self._transactions.staged.of(queue):
                 for low, high in entry.pieces(entry.first, entry.last):

@@ -19,15 +19,12 @@ from tallymark.engine.arguments import (
     QUEUE_ARGUMENTS,
     QUEUE_TYPES,
     QUEUE_WITHOUT_EFFECT,
-    check_description,
     check_lasting,
     check_queue_arguments,
-    check_same_arguments,
-    check_same_flag,
     may_take_default_type,
-    named,
 )
 from tallymark.engine.broker import Broker
+from tallymark.engine.equivalence import check_same_arguments, check_same_flag
 from tallymark.engine.errors import BrokerError, PreconditionFailed
 from tallymark.engine.exchange import (
     DELAYED,
@@ -38,10 +35,11 @@ from tallymark.engine.exchange import (
     check_same_exchange,
     make_exchange,
 )
+from tallymark.engine.names import named
 from tallymark.engine.policies import Policy, policy_fields, policy_from, without_effect
 from tallymark.engine.quotas import OF_USERS, OF_VHOSTS, check_limit
 from tallymark.engine.topology import PREDECLARED
-from tallymark.engine.vhost import VirtualHost
+from tallymark.engine.vhost import VirtualHost, check_description
 from tallymark.server.access.user import (
     Permission,
     TopicPermission,

@@ -8,7 +8,8 @@ from typing import Any
 from aiohttp import web
 
 from tallymark.engine.consumers import figures
-from tallymark.engine.session import Consumer, consumers_of
+from tallymark.engine.queue_consumers import consumers_of
+from tallymark.engine.session import Consumer
 from tallymark.engine.slow.consumers import Watched
 from tallymark.server.config.reload import ReloadRefused, reload
 from tallymark.server.http.requests import (

@@ -16,8 +16,8 @@ from aiohttp import web
 
 from tallymark.bridge.permissions import EXCHANGE, WRITE, Access, check_keys
 from tallymark.bridge.redriven import Stamp
-from tallymark.engine.arguments import is_routing_key
 from tallymark.engine.errors import AccessRefused
+from tallymark.engine.names import is_routing_key
 from tallymark.engine.queue import Queue
 from tallymark.engine.redrive import FORBIDDEN, MOVED, UNROUTABLE, Found
 from tallymark.server.http.requests import HttpContext, Refused, answer, body_of

@@ -8,11 +8,11 @@ from typing import Any
 from aiohttp import web
 
 from tallymark import __version__, is_compiled
-from tallymark.engine.arguments import wire_bytes
 from tallymark.engine.clock import Clock
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import consumers_of
+from tallymark.engine.queue_consumers import consumers_of
 from tallymark.engine.streams import first_offset, offset_of
+from tallymark.engine.table_values import wire_bytes
 from tallymark.server import logs
 from tallymark.server.access.user import sees
 from tallymark.server.config.settings import nearest

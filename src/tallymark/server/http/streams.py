@@ -20,10 +20,10 @@ import msgspec
 from aiohttp import web
 
 from tallymark.engine import streams
-from tallymark.engine.arguments import named
 from tallymark.engine.clock import in_wall_time
 from tallymark.engine.errors import Gone, NotFound
 from tallymark.engine.extents import StreamExtents
+from tallymark.engine.names import named
 from tallymark.engine.queue import Queue
 from tallymark.engine.queue_parts import Pin
 from tallymark.engine.record import Record

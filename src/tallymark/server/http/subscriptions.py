@@ -14,11 +14,11 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from tallymark.engine.arguments import named
 from tallymark.engine.clock import in_wall_time
 from tallymark.engine.errors import Gone, NotFound
 from tallymark.engine.extents import BLOCK_BYTES, PIECES, Excerpts, LeaseExtents
-from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED
+from tallymark.engine.names import named
+from tallymark.engine.outcomes import ACCEPTED, FAILED, REJECTED, RETURNED
 from tallymark.engine.subscription import Subscription
 from tallymark.journal import packer
 from tallymark.journal.journal import BytesLost

@@ -9,7 +9,8 @@ from typing import Any, Final, TypeAlias
 from aiohttp import web
 
 from tallymark.engine.errors import AccessRefused, NotFound
-from tallymark.engine.session import Consumer, consumers_of
+from tallymark.engine.queue_consumers import consumers_of
+from tallymark.engine.session import Consumer
 from tallymark.server.amqp import AmqpClient
 from tallymark.server.client import Client
 from tallymark.server.http.requests import user_of

@@ -16,8 +16,9 @@ from aiohttp import web
 from tallymark.bridge.amqp091.content import content_of
 from tallymark.bridge.amqp091.local import CHANNEL, FRAME_MAX
 from tallymark.engine.message import Slice
+from tallymark.engine.outcomes import ACCEPTED, FAILED, NACKED, REJECTED
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import ACCEPTED, FAILED, NACKED, REJECTED, Session
+from tallymark.engine.session import Session
 from tallymark.server.http.requests import Refused, answer, user_of
 from tallymark.server.http.state import plain
 from tallymark.server.management.requests import Fields, Routes, fields_of

@@ -41,7 +41,7 @@ from tallymark.server.json_texts import unmarked
 from tallymark.server.logs import log_of
 from tallymark.server.node import Node
 from tallymark.server.parts import cut
-from tallymark.server.samples import MESSAGES, MOVED, counts_of
+from tallymark.server.samples import MESSAGES, MOVED, counts_of, moved
 from tallymark.wire.amqp091.errors import WireError
 
 POLICYMAKER: Final = "policymaker"
@@ -266,14 +266,15 @@ class Routes:
             await self.node.users.change(change, user_of(request).name)
 
     async def sums(self, request: web.Request, vhosts: Iterable[VirtualHost]) -> dict[str, int]:
-        """Return the sums of the counts of all queues in virtual hosts, made in parts; of MOVED,
-        also of queues that are gone. Raises Refused."""
+        """Return the sums of the counts of all queues in virtual hosts, made in parts. Those of
+        MOVED have deleted queues in them. Raises Refused."""
         sums = dict.fromkeys(MESSAGES, 0)
         queues: list[Queue] = []
         for vhost in vhosts:
             queues += vhost.queues.values()
-            gone = self.node.samples.gone.get(vhost.name, ())
-            for name, count in zip(MOVED, gone, strict=False):
+            gone = self.node.deleted_queues.of_vhost(vhost.name)
+            of_gone = moved(gone.entered, gone.settled, gone.handed_out)
+            for name, count in zip(MOVED, of_gone, strict=True):
                 sums[name] += count
         for part in cut(queues):
             await self.http.part(request)

@@ -19,9 +19,11 @@ from tallymark.bridge.amqp10.client import Session
 from tallymark.engine.exchange import Binding, Exchange
 from tallymark.engine.policies import merged
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import Consumer, active_of, consumers_of, timeout_of
+from tallymark.engine.queue_consumers import active_of, consumers_of
+from tallymark.engine.session import Consumer
 from tallymark.engine.streams import offset_of
 from tallymark.engine.table_json import canonical
+from tallymark.engine.timeouts import timeout_of
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.amqp import AmqpClient
 from tallymark.server.client import Client

@@ -18,7 +18,7 @@ from tallymark.bridge.permissions import EXCHANGE, QUEUE
 from tallymark.engine.errors import NotFound
 from tallymark.engine.exchange import Binding, Exchange
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import consumers_of
+from tallymark.engine.queue_consumers import consumers_of
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.http.requests import Refused
 from tallymark.server.management.lists import listed, shown

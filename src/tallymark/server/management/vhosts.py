@@ -12,9 +12,9 @@ import msgspec
 from aiohttp import web
 
 from tallymark.bridge.permissions import check_vhost_name
-from tallymark.engine.arguments import check_default_type, check_description
+from tallymark.engine.arguments import check_default_type
 from tallymark.engine.errors import PreconditionFailed
-from tallymark.engine.vhost import VirtualHost
+from tallymark.engine.vhost import VirtualHost, check_description
 from tallymark.server.access.user import (
     Permission,
     TokenUser,
@@ -64,6 +64,7 @@ def delete_vhost(node: Node, name: str) -> None:
     broker.vhost(name).check_deletable()
     close_connections(node, name)
     broker.registry.delete_vhost(name)
+    node.deleted_queues.forget_vhost(name)
     node.limits.forget(broker.vhosts)
 
 

@@ -33,7 +33,7 @@ Turn = Callable[[], Awaitable[None]]
 async def render(node: Node, turn: Turn) -> bytes:
     """Return all metrics in the text format, queues added up: those of every virtual host, whoever
     asks, since no sum names one."""
-    totals = Totals(node.since)
+    totals = Totals(node.deleted_queues.since_start())
     for part in cut(node.broker.queues.values(), SUMMED_AT_ONCE):
         await turn()
         totals.add(part)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from tallymark.engine.queue import Queue
+from tallymark.engine.queue_consumers import consumers_of
 from tallymark.engine.queue_parts import HandedOut
-from tallymark.engine.session import consumers_of
 from tallymark.engine.streams import first_offset, offset_of
-from tallymark.server.since import SinceStart
+from tallymark.server.deleted_queues import QueueSums
 from tallymark.server.slow.consumers import used
 from tallymark.stored.records import DROP_REASONS
 
@@ -134,10 +134,11 @@ class Totals:
     falls.
     """
 
-    def __init__(self, since: SinceStart) -> None:
-        """since: of the moment from which on the queues that are there are added."""
+    def __init__(self, since: QueueSums) -> None:
+        """since: DeletedQueues.since_start of the moment from which on the queues that are there
+        are added. It is changed."""
         self._gauges = [0] * len(GAUGES)
-        self._since = since.copy()
+        self._since = since
 
     def add(self, queues: list[Queue]) -> None:
         for queue in queues:

@@ -16,7 +16,7 @@ from tallymark.bridge.amqp10.connection import Amqp10
 from tallymark.bridge.bridge import Bridge
 from tallymark.bridge.nsq.lifecycle import Settings
 from tallymark.bridge.nsq.topics import Topics
-from tallymark.engine.session import consumers_of
+from tallymark.engine.queue_consumers import consumers_of
 from tallymark.server.access import audit
 from tallymark.server.access.tls import Tls, tls_required
 from tallymark.server.config.settings import Config

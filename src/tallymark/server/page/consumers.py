@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from tallymark.engine.consumers import figures
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import Consumer, consumers_of
+from tallymark.engine.queue_consumers import consumers_of
+from tallymark.engine.session import Consumer
 from tallymark.engine.slow.consumers import FINE, NEAR, OVER, Reading, Watched
 from tallymark.server.management.rates import MSG_RATES, Rates
 from tallymark.server.page.rendering import lasting, number, size

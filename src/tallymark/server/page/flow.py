@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import Consumer, consumers_of
+from tallymark.engine.queue_consumers import consumers_of
+from tallymark.engine.session import Consumer
 from tallymark.server.node import Node
 from tallymark.server.samples import MESSAGES, SLOT_MS, Ring
 

@@ -11,8 +11,9 @@ from tallymark.bridge.operations import queue_of
 from tallymark.engine.consumers import figures
 from tallymark.engine.exchange import Binding
 from tallymark.engine.queue import Queue
+from tallymark.engine.queue_consumers import consumers_of
 from tallymark.engine.redrive import MOVED
-from tallymark.engine.session import Consumer, consumers_of
+from tallymark.engine.session import Consumer
 from tallymark.engine.streams import first_offset
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.http.redrive import MOST, Redrive, redriven

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import consumers_of
+from tallymark.engine.queue_consumers import consumers_of
 from tallymark.engine.streams import first_offset, offset_of
 from tallymark.server.page.tables import Column, table_of
 from tallymark.server.page.view import Context, Page, View, at

@@ -1,66 +1,47 @@
-"""Receivers and senders over AMQP 0-9-1.
+"""A receiver over AMQP 0-9-1: a consumer, and as its credit a prefetch.
 
-A receiver's credit is a prefetch. A consumer with a prefetch of N is sent N messages, and one more
-for each that is settled: the rule of the client's window, kept by the broker [FC-17]. Prefetch
-cannot be changed under way, and credit not be taken back. So where the client wants another credit
-than that, the consumer is cancelled and made again with a new tag; by hand also before anything is
-settled, as a settlement would let more come. The messages that it was sent are ours all the same.
+A consumer with a prefetch of N is sent N messages, and one more for each that is settled. That is
+the rule of the client's window, kept by the broker [FC-17]. But a prefetch cannot be changed while
+the consumer is there, and credit cannot be taken back. Where the client wants another credit than
+the rule gives, the consumer is cancelled and made again under a new tag. The messages that the old
+one was sent stay ours.
 
     IDLE --grant--> STARTING --< consume-ok--> ACTIVE --cancel--> ENDING --< cancel-ok--> IDLE
 
-A sender has a channel of its own, with publisher confirms [rabbitmq confirms]. Messages are
-mandatory: one that no queue is bound for comes back (basic.return) in front of its confirm, and is
-released. Returns say no number, but come in the order of the messages, so it is the first
-unconfirmed message that looks the same.
+With credit by hand, a settlement must not let another message come. There the consumer is cancelled
+before anything is settled.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
 from enum import Enum
 from typing import Final, final
 
-from tallymark.client.adapter import Number, ReceiverOwner, ReceiverPort, SenderOwner, SenderPort
-from tallymark.client.amqp091.channel import ChannelUser, Probe, SessionChannel, error_of
-from tallymark.client.amqp091.messages import Outgoing
-from tallymark.client.arguments import ReceiverOptions, SenderOptions
+from tallymark.client.adapter import ReceiverOwner, ReceiverPort
+from tallymark.client.amqp091.channel import Probe, SessionChannel, error_of
+from tallymark.client.arguments import ReceiverOptions
 from tallymark.client.errors import LinkClosed, LinkRefused, NotPossible
-from tallymark.client.outcomes import RELEASED, Error, Outcome, Rejected
+from tallymark.client.outcomes import Outcome
 from tallymark.client.received import ReceivedMessage
 from tallymark.client.transaction import Tag, Work
 from tallymark.wire.amqp091.fields import encode_table
 from tallymark.wire.amqp091.methods import (
-    BasicAck,
     BasicCancel,
     BasicConsume,
-    BasicNack,
-    BasicPublish,
     BasicQos,
-    BasicReturn,
     ChannelClose,
-    ChannelFlow,
-    ChannelFlowOk,
-    ConfirmSelect,
-    ConfirmSelectOk,
-    ExchangeDeclare,
     Method,
     QueueDeclare,
-    QueueDeclareOk,
     QueueDelete,
 )
 from tallymark.wire.amqp10 import types
-from tallymark.wire.conversion.addresses import (
-    BadAddress,
-    Target,
-    queue_address,
-    queue_of,
-    target_of,
-)
+from tallymark.wire.conversion.addresses import BadAddress, queue_address, queue_of
 from tallymark.wire.conversion.names import is_short
 from tallymark.wire.conversion.values import to_field
 
 PREFETCH_MAX: Final = 65_535
+"""Largest prefetch [amqp-0.9.1 basic.qos]."""
 NAME_MAX: Final = 200
 """Bytes of a link's name that go into a consumer tag."""
 STREAM_OFFSET: Final = "rabbitmq:stream-offset-spec"
@@ -76,7 +57,7 @@ class Stage(Enum):
 
 @final
 class Subscription:
-    """One basic.consume: deliveries remember which they came by."""
+    """One basic.consume of a receiver. Deliveries remember which of them they came by."""
 
     __slots__ = ("is_awaited", "port", "remaining", "tag")
 
@@ -84,10 +65,10 @@ class Subscription:
         self.port = port
         self.tag = tag
         self.is_awaited = False
-        """Its cancel-ok: inflow has not stopped before."""
+        """True if inflow has not stopped before its cancel-ok is here."""
         self.remaining = remaining
-        """Messages that the broker may still send by it. Below 0 where it has sent some for what a
-        commit has settled, and its commit-ok is still on its way."""
+        """Messages that the broker may still send by it. Below 0 while a commit-ok is on its way:
+        the broker has sent messages for the credit that the commit returned."""
 
 
 class ReceiverSession(SessionChannel):
@@ -102,8 +83,8 @@ class ReceiverSession(SessionChannel):
 
     @abstractmethod
     def next_consumer(self) -> int:
-        """Return a number for a consumer, which no other consumer of the session has: names of
-        receivers may be alike as far as they go into a consumer tag."""
+        """Return a number that no other consumer of the session has. Names of receivers may be
+        alike as far as they go into a consumer tag."""
 
     @abstractmethod
     def subscribe(self, subscription: Subscription) -> None:
@@ -132,11 +113,15 @@ class Amqp091Receiver(ReceiverPort):
         self._filter = {} if options.filter is None else dict(options.filter)
         self._name = options.name.encode()[:NAME_MAX].decode("utf-8", "ignore")
         self._stage = Stage.IDLE
-        self._wanted = 0  # credit for the consumer that comes next
-        self._is_known = True  # the client knows the credit; not after deliveries were stopped
+        self._wanted = 0
+        """Credit for the consumer that comes next."""
+        self._is_known = True
+        """True if the client knows the credit. It does not after deliveries were stopped."""
         self._drains = False
-        self._ends_drain = False  # it is cancelled for that
+        self._ends_drain = False
+        """True if the consumer is cancelled so as to end a drain."""
         self._waits_to_cancel = False
+        """True if the consumer is to be cancelled at consume-ok."""
         self._is_closed = False
         self.deliveries = 0
 
@@ -237,8 +222,8 @@ class Amqp091Receiver(ReceiverPort):
                 self._cancel()
 
     def _cancel(self) -> None:
-        """Cancel the consumer, not before consume-ok: RabbitMQ 3.10 crashes then, and the broker
-        has to serve the consumer once."""
+        """Cancel the consumer, now or at consume-ok. RabbitMQ 3.10 crashes if it is cancelled
+        earlier, and the broker has to serve it once."""
         self._waits_to_cancel = self._stage is Stage.STARTING
         if self._stage is Stage.ACTIVE:
             assert self.subscription is not None
@@ -285,15 +270,16 @@ class Amqp091Receiver(ReceiverPort):
             self._cancel()
 
     def settling(self, subscription: Subscription) -> None:
-        """Prepare to settle deliveries of a subscription: with credit by hand that must not let
-        more come. A prefetch counts the deliveries of its own consumer, so those of earlier ones
-        may be settled freely."""
+        """Prepare to settle deliveries of a subscription. With credit by hand no other message may
+        come for them, so the consumer is cancelled. A prefetch counts the deliveries of its own
+        consumer only: those of earlier ones may be settled freely."""
         if self._is_manual and subscription is self.subscription:
             self._cancel()
 
     def freed(self, subscription: Subscription) -> None:
-        """Note that the broker does not count a delivery any more. That is credit again, except for
-        a consumer that is being cancelled: the credit wanted instead was decided without it."""
+        """Note that the broker does not count a delivery any more, which is credit again. A
+        consumer that is being cancelled gets none: what is wanted of the next one was decided
+        without it."""
         is_ending = self._stage is Stage.ENDING or self._waits_to_cancel
         if subscription is self.subscription and not self._is_manual and not is_ending:
             subscription.remaining += 1
@@ -304,8 +290,8 @@ class Amqp091Receiver(ReceiverPort):
     # Inflow
 
     def stop(self, with_flow: bool) -> bool:
-        """Stop deliveries. Return whether a cancel-ok has to be awaited. `with_flow`: channel.flow
-        stops them, so that a consumer may stay, unless its credit is by hand."""
+        """Stop deliveries. Return whether a cancel-ok has to be awaited. with_flow: channel.flow
+        stops them, and a consumer stays unless its credit is by hand."""
         self._is_known = False
         self._drains = False
         self._wanted = 0
@@ -401,204 +387,3 @@ def _arguments(options: ReceiverOptions) -> dict[str, object]:
 def _impossible(is_asked: bool, text: str) -> None:
     if is_asked:
         raise NotPossible(text)
-
-
-UNCONFIRMED_MAX: Final = 1_000
-"""Messages of a sender that wait for their confirms; more wait in the client. Credit, so to say."""
-
-NACKED: Final = Rejected(
-    error=Error(condition="amqp:resource-limit-exceeded", description="basic.nack of the broker")
-)
-
-
-@final
-class Sent:
-    """A message whose confirm is awaited."""
-
-    __slots__ = ("body", "is_returned", "number", "publish")
-
-    def __init__(self, number: Number, publish: BasicPublish, body: bytes) -> None:
-        self.number = number
-        self.publish = publish
-        self.body = body
-        self.is_returned = False
-
-
-@final
-class Amqp091Sender(SenderPort, ChannelUser):
-    def __init__(self, session: SessionChannel, owner: SenderOwner, options: SenderOptions) -> None:
-        """Begins to attach. Raises NotPossible for what the protocol has not, LinkRefused for a bad
-        address."""
-        if options.rcv_mode == "second":
-            raise NotPossible("rcv_mode='second': AMQP 0-9-1 settles in one step")
-        self.owner = owner
-        self.max_message_size = 0
-        self.is_gone = False
-        """The channel is closed."""
-        self._session = session
-        self._address = options.address
-        self._target = _target(options)
-        self._dynamic = options.dynamic
-        self._outgoing = Outgoing()
-        self._is_open = False
-        self._is_closing = False
-        self._may_flow = True
-        self._published = 0
-        self._unconfirmed: dict[int, Sent] = {}
-        """Messages without a confirm by delivery tag, ascending."""
-        self._wire = session.channels.wire
-        self._channel = session.channels.open(self)
-        self._attach()
-
-    # Attaching
-
-    def _attach(self) -> None:
-        target = self._target
-        if self._dynamic:
-            self._send_method(QueueDeclare("", exclusive=True))
-        elif target is not None and not target.is_queue:
-            self._send_method(ExchangeDeclare(target.exchange, "direct", passive=True))
-        elif target is not None and not target.is_reply:
-            self._send_method(QueueDeclare(target.key, passive=True))
-        self._send_method(ConfirmSelect())
-
-    def _send_method(self, method: Method) -> None:
-        self._wire.send_method(self._channel, method)
-
-    # Sending
-
-    @property
-    def sendable(self) -> int:
-        if self._session.channels.is_blocked or not (self._may_flow and self._session.may_flow):
-            return 0
-        return UNCONFIRMED_MAX - len(self._unconfirmed)
-
-    @property
-    def is_blocked(self) -> bool:
-        return False
-
-    def send(
-        self, messages: list[bytes], settled: bool, work: Work | None = None
-    ) -> Iterable[Number]:
-        """Send messages; one that cannot be encoded is rejected, as a broker would reject it."""
-        return [self._send(message, settled, work) for message in messages]
-
-    def _send(self, message: bytes, settled: bool, work: Work | None) -> Number:
-        session = self._session
-        number = session.next_number()
-        try:
-            section, body, to = self._outgoing.content(message)
-            target = self._target or target_of(to or "")
-            publish = BasicPublish(target.exchange, target.key, mandatory=not settled)
-            if work is not None:
-                session.publish(publish, section, body)
-                session.report_outcome(number, None)
-                return number
-            self._wire.send_content(self._channel, publish, section, body)
-        except (ValueError, BadAddress) as error:
-            reason = Error(condition="amqp:precondition-failed", description=str(error))
-            session.report_outcome(number, Rejected(error=reason))
-            return number
-        self._published += 1
-        self._unconfirmed[self._published] = Sent(number, publish, body)
-        return number
-
-    def withdraw(self, number: Number) -> bool:
-        return False
-
-    def idle(self) -> None:
-        """Do nothing: the protocol has no credit to return."""
-
-    # What comes on its channel
-
-    def method(self, method: Method) -> None:
-        if isinstance(method, BasicAck):
-            self._confirmed(method.delivery_tag, method.multiple, None)
-        elif isinstance(method, BasicNack):
-            self._confirmed(method.delivery_tag, method.multiple, NACKED)
-        elif isinstance(method, ConfirmSelectOk):
-            self._attached()
-        elif isinstance(method, QueueDeclareOk):
-            if self._dynamic:
-                self._target = Target("", method.queue, True)
-        elif isinstance(method, ChannelFlow):
-            self._may_flow = method.active
-            self._send_method(ChannelFlowOk(method.active))
-            if method.active:
-                self.owner.may_send()
-
-    def _attached(self) -> None:
-        self._is_open = True
-        if self._is_closing:
-            return
-        address = self._address
-        if self._dynamic and self._target is not None:
-            address = queue_address(self._target.key)
-        self.owner.attached(self, address)
-
-    def _confirmed(self, tag: int, multiple: bool, outcome: Outcome | None) -> None:
-        unconfirmed = self._unconfirmed
-        if multiple:
-            tags = []
-            for one in unconfirmed:
-                if tag and one > tag:
-                    break
-                tags.append(one)
-        else:
-            tags = [tag] if tag in unconfirmed else []
-        was_full = len(unconfirmed) >= UNCONFIRMED_MAX
-        low = high = Number(-1)
-        said: Outcome | None = None
-        owner = self._session.owner
-        for one in tags:
-            sent = unconfirmed.pop(one)
-            found = RELEASED if sent.is_returned and outcome is None else outcome
-            if sent.number == high + 1 and found is said:
-                high = sent.number
-                continue
-            if low >= 0:
-                owner.outcomes_received(low, high, said)
-            low = high = sent.number
-            said = found
-        if low >= 0:
-            owner.outcomes_received(low, high, said)
-        if was_full and tags:
-            self.owner.may_send()
-
-    def content(self, method: Method, section: bytes, body: bytes) -> None:
-        if isinstance(method, BasicReturn):
-            publish = BasicPublish(method.exchange, method.routing_key, mandatory=True)
-            for sent in self._unconfirmed.values():
-                if not sent.is_returned and sent.publish == publish and sent.body == body:
-                    sent.is_returned = True
-                    return
-
-    # The end
-
-    def close(self) -> None:
-        self._is_closing = True
-        if self._dynamic and self._target is not None:
-            self._send_method(QueueDelete(self._target.key, no_wait=True))
-        self._send_method(ChannelClose(200, "closed by the application"))
-
-    def closed(self, close: ChannelClose | None) -> None:
-        self.is_gone = True
-        self._unconfirmed.clear()
-        if close is None:
-            self.owner.detached(LinkClosed("closed by the application"))
-        elif not self._is_closing:
-            self._is_closing = True
-            kind = LinkClosed if self._is_open else LinkRefused
-            self.owner.detached(error_of(kind, close))
-        else:
-            self.owner.detached(error_of(LinkClosed, close))
-
-
-def _target(options: SenderOptions) -> Target | None:
-    """Return the target in the address; None: each message names it, or the broker does."""
-    if options.address is None:
-        return None
-    try:
-        return target_of(options.address)
-    except BadAddress as error:
-        raise LinkRefused(str(error), condition="amqp:invalid-field") from error
