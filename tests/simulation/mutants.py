@@ -2,23 +2,27 @@
 
     python -m tests.simulation.mutants                      # all: seeds that it took
     python -m tests.simulation.mutants "confirm before sync" --seeds 500 --write --jobs 2
+    python -m tests.simulation.mutants --check              # only whether they fit
 
 --write puts what it took into the tables of docs/simulation.md and docs/guarantees.md. A seed
 counts as one that found a bug only if its world holds without the bug.
 
-A mutant changes the broker's modules in this process; they run from src, interpreted.
+A mutant changes the broker's modules in this process; they run from src, interpreted. One that
+takes other arguments than what it stands for would be found, and show nothing: before any world is
+played all of them are checked.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tallymark.simulation.drawing import draw
 from tallymark.simulation.playing import run
@@ -61,6 +65,75 @@ def seeds_needed(name: str, begin: int, most: int) -> tuple[int, str]:
         if failure:
             return number, failure
     return most, ""
+
+
+def misfits() -> list[str]:
+    """Return which bugs replace nothing, what is not there, or what is called in another way: those
+    fail where they are called, and whoever sees that has not seen the bug."""
+    found = []
+    before = names_of_the_broker()
+    for name, patch in MUTANTS.items():
+        patch()
+        changed = [
+            (owner, key)
+            for owner, names in names_of_the_broker().items()
+            if names != before.get(owner, names)
+            for key, one in names.items()
+            if before[owner].get(key) is not one
+        ]
+        if not changed:
+            found.append(f"{name}: replaces nothing")
+        for owner, key in changed:
+            where = f"{name}: {owner.__name__}.{key}"
+            if key not in before[owner]:
+                found.append(f"{where} is not there")
+                delattr(owner, key)
+                continue
+            if why := misfit(before[owner][key], vars(owner)[key]):
+                found.append(f"{where}: {why}")
+            setattr(owner, key, before[owner][key])
+    return found
+
+
+def names_of_the_broker() -> dict[Any, dict[str, object]]:
+    """Return what every module of the broker, and every class in one, has by name."""
+    modules = [one for name, one in sys.modules.items() if name.split(".")[0] == "tallymark"]
+    classes = [
+        one
+        for module in modules
+        for one in vars(module).values()
+        if isinstance(one, type) and one.__module__ == module.__name__
+    ]
+    return {owner: dict(vars(owner)) for owner in (*modules, *classes)}
+
+
+def misfit(old: object, new: object) -> str:
+    """Return why a call of the one by position may be none of the other; "": every call is."""
+    was, now = signature(old), signature(new)
+    if was is None or now is None:
+        return "" if was is now else "one of the two cannot be called"
+    places = [
+        one
+        for one in was.parameters.values()
+        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]
+    least = [one for one in places if one.default is one.empty]
+    named = [one.name for one in was.parameters.values() if one.kind is one.KEYWORD_ONLY]
+    try:
+        now.bind(*least)
+        now.bind(*places, **dict.fromkeys(named))
+    except TypeError as error:
+        return f"{error}: {now} for {was}"
+    return ""
+
+
+def signature(found: object) -> inspect.Signature | None:
+    """Return how a function, a method or a property is called; None: it is none of them."""
+    if isinstance(found, property):
+        found = found.fget
+    elif isinstance(found, staticmethod | classmethod):
+        found = found.__func__
+    return inspect.signature(found) if callable(found) else None
 
 
 def in_a_process(module: str, *arguments: str) -> str:
@@ -130,6 +203,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=500)
     parser.add_argument("--jobs", type=int, default=1, help="bugs at a time")
     parser.add_argument("--write", action="store_true", help="into the tables of the guide")
+    parser.add_argument("--check", action="store_true", help="whether they fit; no world is played")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     parser.add_argument("--begin", type=int, default=1, help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -137,6 +211,11 @@ def main() -> int:
         number, seen = seeds_needed(asked.row, asked.begin, asked.seeds)
         print(number, " ".join(seen.split()), flush=True)
         os._exit(0)  # a broken broker leaves threads and coroutines that cannot end
+    if unfit := misfits():
+        print("\n".join(unfit), file=sys.stderr)
+        return 1
+    if asked.check:
+        return 0
     names = asked.name or list(MUTANTS)
     unknown = [name for name in names if name not in MUTANTS]
     if unknown:

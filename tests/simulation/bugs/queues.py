@@ -281,10 +281,11 @@ def _() -> None:
 @mutant("dedup window off by one", has_repeats)
 def _() -> None:
     def make(forget: Any) -> Any:
-        def one_more(self: Any, time_ms: int) -> None:
-            forget(self, time_ms)
+        def one_more(self: Any, time_ms: int, most: int = UNLIMITED) -> bool:
+            is_done = bool(forget(self, time_ms, most))
             if self.ids:
                 self.ids.popitem()
+            return is_done
 
         return one_more
 

@@ -90,7 +90,10 @@ def _() -> None:
 
 @mutant("batch of a sink twice")
 def _() -> None:
-    Sinks._is_repeated = lambda self, sink, identity, batch: False  # type: ignore[method-assign]
+    def never(self: Sinks, sink: Any, identity: str, batch: int, target: str) -> bool:
+        return False
+
+    Sinks._is_repeated = never  # type: ignore[method-assign]
 
 
 @mutant("batch of a sink not recorded")
