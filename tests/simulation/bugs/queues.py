@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tallymark.engine import deadletters, inflight
+from tallymark.engine import deadletters, timeouts
 from tallymark.engine.account import MOVING, READY, Account
 from tallymark.engine.admission import Admission
 from tallymark.engine.broker import Broker
@@ -314,7 +314,7 @@ def _() -> None:
 
         return early
 
-    replaced(inflight, "_due", make)
+    replaced(timeouts, "_due", make)
 
 
 @mutant("deferral ends too early", has_deferrals)
