@@ -4,9 +4,10 @@ bug."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from tallymark.client import Message
-from tallymark.shovels.ends import Batch, ShovelFailed, Source, Target
+from tallymark.shovels.ends import Batch, PartlyPut, ShovelFailed, Source, Target
 from tallymark.shovels.parcel import Parcel
 from tallymark.shovels.runner import Runner
 from tallymark.shovels.shovel import Pace, Phase
@@ -34,6 +35,9 @@ class Away(Source):
         raise AssertionError("it is never open")
 
     async def settle(self, batch: Batch) -> None:
+        raise AssertionError("it is never open")
+
+    async def settle_some(self, batch: Batch, put: Sequence[int]) -> None:
         raise AssertionError("it is never open")
 
     async def close(self) -> None:
@@ -98,6 +102,9 @@ class Full(Source):
     async def settle(self, batch: Batch) -> None:
         self.said.append("settle")
 
+    async def settle_some(self, batch: Batch, put: Sequence[int]) -> None:
+        self.said.append(f"settle {list(put)}")
+
     async def close(self) -> None:
         self.said.append("close")
 
@@ -137,3 +144,26 @@ def test_what_cannot_be_moved_in_time_goes_back_to_the_source() -> None:
     assert source.said[:3] == ["open", "take", "close"]
     assert "settle" not in source.said
     assert said == ["what was taken could not be moved in 0.01 s"]
+
+
+class Choosy(Blocked):
+    """A target that takes the first message of a batch and refuses the others."""
+
+    async def put(self, batch: Batch) -> None:
+        assert self.runner is not None
+        self.runner.stop()
+        raise PartlyPut("target: 1 of 2 messages", [0], True)
+
+
+def test_what_a_target_took_of_a_batch_is_settled_and_counted() -> None:
+    source, target, said = Full(), Choosy(), list[str]()
+
+    async def main() -> Runner:
+        made = Runner(Pace(ahead=1), lambda: (source, target), lambda s: said.append(s.problem))
+        target.runner = made
+        await asyncio.wait_for(made.run(), PATIENCE_S)
+        return made
+
+    runner = asyncio.run(main())
+    assert source.said[:4] == ["open", "take", "settle [0]", "close"]
+    assert (runner.shovel.moved, said) == (1, ["target: 1 of 2 messages"])

@@ -268,3 +268,18 @@ def test_pauses_grow_until_messages_are_moved_again() -> None:
     assert (shovel.moved, shovel.problem) == (1, "")
     shovel.failed("away again")
     assert shovel.closed() == [Do(Act.WAIT, 200)]
+
+
+def test_a_part_of_a_batch_that_was_moved_counts() -> None:
+    shovel = Shovel(Pace(most=5))
+    shovel.start()
+    shovel.failed("away")
+    shovel.closed()
+    shovel.waited()
+    assert shovel.opened() == [Do(Act.TAKE, 5)]
+    shovel.took(5)
+    shovel.failed("full", moved=2)
+    assert (shovel.moved, shovel.in_hand, shovel.problem) == (2, 0, "full")
+    assert shovel.closed() == [Do(Act.WAIT, 200)]
+    shovel.waited()
+    assert shovel.opened() == [Do(Act.TAKE, 3)]

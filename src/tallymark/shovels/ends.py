@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -19,6 +20,16 @@ class ShovelFailed(Exception):
 
 
 @final
+class PartlyPut(ShovelFailed):
+    """Some messages of a batch are safe at the target, and others were refused."""
+
+    def __init__(self, text: str, put: Sequence[int], may_pass: bool) -> None:
+        """put: places of the safe ones in the batch, ascending."""
+        super().__init__(text, may_pass)
+        self.put = put
+
+
+@final
 @dataclass(slots=True)
 class Batch:
     """Messages that were taken together."""
@@ -30,6 +41,16 @@ class Batch:
     have none."""
     held: Any = field(default=None, repr=False)
     """Handle by which the source settles them."""
+    numbers: Sequence[int] = field(default=(), repr=False)
+    """Number of each parcel, ascending: some of first..end-1 may be lost; empty: they have none."""
+
+    def part(self, low: int, high: int) -> Batch:
+        """Return the batch of these parcels of it, for a target."""
+        parcels, numbers = self.parcels[low:high], self.numbers[low:high]
+        if not numbers:
+            return Batch(parcels)
+        end = self.end if high == len(self.parcels) else self.numbers[high]
+        return Batch(parcels, numbers[0], end, numbers=numbers)
 
 
 class Source(ABC):
@@ -50,6 +71,11 @@ class Source(ABC):
     @abstractmethod
     async def settle(self, batch: Batch) -> None:
         """Settle the oldest batch that is not settled."""
+
+    @abstractmethod
+    async def settle_some(self, batch: Batch, put: Sequence[int]) -> None:
+        """Settle the messages at these places of a batch, ascending, and no others of it: the
+        target has them. Batches before it are safe at the target."""
 
     @abstractmethod
     async def begin(self, known: int | None) -> None:
@@ -77,7 +103,7 @@ class Target(ABC):
 
     @abstractmethod
     async def put(self, batch: Batch) -> None:
-        """Return when the target has all of it safely."""
+        """Return when the target has all of it safely. Raises PartlyPut where it has some."""
 
     async def forget(self) -> None:
         """Remove what the broker remembers of the batches. Most remember nothing."""

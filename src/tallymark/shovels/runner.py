@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, final
 
-from tallymark.shovels.ends import Batch, ShovelFailed, Source, Target
+from tallymark.shovels.ends import Batch, PartlyPut, ShovelFailed, Source, Target
 from tallymark.shovels.shovel import Act, Do, Pace, Phase, Shovel
 
 Report = Callable[[Shovel], None]
@@ -111,12 +111,21 @@ class Runner:
             self._batches.append(batch)
             return len(batch.parcels)
         elif act is Act.PUT:
-            await self._target.put(self._batches[self._put])
+            await self._put_next(self._batches[self._put])
         elif act is Act.SETTLE:
             await self._source.settle(self._batches[0])
         elif act is Act.WAIT:
             await asyncio.sleep(step.number / 1000)
         return 0
+
+    async def _put_next(self, batch: Batch) -> None:
+        """Put a batch. What the target took of one that it did not take whole is settled, so that
+        it does not come again with what was refused."""
+        try:
+            await self._target.put(batch)
+        except PartlyPut as error:
+            await self._source.settle_some(batch, error.put)
+            raise
 
     def _results(self, done: list[asyncio.Task[int]]) -> list[Do]:
         """Tell the state machine what has ended: what went well first, as a failure ends all."""
@@ -132,7 +141,8 @@ class Runner:
         if failure is None or self.shovel.phase is Phase.CLOSING:
             return todo
         if isinstance(failure, ShovelFailed):
-            todo = self.shovel.failed(str(failure), failure.may_pass)
+            moved = len(failure.put) if isinstance(failure, PartlyPut) else 0
+            todo = self.shovel.failed(str(failure), failure.may_pass, moved)
         else:  # a bug, which costs this attempt and nothing else
             todo = self.shovel.failed(f"{UNEXPECTED}{failure!r}")
         self._failed(self.shovel)

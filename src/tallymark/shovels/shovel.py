@@ -10,11 +10,12 @@ that order: one step of each kind is under way at a time.
                                       |
                                       +------> ENDED
 
-Nothing is settled that the target does not have. Whatever fails, both sides are closed: the source
-takes back what is not settled, and hands it out again. So nothing is lost; what was put and not
-settled comes a second time, and the source says so (it is redelivered). A source that hands out the
-same messages under the same numbers again, with a target that remembers these numbers, makes that a
-step without effect (tallymark.py).
+Nothing is settled that the target does not have. Where it takes a part of a batch and refuses the
+rest, that part is settled before the failure is told. Whatever fails, both sides are closed: the
+source takes back what is not settled, and hands it out again. So nothing is lost; what was put and
+not settled comes a second time, and the source says so (it is redelivered). A source that hands out
+the same messages under the same numbers again, with a target that remembers these numbers, makes
+that a step without effect (tallymark.py).
 """
 
 from __future__ import annotations
@@ -146,9 +147,13 @@ class Shovel:
         self._pause_ms = FIRST_PAUSE_MS
         return self._go_on()
 
-    def failed(self, reason: str, may_pass: bool = True) -> list[Do]:
-        """Something that was under way failed. may_pass: trying again can help."""
+    def failed(self, reason: str, may_pass: bool = True, moved: int = 0) -> list[Do]:
+        """Something that was under way failed. may_pass: trying again can help. moved: messages of
+        a batch that were moved all the same."""
         self.failures += 1
+        if moved:
+            self.moved += moved
+            self._pause_ms = FIRST_PAUSE_MS
         self.problem = reason
         if not (may_pass or self.pace.persists):
             self._is_ending = True
