@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -440,9 +440,7 @@ def test_what_a_full_queue_takes_of_a_batch_is_moved_and_does_not_come_again(
     plan, found = plan_of(brokers, pair, queue), list[bytes]()
     pace = replace(PACE, batch=10)
     for there in (3, 3, 3, 1):
-        problems: list[str] = []
-        runner = Runner(pace, attempts_of(plan, "me", pace), end_after_one(problems))
-        asyncio.run(runner.run())
+        runner, problems = until_it_fails(plan, pace)
         bodies = [body for _, body in got(target, queue)]
         assert (len(bodies), runner.shovel.moved) == (there, there), problems
         assert len(problems) == (there == 3)
@@ -471,9 +469,7 @@ def test_a_message_that_no_queue_takes_does_not_bring_its_neighbours_again(
     table = {"name": "s", "from": address(brokers[0], pair[0]), "queue": queue}
     table |= {"to": address(brokers[1], pair[1]), "to-exchange": exchange}
     for _ in range(2):
-        problems: list[str] = []
-        ends = attempts_of(Plan.from_table(table), "me", PACE)
-        asyncio.run(Runner(PACE, ends, end_after_one(problems)).run())
+        _, problems = until_it_fails(Plan.from_table(table), PACE)
         assert len(problems) == 1, problems
         assert "unexpected" not in problems[0], problems
     bodies = sorted(body for _, body in got(target, queue))
@@ -483,14 +479,37 @@ def test_a_message_that_no_queue_takes_does_not_bring_its_neighbours_again(
     assert held["ready"] + held["leased"] == len(left)
 
 
-def end_after_one(problems: list[str]) -> Callable[[Shovel], None]:
-    """Notes each failure of a shovel, and has it end with the first."""
+def until_it_fails(plan: Plan, pace: Pace) -> tuple[Runner, list[str]]:
+    """Run a shovel until it has moved all, or has failed; also, why it failed."""
+    problems: list[str] = []
 
     def failed(shovel: Shovel) -> None:
         problems.append(shovel.problem)
-        shovel.stop()
+        runner.stop()
 
-    return failed
+    runner = Runner(pace, attempts_of(plan, "me", pace), failed)
+    asyncio.run(runner.run())
+    return runner, problems
+
+
+@pytest.mark.parametrize("target", ["amqp://127.0.0.1:1", "http://127.0.0.1:1"])
+@pytest.mark.parametrize("scheme", ["amqp", "amqp10"])
+def test_a_target_that_is_away_costs_no_deliveries(
+    brokers: list[BrokerProcess], scheme: str, target: str
+) -> None:
+    """A broker ends messages that came back too often: RabbitMQ counts each time, whatever for."""
+    queue = f"away-{scheme}-{target[:4]}"
+    source = channel_of(brokers[0])
+    source.queue_declare(queue, durable=True, arguments={"x-acquired-limit": 1})
+    source.confirm_delivery()
+    for i in range(3):
+        source.basic_publish("", queue, b"%d" % i, pika.BasicProperties(delivery_mode=2))
+    table = {"name": "s", "from": address(brokers[0], scheme), "queue": queue, "to": target}
+    for _ in range(3):
+        _, problems = until_it_fails(Plan.from_table(table), PACE)
+        assert len(problems) == 1
+    assert [body for _, body in got(source, queue)] == [b"0", b"1", b"2"]
+    source.queue_delete(queue)
 
 
 async def refusal(of: Coroutine[Any, Any, Any]) -> ShovelFailed:

@@ -52,6 +52,15 @@ class Batch:
         end = self.end if high == len(self.parcels) else self.numbers[high]
         return Batch(parcels, numbers[0], end, numbers=numbers)
 
+    def again(self, put: Sequence[int], is_sure: bool) -> Batch:
+        """Return what is to be put again of a batch without numbers: all but these places. is_sure:
+        the target has none of it."""
+        left = [place for place in range(len(self.parcels)) if place not in set(put)]
+        parcels = [self.parcels[place] for place in left]
+        if not is_sure:
+            parcels = [Parcel(parcel.message, True) for parcel in parcels]
+        return Batch(parcels, held=[self.held[place] for place in left])
+
 
 class Source(ABC):
     """The side that messages are taken from. Every call raises ShovelFailed."""
@@ -59,6 +68,8 @@ class Source(ABC):
     origin: str = ""
     """Name of the numbers of its batches, of which there is one in the world; empty: they have
     none. Known once it is open."""
+    is_numbered: bool = False
+    """True if its batches have numbers."""
 
     @abstractmethod
     async def open(self) -> None: ...

@@ -124,6 +124,8 @@ def _bracketed(host: str) -> str:
 
 @final
 class TallymarkSource(Source):
+    is_numbered = True
+
     def __init__(self, url: str, queue: str, name: str) -> None:
         self._http = Http(url, f"source queue {queue}")
         self._queue = queue
