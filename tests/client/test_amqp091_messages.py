@@ -29,6 +29,8 @@ MESSAGES = [
     Message(b""),
     Message(b"x", durable=False),
     Message(b"x" * 300, priority=9, ttl_ms=60_000),
+    Message(b"x", priority=4),
+    Message(b"x", priority=4, durable=False),
     Message(
         b"body",
         message_id=UUID(int=7),
@@ -82,6 +84,18 @@ def test_and_comes_back(number: int) -> None:
     own = {k: v for k, v in sent.annotations.items() if str(k).startswith("x-")}
     told = {Symbol("x-exchange"): "ex", Symbol("x-routing-key"): "key"}
     assert back.annotations == own | told
+
+
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("priority", [None, 0, 4, 9])
+def test_a_priority_is_there_where_it_was_said(priority: int | None, durable: bool) -> None:
+    """Queues with priorities take none for 0: a 4 that is left out would be another one."""
+    sent = Message(b"x", priority=priority, durable=durable)
+    section, body, _ = Outgoing().content(sent.encode())
+    assert decode_properties(section).priority == priority
+    back = Message.parse(Incoming().sections(DELIVER, section, body))
+    again, _, _ = Outgoing().content(back.replace(annotations={}).encode())
+    assert again == section
 
 
 def test_what_the_broker_says_of_a_delivery() -> None:

@@ -401,6 +401,43 @@ def test_promtool_understands_alerts_and_dashboards(promtool: str, tmp_path: Pat
     told([promtool, "check", "rules", str(file)])
 
 
+LOST_TEXTS = {
+    "summary": "Messages of the queue q at b were given up as lost.",
+    "description": "The log of the start, or of who dropped them from quarantine, names them.",
+}
+LOST = 'tallymark_queue_dropped_total{instance="b", vhost="/", queue="q", reason="lost"}'
+
+
+@pytest.mark.parametrize("before", ["_", "4"])
+def test_the_alert_of_lost_messages_hears_of_a_start_that_gave_some_up(
+    promtool: str, tmp_path: Path, before: str
+) -> None:
+    """They are counted before anything is scraped: what Prometheus sees is a counter that was not
+    there while the broker was, then nothing, then what a start gave up."""
+    values = f"{before}x10 _x20 7x90"
+    times = [(5, 0), (33, 1), (60, 0)]
+    told_of = {"severity": "critical", "instance": "b", "vhost": "/", "queue": "q"}
+    expected = [
+        {
+            "eval_time": f"{minute}m",
+            "alertname": "TallymarkMessagesLost",
+            "exp_alerts": [{"exp_labels": told_of, "exp_annotations": LOST_TEXTS}] * count,
+        }
+        for minute, count in times
+    ]
+    tested = {
+        "interval": "1m",
+        "input_series": [{"series": LOST, "values": values}],
+        "alert_rule_test": expected,
+    }
+    file = tmp_path / "tests.yml"
+    file.write_text(json.dumps({"rule_files": [str(ALERTS)], "tests": [tested]}))
+    done = subprocess.run(
+        [promtool, "test", "rules", str(file)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_promtool_understands_the_configuration_in_the_docs(promtool: str, tmp_path: Path) -> None:
     lines = (MONITORING.parent / "metrics.md").read_text().splitlines()
     (begin,) = [at for at, line in enumerate(lines) if line == "    scrape_configs:"]

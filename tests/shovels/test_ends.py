@@ -24,7 +24,7 @@ from tallymark.shovels.ends import Batch, ShovelFailed, Source, Target
 from tallymark.shovels.making import attempts_of, ends_of
 from tallymark.shovels.plan import Plan, PlanRefused
 from tallymark.shovels.runner import Runner
-from tallymark.shovels.shovel import Pace
+from tallymark.shovels.shovel import Pace, Shovel
 from tests.support.patience import PATIENCE_S, until
 from tests.support.ports import reserved
 from tests.support.process import BrokerProcess
@@ -422,6 +422,94 @@ def test_it_finds_the_broker_of_a_side_that_answers(
     runner, _ = moved(Plan.from_table(table), 1)
     assert runner.shovel.moved == 1
     assert [body for _, body in got(target, queue)] == [b"x"]
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_what_a_full_queue_takes_of_a_batch_is_moved_and_does_not_come_again(
+    brokers: list[BrokerProcess], pair: tuple[str, str]
+) -> None:
+    """A queue that refuses publishes and has less room than a batch has messages."""
+    queue = f"full-{'-'.join(pair)}"
+    source, target = (channel_of(broker) for broker in brokers)
+    source.queue_declare(queue, durable=True)
+    source.confirm_delivery()
+    arguments = {"x-max-length": 3, "x-overflow": "reject-publish"}
+    target.queue_declare(queue, durable=True, arguments=arguments)
+    for i in range(10):
+        source.basic_publish("", queue, b"%d" % i, pika.BasicProperties(delivery_mode=2))
+    plan, found = plan_of(brokers, pair, queue), list[bytes]()
+    pace = replace(PACE, batch=10)
+    for there in (3, 3, 3, 1):
+        runner, problems = until_it_fails(plan, pace)
+        bodies = [body for _, body in got(target, queue)]
+        assert (len(bodies), runner.shovel.moved) == (there, there), problems
+        assert len(problems) == (there == 3)
+        found += bodies
+    assert found == [b"%d" % i for i in range(10)]
+    assert got(source, queue) == []
+    _, sinks = brokers[1].http("GET", "/api/tallymark/sinks")
+    assert sinks["stagings"] == []
+    for channel in (source, target):  # it has other arguments than at the other broker
+        channel.queue_delete(queue)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_a_message_that_no_queue_takes_does_not_bring_its_neighbours_again(
+    brokers: list[BrokerProcess], pair: tuple[str, str]
+) -> None:
+    queue, exchange = f"lost-{'-'.join(pair)}", f"to-{'-'.join(pair)}"
+    source, target = declared(brokers, queue)
+    source.exchange_declare(exchange, durable=True)
+    target.exchange_declare(exchange, durable=True)
+    for key in ("known", "unknown"):
+        source.queue_bind(queue, exchange, key)
+    target.queue_bind(queue, exchange, "known")
+    for i, key in enumerate(("known", "known", "unknown", "known")):
+        source.basic_publish(exchange, key, b"%d" % i, pika.BasicProperties(delivery_mode=2))
+    table = {"name": "s", "from": address(brokers[0], pair[0]), "queue": queue}
+    table |= {"to": address(brokers[1], pair[1]), "to-exchange": exchange}
+    for _ in range(2):
+        _, problems = until_it_fails(Plan.from_table(table), PACE)
+        assert len(problems) == 1, problems
+        assert "unexpected" not in problems[0], problems
+    bodies = sorted(body for _, body in got(target, queue))
+    left = [b"2"] if pair[1] == "amqp" else [b"2", b"3"]  # a Tallymark gets them in their order
+    assert bodies == sorted({b"0", b"1", b"2", b"3"} - set(left))
+    held = brokers[0].queues()[queue]
+    assert held["ready"] + held["leased"] == len(left)
+
+
+def until_it_fails(plan: Plan, pace: Pace) -> tuple[Runner, list[str]]:
+    """Run a shovel until it has moved all, or has failed; also, why it failed."""
+    problems: list[str] = []
+
+    def failed(shovel: Shovel) -> None:
+        problems.append(shovel.problem)
+        runner.stop()
+
+    runner = Runner(pace, attempts_of(plan, "me", pace), failed)
+    asyncio.run(runner.run())
+    return runner, problems
+
+
+@pytest.mark.parametrize("target", ["amqp://127.0.0.1:1", "http://127.0.0.1:1"])
+@pytest.mark.parametrize("scheme", ["amqp", "amqp10"])
+def test_a_target_that_is_away_costs_no_deliveries(
+    brokers: list[BrokerProcess], scheme: str, target: str
+) -> None:
+    """A broker ends messages that came back too often: RabbitMQ counts each time, whatever for."""
+    queue = f"away-{scheme}-{target[:4]}"
+    source = channel_of(brokers[0])
+    source.queue_declare(queue, durable=True, arguments={"x-acquired-limit": 1})
+    source.confirm_delivery()
+    for i in range(3):
+        source.basic_publish("", queue, b"%d" % i, pika.BasicProperties(delivery_mode=2))
+    table = {"name": "s", "from": address(brokers[0], scheme), "queue": queue, "to": target}
+    for _ in range(3):
+        _, problems = until_it_fails(Plan.from_table(table), PACE)
+        assert len(problems) == 1
+    assert [body for _, body in got(source, queue)] == [b"0", b"1", b"2"]
+    source.queue_delete(queue)
 
 
 async def refusal(of: Coroutine[Any, Any, Any]) -> ShovelFailed:

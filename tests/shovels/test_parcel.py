@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from tallymark.client import BadMessage, Message
+from tallymark.client.amqp091.messages import Outgoing
 from tallymark.shovels.parcel import Parcel, Stamp
+from tallymark.wire.amqp091.properties import decode_properties
 
 ROUTED = {"x-exchange": "e", "x-routing-key": "k", "x-delivery-count": 3, "x-kept": 1}
 MESSAGES = {
@@ -67,6 +69,18 @@ def test_it_makes_no_difference_what_came_before(name: str, redelivered: bool) -
     parcel = Parcel(as_received(MESSAGES[name]), redelivered)
     fresh = Stamp("me", "s", "q").put_on(parcel)
     assert content(used.put_on(parcel)) == content(fresh)
+
+
+@pytest.mark.parametrize("user", [None, "u"])
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("priority", [None, 0, 4, 9])
+def test_a_priority_is_sent_on_where_it_was_said(
+    priority: int | None, durable: bool, user: str | None
+) -> None:
+    given = Message(b"b", priority=priority, durable=durable, user_id=user)
+    sent = Stamp("me", "s", "q").put_on(Parcel(as_received(given), False))
+    section, _, _ = Outgoing().content(sent.encode())
+    assert decode_properties(section).priority == priority
 
 
 @pytest.mark.parametrize(

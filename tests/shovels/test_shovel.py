@@ -132,7 +132,13 @@ class World:
         elif step.act is Act.PUT:
             end, batch = self.taken[self.put]
             self.target.put(end, batch, self.choose.draw(st.integers(0, len(batch) - 1)))
-        if fails and step.act not in (Act.CLOSE, Act.WAIT):
+        if fails and step.act in (Act.PUT, Act.REOPEN) and isinstance(self.source, Source):
+            self.do(self.shovel.target_failed("broken"))
+            if step.act is Act.PUT:  # it is put again
+                self.put -= takes_effect
+                end, batch = self.taken[self.put]
+                self.taken[self.put] = end, [(id, True) for id, _ in batch]
+        elif fails and step.act not in (Act.CLOSE, Act.WAIT):
             self.do(self.shovel.failed("broken"))
         else:
             self.do(self.answer(step, count))
@@ -155,7 +161,7 @@ class World:
             assert self.put > 0, "settled before it was put"
             self.source.settle(self.taken.pop(0)[0])
             self.put -= 1
-        elif step.act is Act.WAIT:
+        elif step.act in (Act.WAIT, Act.REOPEN):
             assert 0 < step.number <= LONGEST_PAUSE_MS
         return 0
 
@@ -165,7 +171,7 @@ class World:
             return shovel.took(count)
         return {
             Act.OPEN: shovel.opened, Act.PUT: shovel.was_put, Act.SETTLE: shovel.was_settled,
-            Act.CLOSE: shovel.closed, Act.WAIT: shovel.waited,
+            Act.CLOSE: shovel.closed, Act.WAIT: shovel.waited, Act.REOPEN: shovel.reopened,
         }[step.act]()  # fmt: skip
 
     def go_on_without_failures(self) -> None:
@@ -268,3 +274,18 @@ def test_pauses_grow_until_messages_are_moved_again() -> None:
     assert (shovel.moved, shovel.problem) == (1, "")
     shovel.failed("away again")
     assert shovel.closed() == [Do(Act.WAIT, 200)]
+
+
+def test_a_part_of_a_batch_that_was_moved_counts() -> None:
+    shovel = Shovel(Pace(most=5))
+    shovel.start()
+    shovel.failed("away")
+    shovel.closed()
+    shovel.waited()
+    assert shovel.opened() == [Do(Act.TAKE, 5)]
+    shovel.took(5)
+    shovel.failed("full", moved=2)
+    assert (shovel.moved, shovel.in_hand, shovel.problem) == (2, 0, "full")
+    assert shovel.closed() == [Do(Act.WAIT, 200)]
+    shovel.waited()
+    assert shovel.opened() == [Do(Act.TAKE, 3)]

@@ -14,9 +14,10 @@ from uuid import UUID
 
 from tallymark.client.arguments import check_choice, check_fields, check_type
 from tallymark.client.errors import ClientError
-from tallymark.wire.amqp10.codec import encode
+from tallymark.wire.amqp10.codec import decode, encode
 from tallymark.wire.amqp10.errors import DecodeError
 from tallymark.wire.amqp10.sections import (
+    HEADER,
     Data,
     Header,
     Properties,
@@ -52,11 +53,14 @@ class _Content:
         "footer",
         "header",
         "kind",
+        "priority",
         "properties",
         "sections",
     )
 
     header: Header
+    priority: int | None
+    """Priority as the header says it; None: it does not."""
     properties: Properties
     delivery_annotations: dict[object, object]
     annotations: dict[object, object]
@@ -81,6 +85,8 @@ class _Content:
                 value = sections.body_kind
             elif name == "header":
                 value = sections.header or Header()
+            elif name == "priority":
+                value = _priority_of(sections)
             elif name == "properties":
                 value = sections.properties or Properties()
             elif name == "annotations":
@@ -100,6 +106,17 @@ def _body_of(sections: Sections) -> object:
     if sections.body_kind == "sequence":
         return [item for part in values if isinstance(part, list) for item in part]
     return values[0] if values else None
+
+
+def _priority_of(sections: Sections) -> int | None:
+    if sections.header is None:  # raises DecodeError where it is not what it has to be
+        return None
+    for code, _, at in sections.bounds:
+        if code == HEADER:
+            fields = decode(sections.data, at, sections.end)[0]
+            found = fields[1] if isinstance(fields, list) and len(fields) > 1 else None
+            return found if isinstance(found, int) else None
+    return None
 
 
 class Message:
@@ -131,7 +148,7 @@ class Message:
         group_sequence: int | None = None,
         reply_to_group_id: str | None = None,
         durable: bool = True,
-        priority: int = 4,
+        priority: int | None = None,
         ttl_ms: int | None = None,
         application_properties: Mapping[str, object] | None = None,
         annotations: Annotations | None = None,
@@ -141,9 +158,11 @@ class Message:
         """`kind` says which body sections carry the body where it is not plain from its type:
         "value" for bytes in an amqp-value, "sequence" for a list in an amqp-sequence.
 
-        priority is 0..255, ttl_ms up to 2^32-1; group_sequence a serial number. Keys of annotations
-        are symbols. Raises TypeError for a field of another type, and ValueError or TypeError from
-        `encode`, and so from sending, where a value has no type in AMQP or does not fit its field.
+        priority is 0..255, ttl_ms up to 2^32-1; group_sequence a serial number. Without a priority
+        a message has 4 in a queue with priorities if it is sent over AMQP 1.0, and 0 over 0-9-1.
+        Keys of annotations are symbols. Raises TypeError for a field of another type, and
+        ValueError or TypeError from `encode`, and so from sending, where a value has no type in
+        AMQP or does not fit its field.
         """
         given = (
             message_id, user_id, to, subject, reply_to, correlation_id, content_type,
@@ -158,7 +177,10 @@ class Message:
         if kind is not None:
             check_choice("kind", kind, ("data", "value", "sequence"))
         content.kind = kind or ("data" if isinstance(body, BYTES) else "value")
-        content.header = Header(durable=durable, priority=priority, ttl=ttl_ms)
+        content.header = Header(durable=durable, ttl=ttl_ms)
+        content.priority = priority
+        if priority is not None:
+            content.header.priority = priority
         content.properties = Properties(
             message_id=message_id,
             user_id=user_id.encode() if isinstance(user_id, str) else user_id,
@@ -220,7 +242,7 @@ class Message:
             "group_sequence": p.group_sequence,
             "reply_to_group_id": p.reply_to_group_id,
             "durable": content.header.durable,
-            "priority": content.header.priority,
+            "priority": content.priority,
             "ttl_ms": content.header.ttl,
             "application_properties": content.application_properties,
             "annotations": content.annotations,
@@ -343,6 +365,7 @@ class Message:
 
     @property
     def priority(self) -> int:
+        """The standard's default, 4, where its sender said nothing."""
         return self._parts.header.priority
 
     @property
@@ -386,12 +409,7 @@ def _encode(content: _Content) -> bytes:
     else:
         carrier = Value(body)
     properties = content.properties
-    front = b""
-    header: Header | None = content.header
-    if not content.header.durable:
-        front, header = _transient(content.header), None
-    return front + encode_message(
-        header=header,
+    return _header(content) + encode_message(
         delivery_annotations=content.delivery_annotations or None,
         message_annotations=content.annotations or None,
         properties=None if properties == _NO_PROPERTIES else properties,
@@ -401,11 +419,17 @@ def _encode(content: _Content) -> bytes:
     )
 
 
-def _transient(header: Header) -> bytes:
-    """The header section with durable=false spelt out: brokers take a header that does not say for
-    durable, though the standard's default is false [rabbitmq]."""
-    ttl = None if header.ttl is None else UInt(header.ttl)
-    return encode(Described(ULong(0x70), [False, UByte(header.priority), ttl]))
+def _header(content: _Content) -> bytes:
+    """The header section with all that was said spelt out, also what is the standard's default.
+    Brokers take a header that does not say durable=false for durable [rabbitmq], and a priority
+    that is not there for 0 in AMQP 0-9-1."""
+    header = content.header
+    fields: list[object] = [header.durable]
+    if content.priority is not None or header.ttl is not None:
+        fields.append(None if content.priority is None else UByte(content.priority))
+    if header.ttl is not None:
+        fields.append(UInt(header.ttl))
+    return encode(Described(ULong(0x70), fields))
 
 
 _NO_PROPERTIES: Final = Properties()
@@ -423,7 +447,7 @@ _FIELDS: Final[tuple[tuple[str, type | tuple[type, ...], str], ...]] = (
     ("group_id", *_TEXT),
     ("group_sequence", int, "a whole number or None"),
     ("reply_to_group_id", *_TEXT),
-    ("priority", int, "a whole number"),
+    ("priority", int, "a whole number or None"),
     ("ttl_ms", int, "a whole number or None"),
 )
 """Fields that are passed on as they are: the types of each, and these in words."""

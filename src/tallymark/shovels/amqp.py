@@ -1,7 +1,8 @@
 """Source and target over AMQP: 0-9-1 (RabbitMQ, LavinMQ, Tallymark) and 1.0 (any peer).
 
 Each batch is put with confirms (0-9-1) or unsettled (1.0), and settled at the source when all of it
-was accepted. What no queue is bound for comes back: the batch is not settled, and tried again.
+was accepted. What no queue is bound for comes back, and what a full queue refuses: these are not
+settled, and tried again.
 """
 
 from __future__ import annotations
@@ -11,8 +12,18 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from typing import Final, final
 from urllib.parse import quote
 
-from tallymark.client import ClientError, Connection, Message, Receiver, Sender, Session, connect
-from tallymark.shovels.ends import Batch, ShovelFailed, Source, Target
+from tallymark.client import (
+    Accepted,
+    BatchNotAccepted,
+    ClientError,
+    Connection,
+    Message,
+    Receiver,
+    Sender,
+    Session,
+    connect,
+)
+from tallymark.shovels.ends import Batch, PartlyPut, ShovelFailed, Source, Target
 from tallymark.shovels.parcel import Parcel, Stamp
 from tallymark.wire.conversion.addresses import EXCHANGES
 
@@ -90,6 +101,9 @@ class AmqpSource(_End, Source):
         except ClientError as error:
             raise self._failure(error) from error
 
+    async def settle_some(self, batch: Batch, put: Sequence[int]) -> None:
+        await self.settle(Batch([], held=[batch.held[place] for place in put]))
+
     async def close(self) -> None:
         self._receiver = None
         await super().close()
@@ -124,6 +138,12 @@ class AmqpTarget(_End, Target):
         assert sender is not None
         try:
             await sender.send_batch(await self._addressed(batch.parcels))
+        except BatchNotAccepted as error:
+            found = self._failure(error)
+            put = [place for place, one in enumerate(error.outcomes) if isinstance(one, Accepted)]
+            if put:
+                found = PartlyPut(str(found), put, found.may_pass)
+            raise found from error
         except (ClientError, ValueError) as error:
             raise self._failure(error) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -19,6 +20,16 @@ class ShovelFailed(Exception):
 
 
 @final
+class PartlyPut(ShovelFailed):
+    """Some messages of a batch are safe at the target, and others were refused."""
+
+    def __init__(self, text: str, put: Sequence[int], may_pass: bool) -> None:
+        """put: places of the safe ones in the batch, ascending."""
+        super().__init__(text, may_pass)
+        self.put = put
+
+
+@final
 @dataclass(slots=True)
 class Batch:
     """Messages that were taken together."""
@@ -30,6 +41,25 @@ class Batch:
     have none."""
     held: Any = field(default=None, repr=False)
     """Handle by which the source settles them."""
+    numbers: Sequence[int] = field(default=(), repr=False)
+    """Number of each parcel, ascending: some of first..end-1 may be lost; empty: they have none."""
+
+    def part(self, low: int, high: int) -> Batch:
+        """Return the batch of these parcels of it, for a target."""
+        parcels, numbers = self.parcels[low:high], self.numbers[low:high]
+        if not numbers:
+            return Batch(parcels)
+        end = self.end if high == len(self.parcels) else self.numbers[high]
+        return Batch(parcels, numbers[0], end, numbers=numbers)
+
+    def again(self, put: Sequence[int], is_sure: bool) -> Batch:
+        """Return what is to be put again of a batch without numbers: all but these places. is_sure:
+        the target has none of it."""
+        left = [place for place in range(len(self.parcels)) if place not in set(put)]
+        parcels = [self.parcels[place] for place in left]
+        if not is_sure:
+            parcels = [Parcel(parcel.message, True) for parcel in parcels]
+        return Batch(parcels, held=[self.held[place] for place in left])
 
 
 class Source(ABC):
@@ -38,6 +68,8 @@ class Source(ABC):
     origin: str = ""
     """Name of the numbers of its batches, of which there is one in the world; empty: they have
     none. Known once it is open."""
+    is_numbered: bool = False
+    """True if its batches have numbers."""
 
     @abstractmethod
     async def open(self) -> None: ...
@@ -50,6 +82,11 @@ class Source(ABC):
     @abstractmethod
     async def settle(self, batch: Batch) -> None:
         """Settle the oldest batch that is not settled."""
+
+    @abstractmethod
+    async def settle_some(self, batch: Batch, put: Sequence[int]) -> None:
+        """Settle the messages at these places of a batch, ascending, and no others of it: the
+        target has them. Batches before it are safe at the target."""
 
     @abstractmethod
     async def begin(self, known: int | None) -> None:
@@ -77,7 +114,7 @@ class Target(ABC):
 
     @abstractmethod
     async def put(self, batch: Batch) -> None:
-        """Return when the target has all of it safely."""
+        """Return when the target has all of it safely. Raises PartlyPut where it has some."""
 
     async def forget(self) -> None:
         """Remove what the broker remembers of the batches. Most remember nothing."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Final, final
 from urllib.parse import urlsplit
@@ -172,6 +172,9 @@ class NsqSource(Source):
     async def settle(self, batch: Batch) -> None:
         self._nsqd.send(b"".join(commands.fin(id) for id in batch.held))
         await self._nsqd.drain()
+
+    async def settle_some(self, batch: Batch, put: Sequence[int]) -> None:
+        await self.settle(Batch([], held=[batch.held[place] for place in put]))
 
     async def close(self) -> None:
         await self._nsqd.close()

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, final
 
-from tallymark.shovels.ends import Batch, ShovelFailed, Source, Target
+from tallymark.shovels.ends import Batch, PartlyPut, ShovelFailed, Source, Target
 from tallymark.shovels.shovel import Act, Do, Pace, Phase, Shovel
 
 Report = Callable[[Shovel], None]
@@ -16,6 +16,16 @@ LAST_S: Final = 30.0
 """Seconds in which a shovel that was told to stop may move what it has taken."""
 UNEXPECTED: Final = "unexpected: "
 """Beginning of the text of a failure that is a bug."""
+
+
+class _TargetFailed(Exception):
+    """The target failed, and the source did not."""
+
+    def __init__(self, error: ShovelFailed, moved: int) -> None:
+        """moved: messages of the batch that are settled at the source."""
+        super().__init__(str(error))
+        self.error = error
+        self.moved = moved
 
 
 @final
@@ -102,8 +112,15 @@ class Runner:
         act = step.act
         if act is Act.OPEN:
             self._source, self._target = self._ends()
-            await self._source.open()
-            await self._source.begin(await self._target.open(self._source.origin))
+            if self._source.is_numbered:
+                await self._source.open()
+                await self._source.begin(await self._target.open(self._source.origin))
+            else:  # it hands out messages once it is open
+                known = await self._target.open("")
+                await self._source.open()
+                await self._source.begin(known)
+        elif act is Act.REOPEN:
+            await self._reopen(step.number)
         elif act is Act.TAKE:
             batch = await self._source.take(step.number)
             if batch is None:
@@ -111,12 +128,35 @@ class Runner:
             self._batches.append(batch)
             return len(batch.parcels)
         elif act is Act.PUT:
-            await self._target.put(self._batches[self._put])
+            await self._put_next(self._batches[self._put])
         elif act is Act.SETTLE:
             await self._source.settle(self._batches[0])
         elif act is Act.WAIT:
             await asyncio.sleep(step.number / 1000)
         return 0
+
+    async def _put_next(self, batch: Batch) -> None:
+        """Put a batch. What the target took of one that it did not take whole is settled, so that
+        it does not come again with what was refused. Raises _TargetFailed."""
+        try:
+            await self._target.put(batch)
+        except ShovelFailed as error:
+            put = error.put if isinstance(error, PartlyPut) else ()
+            if put:
+                await self._source.settle_some(batch, put)
+            if not self._source.is_numbered:
+                self._batches[self._put] = batch.again(put, is_sure=len(put) > 0)
+            raise _TargetFailed(error, len(put)) from error
+
+    async def _reopen(self, pause_ms: int) -> None:
+        """Open a new target in place of one that failed. Raises _TargetFailed."""
+        await self._target.close()
+        await asyncio.sleep(pause_ms / 1000)
+        _, self._target = self._ends()
+        try:
+            await self._target.open("")
+        except ShovelFailed as error:
+            raise _TargetFailed(error, 0) from error
 
     def _results(self, done: list[asyncio.Task[int]]) -> list[Do]:
         """Tell the state machine what has ended: what went well first, as a failure ends all."""
@@ -125,13 +165,20 @@ class Runner:
         for task in done:
             act = self._tasks.pop(task)
             error = task.exception()
-            if error is not None:
+            if isinstance(error, _TargetFailed):
                 failure = failure or error
+            elif error is not None:
+                failure = error  # the source's counts: it holds nothing any more
             elif self.shovel.phase is not Phase.CLOSING:
                 todo += self._answer(act, task.result())
         if failure is None or self.shovel.phase is Phase.CLOSING:
             return todo
-        if isinstance(failure, ShovelFailed):
+        if isinstance(failure, _TargetFailed):
+            holds = not self._source.is_numbered
+            told = self.shovel.target_failed if holds else self.shovel.failed
+            steps = told(str(failure.error), failure.error.may_pass, failure.moved)
+            todo = steps if steps == [Do(Act.CLOSE)] else todo + steps
+        elif isinstance(failure, ShovelFailed):
             todo = self.shovel.failed(str(failure), failure.may_pass)
         else:  # a bug, which costs this attempt and nothing else
             todo = self.shovel.failed(f"{UNEXPECTED}{failure!r}")
@@ -149,7 +196,9 @@ class Runner:
             self._batches.popleft()
             self._put -= 1
             return shovel.was_settled()
-        return shovel.opened() if act is Act.OPEN else shovel.waited()
+        return {
+            Act.OPEN: shovel.opened, Act.WAIT: shovel.waited, Act.REOPEN: shovel.reopened
+        }[act]()  # fmt: skip
 
     async def _close(self) -> None:
         for task in self._tasks:

@@ -7,14 +7,19 @@ that order: one step of each kind is under way at a time.
     source --take--> taken --put--> safe at the target --settle--> gone from the source
 
     NEW --> OPENING --> MOVING --> CLOSING --> WAITING --> OPENING ...
-                                      |
-                                      +------> ENDED
+                         |  ^         |
+                         v  |         +------> ENDED
+                        WAITING
 
-Nothing is settled that the target does not have. Whatever fails, both sides are closed: the source
-takes back what is not settled, and hands it out again. So nothing is lost; what was put and not
-settled comes a second time, and the source says so (it is redelivered). A source that hands out the
-same messages under the same numbers again, with a target that remembers these numbers, makes that a
-step without effect (tallymark.py).
+A target that fails is opened anew while the source holds what was taken: a broker that takes
+messages back counts that, and ends those that came back too often.
+
+Nothing is settled that the target does not have. Where it takes a part of a batch and refuses the
+rest, that part is settled before the failure is told. Whatever fails, both sides are closed: the
+source takes back what is not settled, and hands it out again. So nothing is lost; what was put and
+not settled comes a second time, and the source says so (it is redelivered). A source that hands out
+the same messages under the same numbers again, with a target that remembers these numbers, makes
+that a step without effect (tallymark.py).
 """
 
 from __future__ import annotations
@@ -54,6 +59,8 @@ class Act(Enum):
     """Call off whatever is under way, forget all batches, and close both sides (closed)."""
     WAIT = "wait"
     """Wait for `number` milliseconds (waited)."""
+    REOPEN = "reopen"
+    """Close the target, wait for `number` milliseconds, and open it anew (reopened)."""
     END = "end"
     """The shovel is over: nothing more is to be done."""
 
@@ -100,6 +107,7 @@ class Shovel:
         self._is_taking = False
         self._is_putting = False
         self._is_settling = False
+        self._is_reopening = False
         self._is_ending = False
         self._pause_ms = FIRST_PAUSE_MS
 
@@ -111,7 +119,7 @@ class Shovel:
     @property
     def tries_again(self) -> bool:
         """Return whether it goes on after its last failure."""
-        return not self._is_ending
+        return not self._is_ending or self._is_reopening
 
     # What happens
 
@@ -129,7 +137,8 @@ class Shovel:
         if count:
             self._counts.append(count)
         else:
-            self.problem = ""
+            if not self._is_reopening:
+                self.problem = ""
             self._is_ending |= not self.pace.follows
         return self._go_on()
 
@@ -142,17 +151,43 @@ class Shovel:
         self._is_settling = False
         self._put -= 1
         self.moved += self._counts.popleft()
-        self.problem = ""
-        self._pause_ms = FIRST_PAUSE_MS
+        if not self._is_reopening:
+            self.problem = ""
+            self._pause_ms = FIRST_PAUSE_MS
         return self._go_on()
 
-    def failed(self, reason: str, may_pass: bool = True) -> list[Do]:
-        """Something that was under way failed. may_pass: trying again can help."""
+    def failed(self, reason: str, may_pass: bool = True, moved: int = 0) -> list[Do]:
+        """Something that was under way failed. may_pass: trying again can help. moved: messages of
+        a batch that were moved all the same."""
         self.failures += 1
+        if moved:
+            self.moved += moved
+            self._pause_ms = FIRST_PAUSE_MS
         self.problem = reason
         if not (may_pass or self.pace.persists):
             self._is_ending = True
         return self._close()
+
+    def target_failed(self, reason: str, may_pass: bool = True, moved: int = 0) -> list[Do]:
+        """The target failed while a batch was put, or while it was opened anew, and the source
+        holds on. moved: messages of that batch that were moved all the same, and are no part of it
+        any more."""
+        if not (may_pass or self.pace.persists):
+            return self.failed(reason, may_pass, moved)
+        self.failures += 1
+        self.problem = reason
+        if moved:
+            self.moved += moved
+            self._counts[self._put] -= moved
+            self._pause_ms = FIRST_PAUSE_MS
+        self.phase = Phase.WAITING
+        self._is_putting = self._is_reopening = True
+        return [Do(Act.REOPEN, self._next_pause())]
+
+    def reopened(self) -> list[Do]:
+        self.phase = Phase.MOVING
+        self._is_putting = self._is_reopening = False
+        return self._go_on()
 
     def stop(self) -> list[Do]:
         """End when what is taken is moved."""
@@ -168,12 +203,15 @@ class Shovel:
             self.phase = Phase.ENDED
             return [Do(Act.END)]
         self.phase = Phase.WAITING
-        pause_ms = self._pause_ms
-        self._pause_ms = min(2 * pause_ms, LONGEST_PAUSE_MS)
-        return [Do(Act.WAIT, pause_ms)]
+        return [Do(Act.WAIT, self._next_pause())]
 
     def waited(self) -> list[Do]:
         return self.start()
+
+    def _next_pause(self) -> int:
+        pause_ms = self._pause_ms
+        self._pause_ms = min(2 * pause_ms, LONGEST_PAUSE_MS)
+        return pause_ms
 
     # What follows
 
@@ -206,5 +244,5 @@ class Shovel:
         self.phase = Phase.CLOSING
         self._counts.clear()
         self._put = 0
-        self._is_taking = self._is_putting = self._is_settling = False
+        self._is_taking = self._is_putting = self._is_settling = self._is_reopening = False
         return [Do(Act.CLOSE)]

@@ -4,7 +4,8 @@ The source is a durable subscription. What it has leased is the same messages un
 until they are settled, for whoever comes after a crash. The target is a sink, which publishes a
 batch whole and remembers the number behind its last message. A shovel that begins again asks the
 target for that number, and settles up to it at the source before it takes anything. A batch names
-the number that it follows on, so that a late one of a process that was killed has no effect.
+the number that it follows on, so that a late one of a process that was killed has no effect. One
+that is refused whole, as by a queue with less room, is put in smaller and smaller ones.
 
 Numbers belong to one subscription. So its name has a random part, which is the name of the sink,
 too: no two subscriptions in the world are taken for each other.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, final
 from urllib.parse import quote, unquote, urlsplit
@@ -25,7 +26,7 @@ from yarl import URL
 
 from tallymark.client import ClientError, Message
 from tallymark.client.amqp091.messages import Incoming, Outgoing
-from tallymark.shovels.ends import Batch, ShovelFailed, Source, Target
+from tallymark.shovels.ends import Batch, PartlyPut, ShovelFailed, Source, Target
 from tallymark.shovels.parcel import Parcel, Stamp
 from tallymark.shovels.plan import PORTS
 from tallymark.wire.amqp091.frames import (
@@ -50,6 +51,14 @@ CHANNEL: Final = 1
 NEXT: Final = "Tallymark-Next"
 PASSING: Final = (408, 409, 429, 500, 502, 503, 504)
 """Answers after which the same request may succeed; 409: somebody else holds the subscription."""
+REFUSALS: Final = (400, 429)
+"""Answers to a commit that some of its messages are the reason for: one reaches no queue, or a
+queue has no room for all."""
+
+
+@final
+class Refused(ShovelFailed):
+    """A request was refused for what it holds."""
 
 
 class Http:
@@ -90,7 +99,8 @@ class Http:
                 found = await response.read()
                 if response.status >= 400:
                     may_pass = response.status in PASSING
-                    raise ShovelFailed(f"{self._side}: {_reason(response, found)}", may_pass)
+                    kind = Refused if response.status in REFUSALS else ShovelFailed
+                    raise kind(f"{self._side}: {_reason(response, found)}", may_pass)
                 return found, response.headers
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ShovelFailed(f"{self._side}: {error or type(error).__name__}") from error
@@ -114,6 +124,8 @@ def _bracketed(host: str) -> str:
 
 @final
 class TallymarkSource(Source):
+    is_numbered = True
+
     def __init__(self, url: str, queue: str, name: str) -> None:
         self._http = Http(url, f"source queue {queue}")
         self._queue = queue
@@ -176,13 +188,14 @@ class TallymarkSource(Source):
 
     async def take(self, most: int) -> Batch | None:
         first = self._at
-        parcels: list[Parcel] = []
+        parcels: list[tuple[int, Parcel]] = []
         while not parcels:
             end = await self._lease(most)
             if end == self._at:
                 return None
             parcels = await self._read(end)  # none where all of it was lost
-        return Batch(parcels, first, self._at)
+        numbers = [number for number, _ in parcels]
+        return Batch([parcel for _, parcel in parcels], first, self._at, numbers=numbers)
 
     async def _lease(self, most: int) -> int:
         """Lease up to `most` messages from where it stands; return the number behind them."""
@@ -190,8 +203,8 @@ class TallymarkSource(Source):
         found = await self._http.ask("POST", f"{self._path}/lease", {**self._rights, **wanted})
         return int(found["end"])
 
-    async def _read(self, end: int) -> list[Parcel]:
-        """Read leased messages up to `end`, or as many as fit an answer."""
+    async def _read(self, end: int) -> list[tuple[int, Parcel]]:
+        """Read leased messages up to `end`, or as many as fit an answer, with their numbers."""
         query = f"fence={self._rights['fence']}&epoch={self._rights['epoch']}"
         data, headers = await self._http.bytes(
             "GET", f"{self._path}/deliveries?{query}&from={self._at}&to={end}"
@@ -199,8 +212,8 @@ class TallymarkSource(Source):
         self._at = int(headers[NEXT])
         return list(self._parcels(data))
 
-    def _parcels(self, data: bytes) -> Iterator[Parcel]:
-        """Return the messages of an answer."""
+    def _parcels(self, data: bytes) -> Iterator[tuple[int, Parcel]]:
+        """Return the messages of an answer, with their numbers."""
         at = 0
         while at < len(data):
             header = at + frame_length(data, at)
@@ -213,9 +226,22 @@ class TallymarkSource(Source):
             section = data[header + 19 : body - 1]
             raw = self._incoming.sections(method, section, joined(data, body, at))
             is_again = method.redelivered or method.delivery_tag < self._again
-            yield Parcel(Message.parse(raw), is_again)
+            yield method.delivery_tag, Parcel(Message.parse(raw), is_again)
 
     async def settle(self, batch: Batch) -> None:
+        await self._settle(batch.end)
+
+    async def settle_some(self, batch: Batch, put: Sequence[int]) -> None:
+        """Settle what stands in front of the first that was refused; where more was put behind it,
+        settle all and give back what was refused."""
+        if list(put) == list(range(len(put))):
+            await self._settle(batch.numbers[len(put)])
+            return
+        safe = set(put)
+        back = [number for place, number in enumerate(batch.numbers) if place not in safe]
+        verdicts = [[number, 1, "released"] for number in back]
+        wanted = {"fence": self._rights["fence"], "verdicts": verdicts}
+        await self._http.ask("POST", f"{self._path}/verdicts", wanted)
         await self._settle(batch.end)
 
     async def _settle(self, end: int) -> None:
@@ -255,15 +281,30 @@ class TallymarkTarget(Target):
         return 0 if origin else None
 
     async def put(self, batch: Batch) -> None:
+        """Put a batch whole, or, where the broker refuses that for the sake of some of its
+        messages, as many as it takes of those in front."""
+        at, size = 0, len(batch.parcels)
+        while at < len(batch.parcels):
+            high = min(at + size, len(batch.parcels))
+            try:
+                await self._put_whole(batch.part(at, high))
+            except Refused as error:
+                if high - at > 1:
+                    size = (high - at + 1) // 2
+                    continue
+                if at:
+                    raise PartlyPut(str(error), range(at), error.may_pass) from error
+                raise
+            at = high
+
+    async def _put_whole(self, batch: Batch) -> None:
+        """Put a batch whole. Raises Refused: nothing of it was published."""
         number = batch.end or self._last + 1
-        staged = []
+        staged: list[int] = []
         try:
             messages = await self._stamp.put_on_all(batch.parcels)
         except ClientError as error:
             raise _unreadable(error) from error
-        for frames, count in self._chunks(batch, messages):
-            data, _ = await self._http.bytes("POST", f"{self._path}/stage?count={count}", frames)
-            staged.append(json.loads(data)["staging"])
         wanted = {
             "identity": self._sink,
             "batch": number,
@@ -271,7 +312,17 @@ class TallymarkTarget(Target):
             "staging": staged,
             "forget_ms": 0 if batch.end else FORGET_MS,
         }
-        await self._http.ask("POST", f"{self._path}/commit", wanted)
+        try:
+            for frames, count in self._chunks(batch, messages):
+                data, _ = await self._http.bytes(
+                    "POST", f"{self._path}/stage?count={count}", frames
+                )
+                staged.append(json.loads(data)["staging"])
+            await self._http.ask("POST", f"{self._path}/commit", wanted)
+        except Refused:
+            if staged:  # they would be kept for hours
+                await self._http.ask("POST", f"{self._path}/abort", {"staging": staged})
+            raise
         self._last = number
 
     def _chunks(self, batch: Batch, messages: list[Message]) -> Iterator[tuple[bytes, int]]:

@@ -69,7 +69,8 @@ class Mover:
     def _made(self) -> tuple[AmqpSource, AmqpTarget]:
         """Return both ends, not yet open."""
         plan = self._plan
-        self._ends.clear()
+        # A source stays open while its target is opened anew.
+        self._ends[:] = [end for end in self._ends if not end.is_closing()]
 
         def connects(url: str) -> Any:
             return self._clients.dial(url, self._ends)
