@@ -228,7 +228,7 @@ def text(results: dict[str, Any], drawings: list[str]) -> str:
         f"Absolute limits are meant for another machine and are multiplied by {told}.", "",
         "*floor*: what a program in C takes that reads, syncs and writes what a broker must for a "
         "message that comes alone, and does nothing else (`bench/floor.c`), in turn with the "
-        "brokers. No broker that syncs before it confirms gets below it on this machine.", "",
+        "brokers. A broker that syncs each message by itself does not get below it here.", "",
         *main_table(figures), "",
         *(f"![{Path(name).stem}]({name})\n" for name in drawings),
         "## Rates, latencies, memory", "",

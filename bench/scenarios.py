@@ -57,10 +57,11 @@ def _sized(name: str, size: int, window: int, messages: int, quick: int) -> Row:
     return Row(name, about, messages, quick, _of_size(size, window))
 
 
-def _paced(name: str, like: str, size: int, window: int, rate: int, seconds: int) -> Row:
+def _paced(
+    name: str, like: str, size: int, window: int, rate: int, messages: int, quick: int
+) -> Row:
     about = f"as {like}, {rate:,} messages a second"
-    flags = f"{_of_size(size, window)} --rate {rate}"
-    return Row(name, about, rate * seconds, rate * 3, flags)
+    return Row(name, about, messages, quick, f"{_of_size(size, window)} --rate {rate}")
 
 
 def _of_size(size: int, window: int) -> str:
@@ -128,9 +129,9 @@ ROWS = (
     _sized("o16k", 16 * 1024, 200, 40_000, 5_000),
     _sized("o256k", 256 * 1024, 16, 3_000, 500),
     _sized("o4m", 4 * 1024 * 1024, 4, 200, 40),
-    _paced("o16k-f", "o16k", 16 * 1024, 200, 4_000, 10),
-    _paced("o256k-f", "o256k", 256 * 1024, 16, 500, 10),
-    _paced("o4m-f", "o4m", 4 * 1024 * 1024, 4, 30, 10),
+    _paced("o16k-f", "o16k", 16 * 1024, 200, 4_000, 40_000, 12_000),
+    _paced("o256k-f", "o256k", 256 * 1024, 16, 500, 5_000, 1_500),
+    _paced("o4m-f", "o4m", 4 * 1024 * 1024, 4, 30, 900, 300),
     Row("p-a", "a over AMQP 1.0, sent settled", 500_000, 100_000, "--size 16 --ack-every none",
         protocol=LINKS),
     Row("p-b", "b over AMQP 1.0, credit 1000", 200_000, 20_000,
