@@ -331,8 +331,7 @@ class Cleaner:
             os.close(fd)
         if self._home is not None:
             self._home.put(self._folder, [name], [old.name])
-        self._files.unlink(str(old))
-        self._files.sync_folder(self._folder)
+        self._files.remove(self._folder, old.name)
         return Done(job, "", size=(self._folder / name).stat().st_size)
 
     def _keep(self, job: Job) -> None:
@@ -344,10 +343,8 @@ class Cleaner:
         if self._home is not None:
             self._home.put(self._folder, [], job.names)
         for name in job.names:
-            path = self._folder / name
-            if path.exists():
-                self._files.unlink(str(path))
-        self._files.sync_folder(self._folder)
+            if (self._folder / name).exists():
+                self._files.remove(self._folder, name)
 
 
 def _checkpoint_chunks(job: Job) -> Iterator[list[bytes]]:
