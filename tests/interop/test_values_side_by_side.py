@@ -47,6 +47,9 @@ OF_QUEUES = (
     "x-dead-letter-exchange", "x-dead-letter-routing-key", "x-overflow",
     "x-single-active-consumer", "x-queue-type", "x-queue-mode", "x-unknown",
 )  # fmt: skip
+MINUTE_MS = 60_000
+LONGEST = {"b": 127, "B": 255, "s": 32_767}
+"""Largest integers of the widths that a minute in ms does not fit in."""
 RANGE = re.compile(r", expected \d+ to \d+ milliseconds, ten years")
 """Part of a refusal that ours has and RabbitMQ has not."""
 
@@ -97,6 +100,21 @@ class Client:
                 return decode_method(whole[7:-1])
 
 
+def of_argument(name: str, value: object) -> object:
+    """The value. Of x-expires, in place of 5 ms the longest time of that width up to a minute: the
+    queue is to be there still when it is declared again."""
+    if (
+        name != "x-expires"
+        or not isinstance(value, int)
+        or value != 5
+        or isinstance(value, Timestamp)
+    ):
+        return value
+    if not isinstance(value, WireInt):
+        return MINUTE_MS
+    return WireInt(LONGEST.get(value.tag, MINUTE_MS), value.tag)
+
+
 @pytest.mark.parametrize("name", OF_QUEUES)
 def test_arguments_of_queues(name: str, ours: BrokerProcess, rabbit: RabbitProcess) -> None:
     """Declared, declared with the same value and without it."""
@@ -105,7 +123,7 @@ def test_arguments_of_queues(name: str, ours: BrokerProcess, rabbit: RabbitProce
         more = {"x-dead-letter-exchange": "x"}
     with Client(ours.amqp_port) as mine, Client(rabbit.port) as theirs:
         for value in VALUES:
-            given = QueueDeclare("q", arguments={name: value, **more})
+            given = QueueDeclare("q", arguments={name: of_argument(name, value), **more})
             steps = (given, given, QueueDeclare("q", arguments=more), QueueDelete("q"))
             assert mine.ask(*steps) == theirs.ask(*steps), repr(value)
 
