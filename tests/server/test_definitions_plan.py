@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from tallymark.server.definitions.plan import Plan, plan_of
+from tallymark.server.definitions.plan import Plan, Planning
 from tests.support.engine_rig import Rig
 
 ALL = {"configure": ".*", "write": ".*", "read": ".*"}
 
 
 def plan(value: dict[str, Any]) -> Plan:
-    return plan_of(value, Rig().broker, {})
+    planning = Planning(Rig().broker, {}, None)
+    for _ in planning.read(value):
+        pass
+    return planning.plan
 
 
 def test_a_user_whose_name_none_can_have_here_is_named_and_the_rest_is_imported() -> None:

@@ -261,7 +261,8 @@ class Files:
     def remove(self, folder: Path, name: str) -> None:
         """Remove a file, durably, and give its space back a part at a time: what frees 64 MiB at
         once keeps whoever syncs another file waiting, for 20 ms [ext4]. A file that has another
-        name, as in a backup, or that somebody else has open, stays as it is for them."""
+        name, as in a backup, or that somebody else has open, stays as it is for them. Raises
+        OSError: it is not there, or the removal is not on disk; then its content is whole."""
         path = str(folder / name)
         fd = self.open(path, os.O_RDWR)
         try:

@@ -55,7 +55,8 @@ class Batch:
     def again(self, put: Sequence[int], is_sure: bool) -> Batch:
         """Return what is to be put again of a batch without numbers: all but these places. is_sure:
         the target has none of it."""
-        left = [place for place in range(len(self.parcels)) if place not in set(put)]
+        safe = set(put)
+        left = [place for place in range(len(self.parcels)) if place not in safe]
         parcels = [self.parcels[place] for place in left]
         if not is_sure:
             parcels = [Parcel(parcel.message, True) for parcel in parcels]

@@ -160,17 +160,6 @@ class Wrong(Exception):
     """An entry is malformed; the text says why."""
 
 
-def plan_of(
-    value: object, broker: Broker, users: Mapping[str, User], vhost: str | None = None
-) -> Plan:
-    """Check definitions against the broker's state and return the plan. vhost: the file is about
-    this one, which exists."""
-    planning = Planning(broker, users, vhost)
-    for _ in planning.read(value):
-        pass
-    return planning.plan
-
-
 def _vhosts_named(value: dict[str, Any]) -> set[str]:
     """Return the virtual hosts that queues, exchanges and the like are said to be of."""
     sections = [value[name] for name in OF_A_VHOST if isinstance(value.get(name), list)]
@@ -183,6 +172,7 @@ class Planning:
     state as it is then."""
 
     def __init__(self, broker: Broker, users: Mapping[str, User], vhost: str | None) -> None:
+        """vhost: the file is about this one, which exists; None: about the whole broker."""
         self._broker = broker
         self._users = users
         self._vhost = vhost
